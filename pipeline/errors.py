@@ -1,0 +1,432 @@
+"""Every way in which reshard says no.
+
+    ReshardError
+    ├── UsageError          2   what was asked for makes no sense
+    ├── SourceError         3   what should be read is not there, or not ours to read
+    ├── AccessError         4   credentials, and what operators allow
+    ├── CheckpointError     5   the files at the source are broken, hostile or of an unknown kind
+    ├── ProofError          6   something was lost or changed on the way
+    ├── TargetError         7   the target is not as it must be to publish
+    ├── ResourceError       8   disk or memory
+    ├── HubError            9   the Hub's weather: unreachable, slow, full
+    ├── QueueError         10   the broker and its workers
+    └── JobError           11   the job itself: cancelled, refused, failed too often
+
+An error is data: a searchable ``code``, the ``facts`` that fill its one line, and a ``hint`` that names the next
+command to type. The exit code belongs to the family; ``retryable`` says whether the same work may succeed later.
+A job keeps ``to_dict()``, and ``from_dict`` gives the same error back on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+
+class ReshardError(Exception):
+    """The root. Subclasses state code, message and hint; ``{names}`` in both are filled from the facts."""
+
+    code: ClassVar[str] = "internal"
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    message: ClassVar[str] = "something that should never happen did: {what}"
+    hint: ClassVar[str] = "please report it with the output of `reshard doctor`"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(self.message.format_map(facts))
+
+    @property
+    def next_step(self) -> str:
+        """The hint with its facts filled in."""
+        return self.hint.format_map(self.facts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; ``from_dict`` reads it."""
+        return {"code": self.code, "message": str(self), "hint": self.next_step, "facts": self.facts}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> ReshardError:
+        """The error that ``to_dict`` described; an unknown code (a newer worker's) becomes the root class."""
+        kind = by_code().get(data["code"])
+        if kind is None:
+            return ReshardError(what=f"{data['code']}: {data['message']}")
+        return kind(**data["facts"])
+
+
+def by_code() -> dict[str, type[ReshardError]]:
+    """Every error class by its code."""
+
+    def tree(kind: type[ReshardError]) -> Iterator[type[ReshardError]]:
+        yield kind
+        for child in kind.__subclasses__():
+            yield from tree(child)
+
+    return {kind.code: kind for kind in tree(ReshardError)}
+
+
+# ---------------------------------------------------------------------------------------------------------- usage
+
+
+class UsageError(ReshardError):
+    code = "usage"
+    exit_code = 2
+    message = "{what}"
+    hint = "see `reshard --help`"
+
+
+class BadSize(UsageError):
+    code = "usage.size"
+    message = "--size {value}: {why}"
+    hint = "give bytes with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
+
+
+class SizeTooSmall(UsageError):
+    code = "usage.size_too_small"
+    message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
+    hint = "the smallest size that works here is {smallest} bytes"
+
+
+class BadPlace(UsageError):
+    code = "usage.place"
+    message = "{value}: {why}"
+    hint = "a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /"
+
+
+class Oversize(UsageError):
+    code = "usage.oversize"
+    message = "{tensor} is {bytes} bytes, more than --size {size}, and --oversize is fail"
+    hint = "raise --size above {bytes} bytes, or leave out --oversize to give it a file of its own"
+
+
+# --------------------------------------------------------------------------------------------------------- source
+
+
+class SourceError(ReshardError):
+    code = "source"
+    exit_code = 3
+    message = "{what}"
+    hint = "check the source with `reshard plan {source}`"
+
+
+class SourceNotFound(SourceError):
+    code = "source.not_found"
+    message = "{repo}: no such model on {endpoint}, or it is private and this token may not see it"
+    hint = "check the spelling, or give a token that may read it: `export HF_TOKEN=...`"
+
+
+class RevisionNotFound(SourceError):
+    code = "source.no_revision"
+    message = "{repo} has no branch, tag or commit {revision}"
+    hint = "leave out --revision to take the default branch"
+
+
+class SourceGated(SourceError):
+    code = "source.gated"
+    message = "{repo} is gated, and this token's owner has not been given access"
+    hint = "ask for access on {endpoint}/{repo}, then run the same command again"
+
+
+class NoWeights(SourceError):
+    code = "source.no_weights"
+    message = "{place} has no weights that reshard reads{found}"
+    hint = "it needs .safetensors files; `reshard plan {place} --json` lists what is there"
+
+
+class SourceChanged(SourceError):
+    code = "source.changed"
+    message = "{place} is no longer what was planned: {what}"
+    hint = "submit it again to plan from what is there now"
+
+
+# --------------------------------------------------------------------------------------------------------- access
+
+
+class AccessError(ReshardError):
+    code = "access"
+    exit_code = 4
+    message = "{what}"
+    hint = "see `reshard doctor`"
+
+
+class TokenMissing(AccessError):
+    code = "access.no_token"
+    message = "no token for {endpoint}, and {need} needs one"
+    hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs"
+
+
+class TokenRefused(AccessError):
+    code = "access.bad_token"
+    message = "{endpoint} does not accept the token"
+    hint = "make a new one on {endpoint}/settings/tokens and `export HF_TOKEN=...`"
+
+
+class NoWriteAccess(AccessError):
+    code = "access.no_write"
+    message = "this token may not write to {repo} on {endpoint}"
+    hint = "use a token with write access, or open a pull request with --pr"
+
+
+class TargetNotAllowed(AccessError):
+    code = "access.target_not_allowed"
+    message = "{repo} is outside the namespaces that this worker may write to ({allowed})"
+    hint = "ask its operator to add {namespace} to RESHARD_ALLOWED_TARGETS"
+
+
+class SourceNotAllowed(AccessError):
+    code = "access.source_not_allowed"
+    message = "{repo} is outside the sources that this worker may read ({allowed})"
+    hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES"
+
+
+class FolderNotAllowed(AccessError):
+    code = "access.folder_not_allowed"
+    message = "{path} is outside the folders that workers may use ({allowed})"
+    hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoint
+
+
+class CheckpointError(ReshardError):
+    code = "checkpoint"
+    exit_code = 5
+    message = "{file}: {why}"
+    hint = "the source is broken; get the file again from whoever made it"
+
+
+class BadHeader(CheckpointError):
+    code = "checkpoint.header"
+
+
+class BadLength(CheckpointError):
+    code = "checkpoint.length"
+    message = "{file} is {actual} bytes long, and its header needs {expected}"
+    hint = "the file was cut off or written to; get it again from whoever made it"
+
+
+class BadIndex(CheckpointError):
+    code = "checkpoint.index"
+
+
+class UnsafePath(CheckpointError):
+    code = "checkpoint.unsafe_path"
+    message = "{file} names {path}, which leaves the repository"
+    hint = "do not use this checkpoint before you know who made it"
+
+
+class DuplicateTensor(CheckpointError):
+    code = "checkpoint.duplicate_tensor"
+    message = "{tensor} is in {file} and again in {other}"
+
+
+class UnsafePickle(CheckpointError):
+    code = "checkpoint.unsafe_pickle"
+    message = "{file} asks to run {what}; nothing was run"
+    hint = "do not load this file with any tool before you know who made it"
+
+
+class Unsupported(CheckpointError):
+    code = "checkpoint.unsupported"
+    message = "{file}: {what} cannot be held in safetensors"
+    hint = "convert it with the tool that made it, then submit the result"
+
+
+# ---------------------------------------------------------------------------------------------------------- proof
+
+
+class ProofError(ReshardError):
+    code = "proof"
+    exit_code = 6
+    message = "{what}"
+    hint = "nothing was published; `reshard retry` reads everything again"
+
+
+class SourceCorrupt(ProofError):
+    code = "proof.source_corrupt"
+    message = "{file} at {place} does not match its sha256: expected {expected}, read {actual}"
+    hint = "nothing was published; the stored file is damaged or was damaged on the way: try again, then tell its owner"
+
+
+class TapsDiffer(ProofError):
+    code = "proof.taps"
+    message = "{tensor} was read as {read} and written as {written}"
+
+
+class ReceiptWrong(ProofError):
+    code = "proof.receipt"
+    message = "{file}: {why}"
+
+
+class ReloadFailed(ProofError):
+    code = "proof.reload"
+    message = "the reload on the meta device differs from the source's: {why}"
+    hint = "nothing was published; see the whole report with `reshard status {job} --json`"
+
+
+class ModelCheckRequired(ProofError):
+    code = "proof.model_required"
+    message = "--require model, but the reload can only be structural: {why}"
+    hint = "install what it needs with `pip install 'reshard[model]'`, or leave out --require"
+
+
+class ReadBackDiffers(ProofError):
+    code = "proof.read_back"
+    message = "commit {commit} of {place} is not what was planned: {why}"
+    hint = "the commit stands; undo it with `reshard rollback {job}`"
+
+
+# --------------------------------------------------------------------------------------------------------- target
+
+
+class TargetError(ReshardError):
+    code = "target"
+    exit_code = 7
+    message = "{what}"
+    hint = "look at the target, then submit again"
+
+
+class TargetMoreVisible(TargetError):
+    code = "target.more_visible"
+    message = "{target} is public, and its source {source} is {visibility}"
+    hint = "make the target private, or say --public if everyone may have it"
+
+
+class TargetConflict(TargetError):
+    code = "target.conflict"
+    message = "{target} changed while we worked: {what}"
+    hint = "look at the change, then submit again"
+
+
+class TargetDrifted(TargetError):
+    code = "target.drift"
+    message = "{target} was changed by someone since our last publication: {what}"
+    hint = "keep their change by moving it elsewhere, or say --overwrite to replace it"
+
+
+class TargetNotFound(TargetError):
+    code = "target.not_found"
+    message = "{repo} is not on {endpoint}"
+    hint = "a pull request needs an existing repository; leave out --pr to create one"
+
+
+# ------------------------------------------------------------------------------------------------------ resources
+
+
+class ResourceError(ReshardError):
+    code = "resource"
+    exit_code = 8
+    message = "{what}"
+    hint = "see `reshard doctor`"
+
+
+class DiskFull(ResourceError):
+    code = "resource.disk"
+    message = "no room on {path}: {needed} bytes needed, {free} free"
+    hint = "free some room there, or point RESHARD_TMPDIR at a larger disk; then `reshard retry`"
+
+
+class MemoryLimit(ResourceError):
+    code = "resource.memory"
+    message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
+    hint = "raise RESHARD_MEMORY_LIMIT"
+
+
+# ------------------------------------------------------------------------------------------------------------ hub
+
+
+class HubError(ReshardError):
+    code = "hub"
+    exit_code = 9
+    retryable = True
+    message = "{endpoint}: {what}"
+    hint = "it may pass; the same command continues where this one stopped"
+
+
+class HubUnreachable(HubError):
+    code = "hub.unreachable"
+    message = "{endpoint} cannot be reached: {what}"
+    hint = "check the network and HF_ENDPOINT; the same command continues where this one stopped"
+
+
+class HubRefused(HubError):
+    code = "hub.refused"
+    retryable = False
+    message = "{endpoint} refused {what}: {why}"
+    hint = "read what it says; nothing was published"
+
+
+class HubQuota(HubError):
+    code = "hub.quota"
+    retryable = False
+    message = "{endpoint} has no storage left for {repo}: {why}"
+    hint = "free storage or raise the plan on {endpoint}/settings/billing, then `reshard retry`"
+
+
+class RateLimited(HubError):
+    code = "hub.rate_limited"
+    message = "{endpoint} asks to wait {seconds} s before more calls"
+    hint = "it goes on by itself; fewer workers on one token help"
+
+
+class ObjectLost(HubError):
+    code = "hub.object_lost"
+    message = "{repo} no longer holds an object that was uploaded: {what}"
+    hint = "it is copied again"
+
+
+# ---------------------------------------------------------------------------------------------------------- queue
+
+
+class QueueError(ReshardError):
+    code = "queue"
+    exit_code = 10
+    message = "{what}"
+    hint = "see `reshard doctor`"
+
+
+class NoBroker(QueueError):
+    code = "queue.no_broker"
+    message = "no broker: {why}"
+    hint = "start one with a worker by `reshard up`, or set RESHARD_BROKER_URL; `reshard run` needs none"
+
+
+class BrokerUnavailable(QueueError):
+    code = "queue.unavailable"
+    retryable = True
+    message = "the broker at {url} does not answer: {why}"
+    hint = "start it again; jobs go on by themselves when it is back"
+
+
+# ------------------------------------------------------------------------------------------------------------ job
+
+
+class JobError(ReshardError):
+    code = "job"
+    exit_code = 11
+    message = "{what}"
+    hint = "see `reshard status {job}`"
+
+
+class JobNotFound(JobError):
+    code = "job.not_found"
+    message = "no job {job}"
+    hint = "`reshard list --all` shows what there is"
+
+
+class JobCancelled(JobError):
+    code = "job.cancelled"
+    message = "job {job} was cancelled"
+    hint = "`reshard retry {job}` goes on with it"
+
+
+class TooManyAttempts(JobError):
+    code = "job.attempts"
+    message = "job {job} was given up after {attempts} attempts; the last one: {last}"
+    hint = "mend that, then `reshard retry {job}`"
+
+
+class WrongState(JobError):
+    code = "job.state"
+    message = "job {job} is {state}: {why}"
+    hint = "see `reshard status {job}`"

@@ -1,0 +1,146 @@
+"""What a checkpoint is made of: files, tensors, and the bytes that a tensor is tiled by.
+
+Everything here is immutable data without I/O, and everything else in the pipeline is written in these words.
+Shapes count elements, offsets and sizes count bytes, ranges are half open: ``start <= byte < stop``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, NamedTuple
+
+# Bits per element of every dtype of the safetensors format, by the format's own names
+# (https://github.com/huggingface/safetensors, README "Format", and the `Dtype` enum of its Rust crate).
+# The sub-byte kinds are packed, so only a whole tensor of them has a whole number of bytes.
+DTYPE_BITS: dict[str, int] = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+
+def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes that a packed tensor occupies; raises ValueError when they are no whole number."""
+    bits = DTYPE_BITS[dtype] * prod(shape)
+    if bits % 8:
+        raise ValueError(f"{dtype}{list(shape)} is {bits} bits, which is no whole number of bytes")
+    return bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file of a repository or folder at one commit, as its store lists it."""
+
+    path: str  # POSIX, relative to the root of the repository
+    size: int  # bytes
+    oid: str | None = None  # git blob sha1 of a regular file
+    sha256: str | None = None  # of the whole content, where the store attests one
+    xet: str | None = None  # Xet hash, where the file is stored in chunks
+
+
+class ByteRange(NamedTuple):
+    """``start <= byte < stop`` of one file; ``file`` counts in ``Checkpoint.files`` or ``Plan.files``."""
+
+    file: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor, and where its elements lie in one file.
+
+    Element ``i`` of the box (``i`` a multi-index below ``shape``) is element ``at + i`` of the tensor and starts
+    at byte ``offset + sum(i * strides)`` of the file. ``strides`` is None for a box stored packed in C order.
+    """
+
+    file: int
+    offset: int
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None  # bytes, never negative
+    order: Literal["little", "big"] = "little"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array; its pieces tile it exactly."""
+
+    name: str
+    dtype: str  # a key of DTYPE_BITS
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes when packed."""
+        return size_in_bytes(self.dtype, self.shape)
+
+    @property
+    def range(self) -> ByteRange | None:
+        """The one stretch of one file that holds the tensor packed, little-endian, in C order; else None."""
+        if len(self.pieces) != 1:
+            return None
+        piece = self.pieces[0]
+        if piece.strides is not None or piece.order != "little" or piece.shape != self.shape:
+            return None
+        return ByteRange(piece.file, piece.offset, piece.offset + self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What tells the checkpoints of one repository apart: ``unet/`` + ``diffusion_pytorch_model`` + ``fp16``."""
+
+    folder: str  # "" or a path without a trailing slash
+    stem: str
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        stem = f"{self.stem}.{self.variant}" if self.variant else self.stem
+        return f"{self.folder}/{stem}" if self.folder else stem
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One set of weights in a repository: every file, every tensor, and what its index and headers said."""
+
+    name: Name
+    files: tuple[StoredFile, ...]
+    tensors: tuple[Tensor, ...]
+    file_metadata: dict[str, str] = field(default_factory=dict)  # `__metadata__`, merged over the files
+    index_metadata: dict[str, object] = field(default_factory=dict)
+    index_path: str | None = None
+    data_starts: tuple[int, ...] = ()  # per file: where the first tensor byte lies
+    notes: tuple[str, ...] = ()  # what a person should know: duplicates merged, non-tensors left out
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Exactly which bytes a source is: a repository at one commit, or a folder at one state."""
+
+    endpoint: str | None  # None for a folder
+    repo: str  # `user/name`, or the folder's absolute path
+    commit: str  # 40 hex digits, or a digest of the folder's listing
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.commit[:12]}"
