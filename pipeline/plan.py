@@ -1,0 +1,324 @@
+"""The plan: the whole answer to "what will be written", as data that can be printed, stored and compared."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from reshard.pipeline.request import Options, key_of
+from reshard.pipeline.tensors import Name, Piece, Pin, StoredFile, Tensor, size_in_bytes
+
+# A worker that does not know a plan's schema hands the job back to one that does.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor's place in a shard; ``as_dtype`` differs from the tensor's own only where a cast was asked for."""
+
+    tensor: Tensor
+    as_dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def size(self) -> int:
+        """Bytes in the shard."""
+        return size_in_bytes(self.as_dtype, self.tensor.shape)
+
+    @property
+    def cast(self) -> bool:
+        return self.as_dtype != self.tensor.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One output file, byte for byte known but for the tensors' contents.
+
+    ``header`` is everything before the data: the 8-byte length, the JSON, its padding. ``digest`` covers the header
+    and which source bytes follow it, but not the path: equal digests are equal files.
+    """
+
+    path: str
+    entries: tuple[Entry, ...]
+    header: bytes
+    size: int
+    digest: str
+
+
+class Cut(NamedTuple):
+    """Where one tensor of shard number ``shard`` lies in a source file, for a reader that only checks it."""
+
+    shard: int
+    name: str
+    file: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The shards that one lease copies, and the source files whose sha256 it checks as they pass.
+
+    ``witnesses`` are the tensors of those files that another group copies: their digests are taken here as well,
+    so that a neighbour's copy is attested by a file that was read whole.
+    """
+
+    number: int
+    shards: tuple[int, ...]
+    attests: tuple[int, ...]
+    witnesses: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index file to write: which shards it names, and its metadata."""
+
+    path: str
+    shards: tuple[int, ...]
+    metadata: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What becomes of one checkpoint: its shards, whole set by whole set."""
+
+    name: Name
+    shards: tuple[int, ...]
+    index: Index | None
+    config: str | None  # path of the config that says how it is loaded
+
+
+class LeftOut(NamedTuple):
+    """A source file that is neither read nor carried, and why."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What makes two publications the same, from the cheapest to know to the dearest.
+
+    ``request`` needs only the two places, the commit and the options; ``weights`` the source's weight hashes and the
+    options; the plan's own digest needs the headers.
+    """
+
+    request: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that will be read, written, carried, deleted and kept."""
+
+    schema: int
+    pin: Pin
+    base: str  # the target's head when we planned
+    options: Options
+    keys: Keys
+    files: tuple[StoredFile, ...]  # the weight files that are read
+    shards: tuple[Shard, ...]
+    groups: tuple[Group, ...]
+    outputs: tuple[Output, ...]
+    carried: tuple[StoredFile, ...]
+    left_out: tuple[LeftOut, ...]
+    deletes: tuple[str, ...]
+    kept: tuple[str, ...]  # what the target holds and we leave alone
+    notes: tuple[str, ...]
+    digest: str
+
+    def group_shards(self, group: Group) -> tuple[Shard, ...]:
+        return tuple(self.shards[i] for i in group.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What is known of a sealed shard; it exists only once the store has answered for the bytes."""
+
+    shard: str  # the shard's digest
+    size: int
+    sha256: str
+    xet: str | None
+    tensors: dict[str, str]  # xxh3-128 of every tensor's bytes, as they were read
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Receipt:
+        return Receipt(**json.loads(text))
+
+
+def index_bytes(index: Index, shards: Sequence[Shard]) -> bytes:
+    """The index file: indented JSON with a sorted ``weight_map``, as every loader's own writer makes it."""
+    folder = index.path.rpartition("/")[0]
+    prefix = f"{folder}/" if folder else ""
+    weight_map = {
+        entry.name: shards[i].path.removeprefix(prefix) for i in index.shards for entry in shards[i].entries
+    }
+    content = {"metadata": index.metadata, "weight_map": dict(sorted(weight_map.items()))}
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# ------------------------------------------------------------------------------------------------ digests and storage
+
+
+def shard_digest(header: bytes, entries: Iterable[Entry], files: Sequence[StoredFile], pin: Pin) -> str:
+    """The digest of a shard: its header, and the identity and layout of the bytes that follow."""
+    pieces = [
+        [entry.as_dtype, [[_identity(files[p.file], pin), *_piece(p)[1:]] for p in entry.tensor.pieces]]
+        for entry in entries
+    ]
+    return key_of([header.decode("latin-1"), pieces])
+
+
+def _identity(file: StoredFile, pin: Pin) -> str:
+    """What a source file is, by content where the store says so, else by where it was found."""
+    return file.sha256 or file.xet or key_of([pin.endpoint, pin.repo, pin.commit, file.path])
+
+
+def plan_digest(plan_without_digest: Plan) -> str:
+    """The digest of a plan: what would be in the commit, and nothing about who asked or when."""
+    p = plan_without_digest
+    return key_of(
+        {
+            "schema": p.schema,
+            "pin": asdict(p.pin),
+            "options": p.options.content(),
+            "shards": [[s.path, s.digest] for s in p.shards],
+            "indexes": [[o.index.path, o.index.metadata] for o in p.outputs if o.index],
+            "carried": [[f.path, f.size, f.sha256 or f.oid] for f in p.carried],
+            "deletes": p.deletes,
+        }
+    )
+
+
+class StoredPlan(NamedTuple):
+    """A plan as it is kept: a compressed head, and each shard on its own so that a copy loads only its group."""
+
+    head: bytes
+    shards: dict[int, bytes]
+
+
+def encode(plan: Plan) -> StoredPlan:
+    head = {
+        "schema": plan.schema,
+        "pin": asdict(plan.pin),
+        "base": plan.base,
+        "options": plan.options.model_dump(mode="json"),
+        "keys": asdict(plan.keys),
+        "files": [asdict(f) for f in plan.files],
+        "groups": [asdict(g) for g in plan.groups],
+        "outputs": [asdict(o) for o in plan.outputs],
+        "carried": [asdict(f) for f in plan.carried],
+        "left_out": plan.left_out,
+        "deletes": plan.deletes,
+        "kept": plan.kept,
+        "notes": plan.notes,
+        "digest": plan.digest,
+        "shards": len(plan.shards),
+    }
+    return StoredPlan(_pack(head), {i: _pack(_shard(s)) for i, s in enumerate(plan.shards)})
+
+
+def decode_head(head: bytes) -> Plan:
+    """The plan without its shards; raises KeyError on another schema, so look at ``schema_of`` first."""
+    data = _unpack(head)
+    return Plan(
+        schema=data["schema"],
+        pin=Pin(**data["pin"]),
+        base=data["base"],
+        options=Options.model_validate(data["options"]),
+        keys=Keys(**data["keys"]),
+        files=tuple(StoredFile(**f) for f in data["files"]),
+        shards=(),
+        groups=tuple(_group(g) for g in data["groups"]),
+        outputs=tuple(_output(o) for o in data["outputs"]),
+        carried=tuple(StoredFile(**f) for f in data["carried"]),
+        left_out=tuple(LeftOut(*item) for item in data["left_out"]),
+        deletes=tuple(data["deletes"]),
+        kept=tuple(data["kept"]),
+        notes=tuple(data["notes"]),
+        digest=data["digest"],
+    )
+
+
+def schema_of(head: bytes) -> int:
+    return int(_unpack(head)["schema"])
+
+
+def shard_count(head: bytes) -> int:
+    return int(_unpack(head)["shards"])
+
+
+def decode_shard(data: bytes) -> Shard:
+    path, header, size, digest, entries = _unpack(data)
+    return Shard(path, tuple(_entry(e) for e in entries), header.encode("latin-1"), size, digest)
+
+
+def _pack(value: Any) -> bytes:
+    return zlib.compress(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(), 1)
+
+
+def _unpack(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data))
+
+
+def _shard(shard: Shard) -> list[Any]:
+    entries = [
+        [e.name, e.tensor.dtype, e.as_dtype, e.tensor.shape, [_piece(p) for p in e.tensor.pieces]]
+        for e in shard.entries
+    ]
+    return [shard.path, shard.header.decode("latin-1"), shard.size, shard.digest, entries]
+
+
+def _piece(piece: Piece) -> list[Any]:
+    return [piece.file, piece.offset, piece.at, piece.shape, piece.strides, piece.order]
+
+
+def _entry(data: list[Any]) -> Entry:
+    name, dtype, as_dtype, shape, pieces = data
+    return Entry(
+        Tensor(
+            name,
+            dtype,
+            tuple(shape),
+            tuple(
+                Piece(
+                    file,
+                    offset,
+                    tuple(at),
+                    tuple(box),
+                    tuple(strides) if strides is not None else None,
+                    order,
+                )
+                for file, offset, at, box, strides, order in pieces
+            ),
+        ),
+        as_dtype,
+    )
+
+
+def _group(data: dict[str, Any]) -> Group:
+    return Group(
+        data["number"],
+        tuple(data["shards"]),
+        tuple(data["attests"]),
+        tuple(Cut(*c) for c in data["witnesses"]),
+    )
+
+
+def _output(data: dict[str, Any]) -> Output:
+    index = data["index"]
+    return Output(
+        Name(**data["name"]),
+        tuple(data["shards"]),
+        Index(index["path"], tuple(index["shards"]), index["metadata"]) if index else None,
+        data["config"],
+    )

@@ -1,0 +1,109 @@
+"""What a user asks for: from where, to where, cut how. A request is data and travels in the job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from reshard.pipeline.errors import BadSize
+from reshard.pipeline.limits import DEFAULT_SIZE
+from reshard.pipeline.places import Place
+
+# Changes only when the same request would give other bytes; a new release alone republishes nothing.
+LAYOUT = 1
+
+_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
+
+
+def parse_size(value: str) -> int:
+    """Bytes of ``200MB`` (decimal), ``200MiB`` (binary) or ``200000000``; raises BadSize and says why.
+
+    Bits, rates, zero, negatives and bare letters (``5G``: which?) are refused, because tools disagree on them.
+    """
+    text = value.strip()
+    if text.startswith("-"):
+        raise BadSize(value=value, why="a size is more than zero")
+    if "/" in text or text.lower().endswith(("ps", "bit", "bits")):
+        raise BadSize(value=value, why="this is a rate or bits, and a file has bytes")
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise BadSize(value=value, why="this is no number of bytes")
+    unit = match["unit"]
+    if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
+        raise BadSize(value=value, why=f"{unit} means bits")
+    factor = _UNITS.get(unit.upper())
+    if factor is None:
+        raise BadSize(value=value, why=f"unknown unit {unit!r}")
+    size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
+    if size <= 0:
+        raise BadSize(value=value, why="a size is more than zero")
+    return size
+
+
+class Options(BaseModel):
+    """How to cut, what to carry, how to publish. The first block decides the bytes of the weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int = Field(DEFAULT_SIZE, gt=0)  # bytes
+    oversize: Literal["own-shard", "fail"] = "own-shard"
+    pack: Literal["greedy", "balanced", "layers"] = "greedy"
+    dtype: Literal["keep", "float16", "bfloat16", "float32"] = "keep"
+    strict_dtype: bool = False
+    ties: Literal["keep", "source"] = "keep"
+    strip_prefix: str | None = None
+    config_from: Place | None = None
+
+    include: tuple[str, ...] = ()  # globs over repository paths
+    exclude: tuple[str, ...] = ()
+
+    branch: str | None = None
+    pr: bool = False
+    visibility: Literal["as-source", "public", "private"] = "as-source"
+    prune: bool = False
+    overwrite: bool = False
+    lineage: bool = False
+    manifest: bool = True
+    force: bool = False
+
+    require: Literal["any", "model"] = "any"
+    attest: bool = False
+    transport: Literal["auto", "xet", "http"] = "auto"
+
+    def weights(self) -> dict[str, object]:
+        """The options that decide the bytes of the weights, normalised: part of every key and digest."""
+        names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix")
+        return {name: getattr(self, name) for name in names}
+
+    def content(self) -> dict[str, object]:
+        """The options that decide what the commit holds: ``weights()`` and what is carried."""
+        names = ("include", "exclude", "prune", "lineage", "manifest")
+        config_from = str(self.config_from) if self.config_from else None
+        return self.weights() | {name: getattr(self, name) for name in names} | {"config_from": config_from}
+
+
+class Request(BaseModel):
+    """One job's order. It names no token: whoever carries it out has credentials of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Place
+    target: Place
+    options: Options = Options()
+    priority: Literal["interactive", "bulk"] = "interactive"
+    asked_by: str = ""  # who submitted it, for the record
+
+
+def key_of(value: object) -> str:
+    """A sha256 over the canonical JSON of ``value``: sorted keys, no blanks. Every digest of data is made here."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,188 @@
+"""What the pipeline asks of a store. A Hub and a folder answer alike, and one suite of tests holds them to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.tensors import Pin, StoredFile
+
+Visibility = Literal["public", "private", "gated"]
+
+
+class Source(Protocol):
+    """One repository or folder at one state; what it lists and what it reads never changes."""
+
+    @property
+    def place(self) -> Hub | Folder: ...
+
+    @property
+    def pin(self) -> Pin: ...
+
+    @property
+    def visibility(self) -> Visibility: ...
+
+    @property
+    def transport(self) -> str:
+        """How weights are read, for the plan: ``file``, ``http`` or ``xet``."""
+        ...
+
+    def files(self) -> Mapping[str, StoredFile]:
+        """Every file of the repository by path."""
+        ...
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views that are valid until the next one.
+
+        Resumes where a connection broke. Raises SourceChanged when the file is no longer there or shorter, and the
+        HubError family when the store stays away. Closing the iterator early ends the request.
+        """
+        ...
+
+
+class Writer(Protocol):
+    """One shard on its way into a store."""
+
+    def write(self, view: memoryview) -> None: ...
+
+    def finish(self) -> None:
+        """The shard is complete; raises when its length is not the one announced. Returns before it is sealed."""
+        ...
+
+    def abort(self) -> None:
+        """Forget the shard and free what it held."""
+        ...
+
+
+class Batch(Protocol):
+    """The shards that are sealed together."""
+
+    def open(self, path: str, size: int) -> Writer:
+        """A writer for a shard of exactly ``size`` bytes; one is open at a time."""
+        ...
+
+    def seal(self) -> list[StoredFile]:
+        """The stored shards in the order they were opened, once the store has answered for every byte of them."""
+        ...
+
+    def abort(self) -> None:
+        """Forget every shard of the batch and free what it held; safe to call twice and after ``seal``."""
+        ...
+
+
+class Sink(Protocol):
+    """Where shards are put before a commit names them; until then nobody sees them."""
+
+    def batch(self, reads: Sequence[StoredFile]) -> Batch:
+        """A new batch; ``reads`` are the source files that its shards are made of, for a store that deduplicates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit of a target's history."""
+
+    id: str
+    title: str
+    message: str  # the description below the title
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A file that a commit adds: by ``stored`` object, or with its ``content`` in the commit itself."""
+
+    path: str
+    stored: StoredFile | None = None
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Everything that one commit does."""
+
+    title: str
+    message: str
+    additions: tuple[Addition, ...]
+    deletes: tuple[str, ...]
+
+
+class HeadMoved(Exception):
+    """The target's head is no longer the parent that the commit named; nothing was committed."""
+
+
+class AnswerLost(Exception):
+    """The commit was sent and no answer came: whether it stands must be looked up."""
+
+
+class HistoryRewritten(Exception):
+    """A commit that should be in the target's history is not (a squash or a force-push)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """What a target is before anything is done to it."""
+
+    exists: bool
+    visibility: Visibility
+    head: str | None  # of the branch; None when the target or the branch is not there
+
+
+class Target(Protocol):
+    """A branch of a repository, or a folder, that can be changed by one guarded commit at a time."""
+
+    @property
+    def place(self) -> Hub | Folder: ...
+
+    @property
+    def branch(self) -> str:
+        """The branch or ref that commits go to, for messages and keys; empty for a folder."""
+        ...
+
+    def state(self) -> TargetState: ...
+
+    def prepare(self, private: bool) -> str:
+        """Create what is missing (repository, branch), make sure that we may write; returns the head.
+
+        Raises the AccessError family, HubQuota.
+        """
+        ...
+
+    def request(self, digest: str, base: str, title: str, message: str) -> Target:
+        """The target that the commit really goes to: itself, or the pull request that carries ``digest``.
+
+        A pull request of ours (same author, same digest in its description) is found again, else it is opened.
+        """
+        ...
+
+    def head(self) -> str: ...
+
+    def at(self, commit: str) -> Source:
+        """The target as a source, pinned to one of its commits."""
+        ...
+
+    def history(self, at: str, since: str | None) -> Iterator[Commit]:
+        """Commits from ``at`` backwards, without ``since``; raises HistoryRewritten if ``since`` never comes."""
+        ...
+
+    def sink(self, token: str) -> Sink:
+        """Where shards go; ``token`` is in every temporary name, so that two owners never share one."""
+        ...
+
+    def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those of ``stored`` that the store can no longer answer for."""
+        ...
+
+    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
+        """Bring files over unchanged, without a worker's help where the store can copy on its own."""
+        ...
+
+    def commit(self, change: Change, parent: str) -> str:
+        """Commit ``change`` on top of ``parent`` and return the new commit; raises HeadMoved or AnswerLost."""
+        ...
+
+    def discard(self, token: str) -> None:
+        """Free whatever the sink of ``token`` still holds."""
+        ...
