@@ -54,7 +54,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    size: int = Field(DEFAULT_SIZE, gt=0)  # bytes
+    size: int = Field(default=DEFAULT_SIZE, gt=0)  # bytes
     oversize: Literal["own-shard", "fail"] = "own-shard"
     pack: Literal["greedy", "balanced", "layers"] = "greedy"
     dtype: Literal["keep", "float16", "bfloat16", "float32"] = "keep"

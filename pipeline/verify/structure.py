@@ -1,0 +1,283 @@
+"""Whether an index, the headers of its files and the folder they lie in say the same thing: pure, over data.
+
+A loader takes only the set of files from ``weight_map``, so an index may be wrong in most entries and the model still
+loads, until a loader that believes the index (disk offload) reads the wrong file. These rules are ours, after the index
+format that ``save_pretrained`` writes: ``{"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}``.
+
+Nothing here raises for a broken checkpoint: every fault is a ``Finding``, and all of them are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any, Literal, NamedTuple
+
+Rule = Literal[
+    "index_json",  # the index is not JSON, or not an object of the right form
+    "index_metadata",  # no "metadata" object: transformers stops with a KeyError
+    "escape",  # a file name that leaves the folder
+    "absent_file",  # the index names a file that is not there
+    "wrong_file",  # the tensor is in another file than the index says
+    "ghost",  # the index names a tensor that no file has
+    "missing",  # a file has a tensor that the index does not name
+    "duplicate",  # two files have a tensor of the same name
+    "stale_file",  # a file of this checkpoint's name that the index does not name
+    "total_size",  # the sum of the tensors' bytes differs from the index's
+    "length",  # the file does not end where its header says
+    "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
+    "lost",  # in the source, not in the output
+    "added",  # in the output, not in the source
+    "dtype",  # differs from the source's
+    "shape",  # differs from the source's
+]
+
+
+class Span(NamedTuple):
+    """One tensor of a header; the bytes count from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one safetensors file says of itself, and how long it is."""
+
+    metadata: Mapping[str, str] | None
+    tensors: Mapping[str, Span]
+    header_bytes: int  # with the eight bytes of its length: where the first tensor byte lies
+    file_size: int
+
+
+Signature = Mapping[str, tuple[str, tuple[int, ...]]]
+"""``{tensor: (dtype, shape)}``; dtypes by the safetensors format's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule broken at one place."""
+
+    rule: Rule
+    file: str | None
+    tensor: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def signature(headers: Mapping[str, Header]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Every tensor of every file by name; of duplicates the last file's counts, as it does for a loader."""
+    return {
+        name: (dtype, shape)
+        for path in sorted(headers)
+        for name, (dtype, shape, _, _) in headers[path].tensors.items()
+    }
+
+
+def compare(source: Signature, output: Signature) -> list[Finding]:
+    """What the output lacks, adds or changes, tensor by tensor; the loader itself notices only part of it.
+
+    What the user asked to change (names, dtypes) must already be applied to ``source``.
+    """
+    findings = []
+    for name in sorted(source.keys() | output.keys()):
+        if name not in output:
+            findings.append(Finding("lost", None, name, f"{name} is in the source and not in the output"))
+        elif name not in source:
+            findings.append(Finding("added", None, name, f"{name} is in the output and not in the source"))
+        else:
+            (dtype, shape), (new_dtype, new_shape) = source[name], output[name]
+            if dtype != new_dtype:
+                text = f"{name} is {dtype} in the source and {new_dtype} in the output"
+                findings.append(Finding("dtype", None, name, text))
+            if tuple(shape) != tuple(new_shape):
+                text = f"{name} is {list(shape)} in the source and {list(new_shape)} in the output"
+                findings.append(Finding("shape", None, name, text))
+    return findings
+
+
+def check_files(headers: Mapping[str, Header]) -> list[Finding]:
+    """The rules of the files themselves, with or without an index."""
+    findings: list[Finding] = []
+    owners = _owners(headers)
+    for name, paths in owners.items():
+        if len(paths) > 1:
+            text = f"{name} is in {_listed(paths)}; a loader takes whichever it reads last"
+            findings.append(Finding("duplicate", paths[-1], name, text))
+    for path, header in sorted(headers.items()):
+        end = header.header_bytes + max((stop for _, _, _, stop in header.tensors.values()), default=0)
+        if end != header.file_size:
+            text = f"{path} is {header.file_size} bytes long, and its header needs {end}"
+            findings.append(Finding("length", path, None, text))
+        if not (header.metadata or {}).get("format"):
+            text = f'{path} has no "format" in its metadata, which transformers asks for'
+            findings.append(Finding("format", path, None, text))
+    return findings
+
+
+def check_index(
+    index_path: str,
+    index: bytes | Mapping[str, Any],
+    headers: Mapping[str, Header],
+    listing: Iterable[str],
+) -> list[Finding]:
+    """The rules of an index against the headers of all files that belong to it, and ``check_files`` of those.
+
+    ``headers`` has the header of every file of the checkpoint that could be read, the index's or not; ``listing`` the
+    paths of every file in the repository. All paths are POSIX and relative to its root.
+    """
+    listing = set(listing)
+    document = _parse(index_path, index)
+    if isinstance(document, Finding):
+        return [document, *check_files(headers)]
+    weight_map, metadata = document
+    folder = posixpath.dirname(index_path)
+    findings: list[Finding] = []
+    if metadata is None:
+        text = f'{index_path} has no "metadata" object, without which transformers stops'
+        findings.append(Finding("index_metadata", index_path, None, text))
+
+    places: dict[str, str] = {}
+    for written in sorted(set(weight_map.values())):
+        if leaves_folder(written):
+            text = f"{index_path} names {written!r}, which leaves its folder"
+            findings.append(Finding("escape", index_path, None, text))
+            continue
+        places[written] = path = posixpath.normpath(posixpath.join(folder, written))
+        if path not in listing:
+            text = f"{index_path} names {written}, which is not there"
+            findings.append(Finding("absent_file", path, None, text))
+
+    findings += _check_names(index_path, weight_map, places, headers)
+    named = set(places.values())
+    findings += [
+        Finding("stale_file", path, None, f"{path} is left over: {index_path} does not name it{effect}")
+        for path, effect in _stale(index_path, listing - named)
+    ]
+    own = {path: header for path, header in headers.items() if path in named}
+    findings += _check_total(index_path, metadata, own)
+    return findings + check_files(own)
+
+
+def leaves_folder(written: str) -> bool:
+    """Whether a file name of an index points outside the index's folder, on any system; links are not followed."""
+    return (
+        not written.strip("./")
+        or "\0" in written
+        or any(
+            path.is_absolute() or path.drive or ".." in path.parts
+            for path in (PurePosixPath(written), PureWindowsPath(written))
+        )
+    )
+
+
+def _check_names(
+    index_path: str, weight_map: Mapping[str, str], places: Mapping[str, str], headers: Mapping[str, Header]
+) -> Iterator[Finding]:
+    owners = _owners(headers)
+    named = set(places.values())
+    for name, written in weight_map.items():
+        path = places.get(written)
+        paths = owners.get(name, [])
+        if not paths:
+            # The file's own absence is one finding already, and its tensors are unknown.
+            if path is None or path in headers:
+                text = f"{index_path} names {name}, and no file has it"
+                yield Finding("ghost", path, name, text)
+        elif path in headers and path not in paths:
+            text = f"{name} is in {_listed(paths)}, and {index_path} says {written}"
+            yield Finding("wrong_file", path, name, text)
+    for name, paths in owners.items():
+        if name not in weight_map and any(path in named for path in paths):
+            text = f"{name} is in {_listed(paths)}, and {index_path} does not name it"
+            yield Finding("missing", paths[0], name, text)
+
+
+def _check_total(
+    index_path: str, metadata: Mapping[str, Any] | None, headers: Mapping[str, Header]
+) -> Iterator[Finding]:
+    if metadata is None:
+        return
+    total = sum(stop - start for header in headers.values() for _, _, start, stop in header.tensors.values())
+    # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
+    if metadata.get("total_size") != total:
+        text = f"{index_path} says total_size {metadata.get('total_size')}, and the tensors have {total} bytes"
+        yield Finding("total_size", index_path, None, text)
+
+
+def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Files beside the index that bear this checkpoint's own name; others are checkpoints of their own."""
+    stem = re.sub(r"\.safetensors\.index(\.[^.]+)?\.json$", "", index_path)
+    variant = re.search(r"\.index\.([^.]+)\.json$", index_path)
+    if stem == index_path:
+        return
+    tail = f".{variant.group(1)}" if variant else ""
+    single = f"{stem}{tail}.safetensors"
+    # Both orders of variant and number are in use: `model.fp16-00001-of-00002` and `model-00001-of-00002.fp16`.
+    number = r"-\d+-of-\d+"
+    shard = re.compile(
+        rf"{re.escape(stem)}({re.escape(tail)}{number}|{number}{re.escape(tail)})\.safetensors"
+    )
+    for path in sorted(others):
+        if path == single:
+            yield path, ", and loaders take it instead of the index"
+        elif shard.fullmatch(path):
+            yield path, ""
+
+
+def _parse(
+    index_path: str, index: bytes | Mapping[str, Any]
+) -> tuple[dict[str, str], Mapping[str, Any] | None] | Finding:
+    """The weight map and the metadata; a bare ``{tensor: file}`` map counts as an index without metadata."""
+
+    def broken(why: str) -> Finding:
+        return Finding("index_json", index_path, None, f"{index_path} {why}")
+
+    if isinstance(index, bytes):
+        try:
+            document = json.loads(index, object_pairs_hook=_no_repeats)
+        except RecursionError:
+            return broken("is nested too deeply")
+        except ValueError as error:
+            return broken(f"is not a JSON object that can be read: {error}")
+    else:
+        document = index
+    if not isinstance(document, Mapping):
+        return broken("is not a JSON object")
+    weight_map = document.get("weight_map", None if "metadata" in document else document)
+    if not isinstance(weight_map, Mapping) or not all(isinstance(file, str) for file in weight_map.values()):
+        return broken('has no "weight_map" of tensor names to file names')
+    metadata = document.get("metadata")
+    return dict(weight_map), metadata if isinstance(metadata, Mapping) else None
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"{key!r} is there twice")
+            seen.add(key)
+    return document
+
+
+def _owners(headers: Mapping[str, Header]) -> dict[str, list[str]]:
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(headers):
+        for name in headers[path].tensors:
+            owners[name].append(path)
+    return owners
+
+
+def _listed(paths: list[str]) -> str:
+    return " and ".join(paths)
