@@ -1,0 +1,56 @@
+# Everything a fresh machine needs is Python 3.11 or newer, and make.
+#
+#   make demo        the real command on a real model, against a Hub on this machine
+#   make test        lint, types, and every test but the slow ones
+#   make test-all    the slow ones too: minutes, gigabytes
+#   make bench       writes build/bench.json
+#   make lint        ruff and mypy
+#   make docs        writes the generated parts of docs/ again
+#   make clean       removes what the others made
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all bench lint docs clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Two processes, as the suite is made for 2 cores; one file's tests stay together, because they share its servers.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# Redone only when what should be installed changed.
+$(READY): pyproject.toml constraints.txt
+	@python=$${PYTHON:-}; \
+	for name in $$python python3 python3.13 python3.12 python3.11 python; do \
+	  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$name; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "reshard needs Python 3.11 or newer, and none was found on PATH: install one, or name it: make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; \
+	fi; \
+	if ! $$found -c 'import venv, ensurepip' 2>/dev/null; then \
+	  echo "$$found cannot make virtual environments: install its venv package (Debian: apt install python3-venv)" >&2; \
+	  exit 1; \
+	fi; \
+	echo "setting up $(VENV) with $$($$found --version); the first time takes minutes"; \
+	test -x $(BIN)/python || $$found -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(PYTEST) -m "not slow"
+
+test-all: lint
+	$(PYTEST)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
