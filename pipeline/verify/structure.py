@@ -16,7 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from reshard.pipeline.errors import BadLength, CheckpointError
+from reshard.pipeline.formats.safetensors import Header
 
 Rule = Literal[
     "index_json",  # the index is not JSON, or not an object of the right form
@@ -29,7 +32,8 @@ Rule = Literal[
     "duplicate",  # two files have a tensor of the same name
     "stale_file",  # a file of this checkpoint's name that the index does not name
     "total_size",  # the sum of the tensors' bytes differs from the index's
-    "length",  # the file does not end where its header says
+    "header",  # a file's header cannot be read, or breaks the format
+    "length",  # a file does not end where its header says
     "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
     "lost",  # in the source, not in the output
     "added",  # in the output, not in the source
@@ -38,24 +42,8 @@ Rule = Literal[
 ]
 
 
-class Span(NamedTuple):
-    """One tensor of a header; the bytes count from the end of the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What one safetensors file says of itself, and how long it is."""
-
-    metadata: Mapping[str, str] | None
-    tensors: Mapping[str, Span]
-    header_bytes: int  # with the eight bytes of its length: where the first tensor byte lies
-    file_size: int
-
+Headers = Mapping[str, Header | CheckpointError]
+"""``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
 
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 """``{tensor: (dtype, shape)}``; dtypes by the safetensors format's names."""
@@ -77,9 +65,7 @@ class Finding:
 def signature(headers: Mapping[str, Header]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Every tensor of every file by name; of duplicates the last file's counts, as it does for a loader."""
     return {
-        name: (dtype, shape)
-        for path in sorted(headers)
-        for name, (dtype, shape, _, _) in headers[path].tensors.items()
+        name: (dtype, shape) for path in sorted(headers) for name, (dtype, shape, _, _) in headers[path].tensors.items()
     }
 
 
@@ -105,20 +91,18 @@ def compare(source: Signature, output: Signature) -> list[Finding]:
     return findings
 
 
-def check_files(headers: Mapping[str, Header]) -> list[Finding]:
+def check_files(headers: Headers) -> list[Finding]:
     """The rules of the files themselves, with or without an index."""
     findings: list[Finding] = []
-    owners = _owners(headers)
-    for name, paths in owners.items():
+    for name, paths in _owners(headers).items():
         if len(paths) > 1:
             text = f"{name} is in {_listed(paths)}; a loader takes whichever it reads last"
             findings.append(Finding("duplicate", paths[-1], name, text))
     for path, header in sorted(headers.items()):
-        end = header.header_bytes + max((stop for _, _, _, stop in header.tensors.values()), default=0)
-        if end != header.file_size:
-            text = f"{path} is {header.file_size} bytes long, and its header needs {end}"
-            findings.append(Finding("length", path, None, text))
-        if not (header.metadata or {}).get("format"):
+        if isinstance(header, CheckpointError):
+            rule: Rule = "length" if isinstance(header, BadLength) else "header"
+            findings.append(Finding(rule, path, None, str(header)))
+        elif not header.metadata.get("format"):
             text = f'{path} has no "format" in its metadata, which transformers asks for'
             findings.append(Finding("format", path, None, text))
     return findings
@@ -127,13 +111,13 @@ def check_files(headers: Mapping[str, Header]) -> list[Finding]:
 def check_index(
     index_path: str,
     index: bytes | Mapping[str, Any],
-    headers: Mapping[str, Header],
+    headers: Headers,
     listing: Iterable[str],
 ) -> list[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_files`` of those.
 
-    ``headers`` has the header of every file of the checkpoint that could be read, the index's or not; ``listing`` the
-    paths of every file in the repository. All paths are POSIX and relative to its root.
+    ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
+    every file in the repository.
     """
     listing = set(listing)
     document = _parse(index_path, index)
@@ -164,7 +148,8 @@ def check_index(
         for path, effect in _stale(index_path, listing - named)
     ]
     own = {path: header for path, header in headers.items() if path in named}
-    findings += _check_total(index_path, metadata, own)
+    if metadata is not None and len(_readable(own)) == len(named):
+        findings += _check_total(index_path, metadata, _readable(own))
     return findings + check_files(own)
 
 
@@ -181,19 +166,20 @@ def leaves_folder(written: str) -> bool:
 
 
 def _check_names(
-    index_path: str, weight_map: Mapping[str, str], places: Mapping[str, str], headers: Mapping[str, Header]
+    index_path: str, weight_map: Mapping[str, str], places: Mapping[str, str], headers: Headers
 ) -> Iterator[Finding]:
     owners = _owners(headers)
+    readable = _readable(headers)
     named = set(places.values())
     for name, written in weight_map.items():
         path = places.get(written)
         paths = owners.get(name, [])
         if not paths:
-            # The file's own absence is one finding already, and its tensors are unknown.
-            if path is None or path in headers:
+            # That a file is absent or unreadable is one finding already; its tensors are unknown.
+            if path is None or path in readable:
                 text = f"{index_path} names {name}, and no file has it"
                 yield Finding("ghost", path, name, text)
-        elif path in headers and path not in paths:
+        elif path not in paths:
             text = f"{name} is in {_listed(paths)}, and {index_path} says {written}"
             yield Finding("wrong_file", path, name, text)
     for name, paths in owners.items():
@@ -202,11 +188,7 @@ def _check_names(
             yield Finding("missing", paths[0], name, text)
 
 
-def _check_total(
-    index_path: str, metadata: Mapping[str, Any] | None, headers: Mapping[str, Header]
-) -> Iterator[Finding]:
-    if metadata is None:
-        return
+def _check_total(index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header]) -> Iterator[Finding]:
     total = sum(stop - start for header in headers.values() for _, _, start, stop in header.tensors.values())
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
     if metadata.get("total_size") != total:
@@ -224,9 +206,7 @@ def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
     single = f"{stem}{tail}.safetensors"
     # Both orders of variant and number are in use: `model.fp16-00001-of-00002` and `model-00001-of-00002.fp16`.
     number = r"-\d+-of-\d+"
-    shard = re.compile(
-        rf"{re.escape(stem)}({re.escape(tail)}{number}|{number}{re.escape(tail)})\.safetensors"
-    )
+    shard = re.compile(rf"{re.escape(stem)}({re.escape(tail)}{number}|{number}{re.escape(tail)})\.safetensors")
     for path in sorted(others):
         if path == single:
             yield path, ", and loaders take it instead of the index"
@@ -271,10 +251,14 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _owners(headers: Mapping[str, Header]) -> dict[str, list[str]]:
+def _readable(headers: Headers) -> dict[str, Header]:
+    return {path: header for path, header in headers.items() if isinstance(header, Header)}
+
+
+def _owners(headers: Headers) -> dict[str, list[str]]:
     owners: defaultdict[str, list[str]] = defaultdict(list)
-    for path in sorted(headers):
-        for name in headers[path].tensors:
+    for path, header in sorted(_readable(headers).items()):
+        for name in header.tensors:
             owners[name].append(path)
     return owners
 

@@ -1,0 +1,329 @@
+"""The rules of index, headers and folder: an honest checkpoint breaks none, and each way to break one is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import BadHeader, CheckpointError
+from reshard.pipeline.formats.safetensors import Header, build_header, parse_header
+from reshard.pipeline.verify.structure import (
+    Finding,
+    check_files,
+    check_index,
+    compare,
+    leaves_folder,
+    signature,
+)
+
+INDEX = "unet/model.safetensors.index.json"
+
+
+@dataclass
+class Folder:
+    """A checkpoint as the rules see it, easy to break."""
+
+    index: dict[str, Any]
+    headers: dict[str, Header | CheckpointError]
+    listing: set[str]
+
+    def findings(self) -> list[Finding]:
+        return check_index(INDEX, json.dumps(self.index).encode(), self.headers, self.listing)
+
+    def rules(self) -> set[str]:
+        return {finding.rule for finding in self.findings()}
+
+
+def header(
+    tensors: dict[str, tuple[int, ...]], metadata: dict[str, str] | None = None, extra: int = 0
+) -> Header | CheckpointError:
+    """The header of a file of BF16 tensors that is ``extra`` bytes longer than it should be."""
+    data = build_header(
+        [(name, "BF16", shape) for name, shape in tensors.items()],
+        {"format": "pt"} if metadata is None else metadata,
+    )
+    size = len(data) + sum(2 * prod(shape) for shape in tensors.values()) + extra
+    try:
+        return parse_header(data, file="unet/model.safetensors", file_size=size)
+    except CheckpointError as error:
+        return error
+
+
+def folder(files: dict[str, dict[str, tuple[int, ...]]]) -> Folder:
+    headers = {f"unet/{file}": header(tensors) for file, tensors in files.items()}
+    total = sum(2 * prod(shape) for tensors in files.values() for shape in tensors.values())
+    return Folder(
+        {
+            "metadata": {"total_size": total},
+            "weight_map": {name: file for file, tensors in files.items() for name in tensors},
+        },
+        headers,
+        {*headers, INDEX, "config.json", "unet/mtp.safetensors"},
+    )
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def honest() -> Folder:
+    return folder({ONE: {"embed": (8, 4), "norm": (4,)}, TWO: {"head": (8, 4), "scale": ()}})
+
+
+def wrong_shard(it: Folder) -> None:
+    it.index["weight_map"]["norm"] = TWO
+
+
+def swapped_names(it: Folder) -> None:
+    it.index["weight_map"] |= {"norm": TWO, "head": ONE}
+
+
+def key_left_out(it: Folder) -> None:
+    del it.index["weight_map"]["norm"]
+
+
+def ghost_key(it: Folder) -> None:
+    it.index["weight_map"]["nobody"] = ONE
+
+
+def total_too_small(it: Folder) -> None:
+    it.index["metadata"]["total_size"] -= 1
+
+
+def total_left_out(it: Folder) -> None:
+    del it.index["metadata"]["total_size"]
+
+
+def no_metadata(it: Folder) -> None:
+    del it.index["metadata"]
+
+
+def bare_map(it: Folder) -> None:
+    it.index = it.index["weight_map"]
+
+
+def same_key_twice(it: Folder) -> None:
+    it.headers[f"unet/{TWO}"] = header({"head": (8, 4), "scale": (), "norm": (4,)})
+    it.index["metadata"]["total_size"] += 8
+
+
+def escape(it: Folder) -> None:
+    it.index["weight_map"]["head"] = "../outside.safetensors"
+
+
+def absolute(it: Folder) -> None:
+    it.index["weight_map"]["head"] = "/etc/outside.safetensors"
+
+
+def shard_absent(it: Folder) -> None:
+    del it.headers[f"unet/{TWO}"]
+    it.listing.remove(f"unet/{TWO}")
+
+
+def stale_single_file(it: Folder) -> None:
+    it.listing.add("unet/model.safetensors")
+
+
+def stale_shard(it: Folder) -> None:
+    it.listing.add("unet/model-00003-of-00003.safetensors")
+
+
+def one_byte_short(it: Folder) -> None:
+    it.headers[f"unet/{ONE}"] = header({"embed": (8, 4), "norm": (4,)}, extra=-1)
+
+
+def one_byte_long(it: Folder) -> None:
+    it.headers[f"unet/{ONE}"] = header({"embed": (8, 4), "norm": (4,)}, extra=1)
+
+
+def header_unreadable(it: Folder) -> None:
+    it.headers[f"unet/{ONE}"] = BadHeader(file=f"unet/{ONE}", why="norm overlaps another tensor")
+
+
+def no_format(it: Folder) -> None:
+    it.headers[f"unet/{ONE}"] = header({"embed": (8, 4), "norm": (4,)}, {"by": "hand"})
+
+
+def weight_map_of_lists(it: Folder) -> None:
+    it.index["weight_map"]["norm"] = [ONE]
+
+
+def weight_map_gone(it: Folder) -> None:
+    del it.index["weight_map"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rules", "named"),
+    [
+        (wrong_shard, {"wrong_file"}, "norm"),
+        (swapped_names, {"wrong_file"}, "head"),
+        (key_left_out, {"missing"}, "norm"),
+        (ghost_key, {"ghost"}, "nobody"),
+        (total_too_small, {"total_size"}, "total_size 137"),
+        (total_left_out, {"total_size"}, "total_size None"),
+        (no_metadata, {"index_metadata"}, INDEX),
+        (bare_map, {"index_metadata"}, INDEX),
+        (same_key_twice, {"duplicate"}, "norm"),
+        (escape, {"escape", "wrong_file"}, "../outside.safetensors"),
+        (absolute, {"escape", "wrong_file"}, "/etc/outside.safetensors"),
+        (shard_absent, {"absent_file"}, TWO),
+        (stale_single_file, {"stale_file"}, "take it instead of the index"),
+        (stale_shard, {"stale_file"}, "model-00003-of-00003.safetensors"),
+        (one_byte_short, {"length"}, "bytes long, and its header needs"),
+        (one_byte_long, {"length"}, "bytes long, and its header needs"),
+        (header_unreadable, {"header"}, "norm overlaps another tensor"),
+        (no_format, {"format"}, ONE),
+        (weight_map_of_lists, {"index_json"}, INDEX),
+        (weight_map_gone, {"index_json"}, INDEX),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_each_fault_is_found_and_named(fault: Callable[[Folder], None], rules: set[str], named: str) -> None:
+    it = honest()
+    assert it.findings() == []
+    fault(it)
+    assert it.rules() == rules
+    assert any(named in str(finding) for finding in it.findings())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"{", "can be read"),
+        (b"[]", "not a JSON object"),
+        (b"\xff", "can be read"),
+        (b'{"a": "x", "a": "y"}', "'a' is there twice"),
+        (b"[" * 200_000, "nested too deeply"),
+    ],
+)
+def test_an_index_that_is_not_an_index_is_one_finding(text: bytes, why: str) -> None:
+    (finding,) = check_index(INDEX, text, honest().headers, honest().listing)
+    assert finding.rule == "index_json"
+    assert finding.file == INDEX
+    assert why in finding.text
+
+
+@pytest.mark.parametrize(
+    ("written", "leaves"),
+    [
+        ("model.safetensors", False),
+        ("a b – ü.safetensors", False),
+        ("first_state_dict.bin", False),
+        ("..hidden.safetensors", False),
+        ("./model.safetensors", False),
+        ("part/model.safetensors", False),
+        ("part/../../model.safetensors", True),
+        ("..", True),
+        (".", True),
+        ("", True),
+        ("/model.safetensors", True),
+        ("..\\model.safetensors", True),
+        ("C:\\model.safetensors", True),
+        ("a\0b", True),
+    ],
+)
+def test_names_stay_inside_the_folder(written: str, leaves: bool) -> None:
+    assert leaves_folder(written) is leaves
+
+
+@pytest.mark.parametrize(
+    ("index", "own", "stale"),
+    [
+        ("model.safetensors.index.json", "model-1-of-1.safetensors", ["model.safetensors"]),
+        (
+            "model.safetensors.index.fp16.json",
+            "model.fp16-00001-of-00002.safetensors",
+            ["model.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"],
+        ),
+        ("vae/flow.safetensors.index.json", "vae/odd name.safetensors", ["vae/flow-00001-of-00009.safetensors"]),
+    ],
+)
+def test_only_files_of_the_same_name_and_variant_are_stale(index: str, own: str, stale: list[str]) -> None:
+    others = ["mtp.safetensors", "model.fp32.safetensors", "other/model.safetensors", "pytorch_model.bin"]
+    file = own.rsplit("/", 1)[-1]
+    document = {"metadata": {"total_size": 8}, "weight_map": {"x": file}}
+    findings = check_index(index, document, {own: header({"x": (4,)})}, [own, *others, *stale])
+    assert [(finding.rule, finding.file) for finding in findings] == [("stale_file", path) for path in sorted(stale)]
+
+
+def test_compare_names_every_difference() -> None:
+    source = {"a": ("BF16", (2, 3)), "b": ("F32", (4,)), "c": ("I8", ())}
+    output = {"a": ("BF16", (3, 2)), "b": ("F16", (4,)), "d": ("I8", ())}
+    assert {(finding.rule, finding.tensor) for finding in compare(source, output)} == {
+        ("shape", "a"),
+        ("dtype", "b"),
+        ("lost", "c"),
+        ("added", "d"),
+    }
+    assert compare(source, deepcopy(source)) == []
+
+
+names = st.text(min_size=1, max_size=6)
+layouts = st.dictionaries(names, st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=2, max_size=12).flatmap(
+    lambda tensors: st.lists(st.integers(1, 4), min_size=len(tensors), max_size=len(tensors)).map(
+        lambda places: folder(
+            {
+                f"model-{place:05}-of-00004.safetensors": {
+                    name: shape for (name, shape), at in zip(tensors.items(), places, strict=True) if at == place
+                }
+                for place in set(places)
+            }
+        )
+    )
+)
+
+
+@given(layouts)
+def test_an_honest_layout_breaks_no_rule(it: Folder) -> None:
+    assert it.findings() == []
+    assert check_files(it.headers) == []
+    assert len(signature(it.headers)) == len(it.index["weight_map"])
+
+
+@given(layouts, st.data())
+def test_one_entry_of_the_index_changed_is_always_found(it: Folder, data: st.DataObject) -> None:
+    weight_map = it.index["weight_map"]
+    name = data.draw(st.sampled_from(sorted(weight_map)))
+    before = weight_map[name]
+    other = data.draw(st.sampled_from([*sorted(set(weight_map.values()) - {before}), "../x", None]))
+    if other is None:
+        del weight_map[name]
+    else:
+        weight_map[name] = other
+    # A file that lost its only entry is reported as a file.
+    assert any(name == finding.tensor or finding.file == f"unet/{before}" for finding in it.findings())
+
+
+@given(layouts, st.data())
+def test_one_tensor_lost_from_a_file_is_always_found(it: Folder, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(it.headers)))
+    name = data.draw(st.sampled_from(sorted(it.headers[path].tensors)))
+    before = signature(it.headers)
+    shapes = {key: spec.shape for key, spec in it.headers[path].tensors.items() if key != name}
+    it.headers[path] = header(shapes)
+    assert ("ghost", name) in {(finding.rule, finding.tensor) for finding in it.findings()}
+    assert [finding.rule for finding in compare(before, signature(it.headers))] == ["lost"]
+
+
+def test_what_save_pretrained_writes_breaks_no_rule(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=128
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path, max_shard_size="20KB")
+    headers = {
+        path.name: parse_header(path.read_bytes(), file=path.name, file_size=path.stat().st_size)
+        for path in tmp_path.glob("*.safetensors")
+    }
+    assert len(headers) > 2
+    index = "model.safetensors.index.json"
+    listing = [path.name for path in tmp_path.iterdir()]
+    assert check_index(index, (tmp_path / index).read_bytes(), headers, listing) == []
