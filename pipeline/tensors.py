@@ -59,7 +59,7 @@ class StoredFile:
 
 
 class ByteRange(NamedTuple):
-    """``start <= byte < stop`` of one file; ``file`` counts in ``Checkpoint.files`` or ``Plan.files``."""
+    """``start <= byte < stop`` of one file; ``file`` counts in the weight files of the repository (``Plan.files``)."""
 
     file: int
     start: int
@@ -125,13 +125,12 @@ class Checkpoint:
     """One set of weights in a repository: every file, every tensor, and what its index and headers said."""
 
     name: Name
-    files: tuple[StoredFile, ...]
+    files: tuple[int, ...]  # which weight files of the repository
     tensors: tuple[Tensor, ...]
     file_metadata: dict[str, str] = field(default_factory=dict)  # `__metadata__`, merged over the files
     index_metadata: dict[str, object] = field(default_factory=dict)
     index_path: str | None = None
-    data_starts: tuple[int, ...] = ()  # per file: where the first tensor byte lies
-    notes: tuple[str, ...] = ()  # what a person should know: duplicates merged, non-tensors left out
+    notes: tuple[str, ...] = ()  # what a person should know: tensors that no index names, non-tensors left out
 
 
 @dataclass(frozen=True, slots=True)

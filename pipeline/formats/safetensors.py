@@ -8,6 +8,7 @@ to the end of the header), and may hold string pairs under ``__metadata__``; the
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -98,8 +99,7 @@ def _json_object(raw: bytes, file: str) -> dict[str, Any]:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in found if names.count(name) > 1)
+            twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
             raise DuplicateTensor(tensor=repr(twice)[1:-1], file=file, other="the same header")
         return found
 
@@ -122,6 +122,11 @@ def _metadata(value: Any, file: str) -> dict[str, str]:
     return value
 
 
+def _encodable(name: str) -> bool:
+    """JSON can spell lone surrogates, and UTF-8 cannot hold them."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
@@ -129,6 +134,8 @@ def _is_count(value: Any) -> bool:
 def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
     if not isinstance(entry, dict) or not entry.keys() >= _ENTRY_KEYS:
         raise BadHeader(file=file, why=f"{name} lacks one of {', '.join(sorted(_ENTRY_KEYS))}")
+    if not _encodable(name):
+        raise BadHeader(file=file, why=f"{name!a} is no valid name")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise BadHeader(file=file, why=f"{name} has the unknown dtype {str(dtype)[:40]!r}")
