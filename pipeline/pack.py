@@ -1,0 +1,118 @@
+"""Which tensors share a file. Pure: entries in source order go in, lists of entries come out.
+
+Whatever the packing, every entry is in exactly one bin, no bin is empty, and a bin whose file would be larger than
+the limit holds one entry alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.formats.safetensors import HeaderLengths, build_header
+from reshard.pipeline.limits import ALIGNMENT
+from reshard.pipeline.plan import Entry
+from reshard.pipeline.tensors import DTYPE_BITS
+
+Bin = list[Entry]
+
+
+def in_source_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries by source file and byte: the order in which one long read meets them."""
+    return sorted(
+        entries, key=lambda e: (e.tensor.pieces[0].file, e.tensor.pieces[0].offset) if e.tensor.pieces else (-1, 0)
+    )
+
+
+def aligned(entries: Sequence[Entry]) -> list[Entry]:
+    """The order inside one file: as given, unless a tensor would start at no multiple of its element size.
+
+    Loaders map files into memory and read misaligned elements slowly or not at all; larger elements first is always
+    aligned, and keeps the given order among equals.
+    """
+    position = 0
+    for entry in entries:
+        if position % _element(entry):
+            return sorted(entries, key=lambda e: -_element(e))
+        position += entry.size
+    return list(entries)
+
+
+def _element(entry: Entry) -> int:
+    return max(1, DTYPE_BITS[entry.as_dtype] // 8)
+
+
+def header_of(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    return build_header(((e.name, e.as_dtype, e.tensor.shape) for e in entries), metadata)
+
+
+def file_size(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+    """The exact bytes of a file with these entries in this order."""
+    return len(header_of(entries, metadata)) + sum(e.size for e in entries)
+
+
+class _Bins:
+    """Counts what a file would weigh while entries are added, without building its header each time."""
+
+    def __init__(self, metadata: Mapping[str, str], limit: int, total: int) -> None:
+        self._metadata = metadata
+        self._limit = limit
+        self._lengths = HeaderLengths(metadata, largest_offset=max(limit, total))
+        self.entries: Bin = []
+        self.size = self._lengths.empty
+
+    def cost(self, entry: Entry) -> int:
+        return entry.size + self._lengths.of(entry.name, entry.as_dtype, entry.tensor.shape)
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether the file stays within the limit; counts exactly only where the upper bound says no."""
+        if self.size + self.cost(entry) <= self._limit:
+            return True
+        if sum(e.size for e in self.entries) + entry.size > self._limit:
+            return False
+        return file_size(aligned([*self.entries, entry]), self._metadata) <= self._limit
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.size += self.cost(entry)
+
+    def take(self) -> Bin:
+        entries, self.entries, self.size = self.entries, [], self._lengths.empty
+        return entries
+
+
+def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+    """Fill each file before the next is begun.
+
+    An entry that is too large for any file gets one of its own. A file that is less than half full when such an entry
+    comes is not closed but goes on behind it, so that no crumb is left; at most half a file is read twice for that.
+    """
+    bins: list[Bin] = []
+    current = _Bins(metadata, limit, sum(e.size for e in entries))
+    for entry in entries:
+        if current.fits(entry):
+            current.add(entry)
+            continue
+        alone = file_size([entry], metadata) > limit
+        if current.entries and not (alone and current.size < limit // 2):
+            bins.append(current.take())
+        if alone:
+            bins.append([entry])
+        else:
+            current.add(entry)
+    if current.entries:
+        bins.append(current.take())
+    return bins
+
+
+def check_size(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str], oversize: str) -> list[Entry]:
+    """The entries that no file of ``limit`` bytes can hold; raises Oversize or SizeTooSmall where that is refused."""
+    too_large = [e for e in entries if e.size + ALIGNMENT > limit or file_size([e], metadata) > limit]
+    for entry in too_large:
+        header = len(header_of([entry], metadata))
+        if header >= limit:
+            smallest = max(len(header_of([e], metadata)) for e in entries) + 1
+            raise SizeTooSmall(size=limit, tensor=entry.name, header=header, smallest=smallest)
+        if oversize == "fail":
+            raise Oversize(tensor=entry.name, bytes=file_size([entry], metadata), size=limit)
+    return too_large
