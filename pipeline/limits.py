@@ -36,3 +36,45 @@ BACKOFF_MAX = 30.0  # seconds
 # -------------------------------------------------------------------------------------------------------- publish
 COMMIT_RACES = 8  # times that a commit is re-parented because others commit beside us
 REGULAR_MAX = 10 * MB  # bytes; a carried file above it always goes as an object, never inside the commit
+
+# -------------------------------------------------------------------------------------- pickles and torch archives
+PICKLE_MAX = 128 * MIB  # bytes; a 91,985-tensor state dict is 15 MB, a DCP metadata of 350,000 chunks 70 MB
+PICKLE_MEMORY_BASE = 32 * MIB  # bytes; what a pickle's values may take whatever its own length ...
+PICKLE_MEMORY_FACTOR = 40  # ... plus this many bytes for each of its own; measured: 18 state dict, 33 DCP metadata
+PICKLE_MEMORY_MAX = 1 * GIB  # bytes; and never more than this
+NESTING_MAX = 8  # dictionaries inside dictionaries that are searched for tensors; wrappers nest two or three deep
+VALUES_MAX = 10_000_000  # values of a pickle that are looked at while it is searched for tensors
+ZIP_DIRECTORY_MAX = 64 * MIB  # bytes; 500,000 records
+TAIL_READ = 64 * KIB  # bytes; holds the whole directory of a zip of about 700 records
+SPAN_GAP = 128 * KIB  # bytes; small reads this close share a request, which takes longer than reading the gap
+SPAN_READ = 4 * MIB  # bytes; the longest request that small reads share
+EXPANSION_FREE = 16 * MIB  # bytes; a view that repeats its storage may always grow to this ...
+EXPANSION_MAX = 64  # ... and otherwise to this many times the bytes that it is made of
+LEFT_OUT_MAX = 20  # values without tensors that are named one by one; the rest is counted
+
+# ---------------------------------------------------------------------------------------------------------- gather
+GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
+CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its window
+
+# --------------------------------------------------------------------------------------------------------- stores
+CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small
+STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed
+STALL_BYTES = 64 * KIB  # bytes; below this a trickle would keep a socket's own timeout from ever striking
+POOL = 16  # connections per endpoint; more than HEADER_READERS and the two directions of a copy need
+WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait is a mistake of the server's
+LFS_BATCH = 100  # objects in one LFS batch call, as git-lfs sends
+PREUPLOAD_BATCH = 256  # files in one preupload call, the Hub's limit
+DUPLICATE_BATCH = 500  # files in one server-side copy, the Hub's limit
+SAMPLE = 512  # bytes of a file that a preupload call shows
+SPOOLS = 2  # shards on disk per copy over LFS: one is sent while the next is read
+STAGING_AGE = 24 * 3600.0  # seconds; staging of a folder target that nobody locked for so long is swept away
+
+# --------------------------------------------------------------------------------------------------------- reload
+RELOAD_START = 120.0  # seconds; torch and transformers import in 2.5 s, from a cold disk in a minute
+RELOAD_TIME = 180.0  # seconds; the slowest honest layout (671B, fp8) takes 10 s here
+RELOAD_CPU = 120  # seconds of processor time of one request
+RELOAD_MEMORY = 2 * GIB  # bytes of address space beyond what the imports take; the 671B layout needs 0.3 GB
+RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its log, its config
+RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
+RELOAD_CACHE = 64  # verdicts kept; one is a few kB
+REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted

@@ -1,0 +1,369 @@
+"""The reload on the meta device: what transformers' own loader says to a checkpoint's headers, without one weight byte.
+
+Imported only inside the reload child, which forks, sets limits and calls ``check``: a config is data from a stranger,
+and building its class runs a hundred thousand lines that were not written for strangers' data.
+
+Meta tensors made from headers go to ``from_pretrained`` as ``state_dict``, so the loader's renaming, fusing and tying
+run as they would on the weights. The loader is no proof of completeness: it says nothing of dtypes, of keys that
+the class ignores, or of the index; and honest checkpoints are often not clean. So the verdict is a difference: what it
+says to the output must be what it says to the source.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from reshard.pipeline.limits import REPORT_NAMES_MAX
+
+Specs = Mapping[str, tuple[str, list[int]]]
+
+# The format's dtypes as torch knows them; F6 it does not have. (safetensors, bindings/python, torch.py `_TYPES`)
+TORCH_DTYPES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+# What a config may say that makes the loader fetch code or files, wherever in the config it stands.
+UNSAFE_KEYS = frozenset(
+    {
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "experts_implementation",
+        "_experts_implementation",
+        "_experts_implementation_internal",
+        "auto_map",
+        "_name_or_path",
+        "name_or_path",
+        "transformers_weights",
+        "kernel_config",
+        "use_kernels",
+        "fusion_config",
+        "distributed_config",
+    }
+)
+
+# Quantisation methods whose meta reload was seen to tell right from wrong, and the packages that it needs.
+# The others either cannot be built without a GPU or were never tried; guessing would give false verdicts.
+QUANTIZED: dict[str, tuple[str, ...]] = {
+    "fp8": (),
+    "mxfp4": (),
+    "compressed-tensors": ("compressed_tensors",),
+    "bitsandbytes_8bit": ("bitsandbytes",),
+}
+
+
+class NotChecked(Exception):
+    """The class cannot be checked, and why; ``result`` is ``skipped`` or ``inconclusive``."""
+
+    def __init__(self, reason: str, result: str = "skipped") -> None:
+        super().__init__(reason)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the loader said to one side."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.unexpected or self.mismatched or self.errors)
+
+
+def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
+    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers."""
+    try:
+        model_class, model_config, notes = resolve(config, scratch)
+        report, model = load_report(model_class, model_config, source if output is None else output)
+        expected = report if output is None else load_report(model_class, model_config, source)[0]
+    except NotChecked as why:
+        return {"level": "structural", "result": why.result, "reason": str(why)}
+    ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    verdict = {
+        "level": "model",
+        "class_name": model_class.__name__,
+        "ties": ties,
+        "no_split": sorted(getattr(model, "_no_split_modules", None) or ()),
+        "notes": [*notes, *_notes(model, source if output is None else output, ties)],
+        **{field: _shortened(getattr(report, field)) for field in Report.__annotations__},
+    }
+    if report != expected:
+        return {**verdict, "result": "failed", "reason": _difference(expected, report)}
+    if report.clean:
+        return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
+    reason = f"{model_class.__name__} says to the output what it says to the source: {_counts(report)}"
+    return {**verdict, "result": "report", "reason": reason}
+
+
+# ---------------------------------------------------------------------------------------------------- class and config
+
+
+def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], Any, list[str]]:
+    """The model class that the config names, its config object, and notes; raises NotChecked.
+
+    The class is one of transformers' own or none: code in the repository is never looked at, let alone run. The
+    cleaned config is written to ``scratch``, because the loader's own reader of configs takes a folder.
+    """
+    raw = _parse(config)
+    model_class = _class_of(raw)
+    _check_quantization(raw)
+    notes = []
+    if "auto_map" in raw:
+        notes.append("the config names code in the repository (auto_map); transformers' own class was used instead")
+    (scratch / "config.json").write_text(json.dumps(_cleaned(raw)))
+    try:
+        model_config = model_class.config_class.from_pretrained(scratch, local_files_only=True)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        raise NotChecked(f"{model_class.__name__} does not take the config: {_line(error)}", "inconclusive") from error
+    return model_class, model_config, notes
+
+
+def _parse(config: str | None) -> dict[str, Any]:
+    if config is None:
+        raise NotChecked("there is no config.json, so no class to check")
+    try:
+        raw = json.loads(config)
+    except RecursionError:
+        raise NotChecked("config.json is nested too deeply") from None
+    except ValueError as error:
+        raise NotChecked(f"config.json is not JSON: {_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise NotChecked("config.json is no JSON object")
+    return raw
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _cleaned(inner) for key, inner in value.items() if key not in UNSAFE_KEYS}
+    if isinstance(value, list):
+        return [_cleaned(inner) for inner in value]
+    return value
+
+
+def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
+    if "_class_name" in raw:
+        raise NotChecked(f"{raw['_class_name']!s:.100} is a diffusers class, and only transformers classes are checked")
+    names = raw.get("architectures") or []
+    model_type = raw.get("model_type")
+    if not names and isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING:
+        names = [transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]].__name__]
+    if not isinstance(names, list) or not names:
+        raise NotChecked("config.json names no model class")
+    name = names[0]
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
+        raise NotChecked(f"config.json names {name!r:.100}, which is no class name")
+    try:
+        found: Any = getattr(transformers, name, None)
+    except ImportError as error:
+        raise NotChecked(f"{name} needs a package that is not installed: {_line(error)}") from error
+    own = (
+        isinstance(found, type)
+        and issubclass(found, PreTrainedModel)
+        and found.__module__.startswith("transformers.models.")
+        and found.config_class is not None
+    )
+    if not own:
+        where = ", but code in the repository, which is never run" if "auto_map" in raw else ""
+        raise NotChecked(f"{name} is no model class of transformers {transformers.__version__}{where}")
+    declared = found.config_class.model_type
+    if model_type is not None and model_type != declared:
+        raise NotChecked(f"config.json names {name}, a class for {declared}, and says model_type {model_type!r:.100}")
+    named: type[PreTrainedModel] = found
+    return named
+
+
+# -------------------------------------------------------------------------------------------------------- quantisation
+
+
+def _check_quantization(raw: dict[str, Any]) -> None:
+    """Raises NotChecked unless the method is one that was seen to work here; lets fp8 build without a GPU."""
+    inner = raw.get("text_config")
+    quantization = raw.get("quantization_config") or (isinstance(inner, dict) and inner.get("quantization_config"))
+    if not quantization:
+        return
+    if not isinstance(quantization, dict):
+        raise NotChecked("quantization_config is no JSON object")
+    method = quantization.get("quant_method")
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
+        method = f"bitsandbytes_{'4bit' if quantization.get('load_in_4bit') else '8bit'}"
+    if method == "bitsandbytes_4bit":
+        # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.
+        raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a reload on meta lacks")
+    if not isinstance(method, str) or method not in QUANTIZED:
+        raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked on the meta device")
+    lacking = [package for package in QUANTIZED[method] if find_spec(package) is None]
+    if lacking:
+        packages = " ".join(package.replace("_", "-") for package in lacking)
+        raise NotChecked(f"weights quantised by {method} need `pip install {packages}` to be checked")
+    if method == "fp8":
+        build_fp8_without_gpu()
+
+
+def build_fp8_without_gpu() -> None:
+    """Keep fp8 layers fp8 where there is no GPU; for this process, which never computes with them.
+
+    Without a GPU the quantizer silently switches to dequantising, whose loader accepts checkpoints with lost scales
+    and refuses honest ones of DeepSeek-V3's shapes. The one private name that reshard changes in another library.
+    """
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+    FineGrainedFP8HfQuantizer.validate_environment = lambda self, *args, **kwargs: None
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -> tuple[Report, Any]:
+    """What the loader says to tensors of these names, dtypes and shapes; and the model, on meta, if it was built."""
+    state = {name: _meta_tensor(name, dtype, shape) for name, (dtype, shape) in specs.items()}
+    if not state:
+        raise NotChecked("there are no tensors to check")
+    tables = _LoaderTables()
+    logging.getLogger("transformers.modeling_utils").addHandler(tables)
+    try:
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            dtype="auto",
+            attn_implementation="eager",
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except ImportError as error:
+        raise NotChecked(f"{model_class.__name__} needs a package that is not installed: {_line(error)}") from error
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        if tables.last is None:
+            reason = f"{model_class.__name__} cannot be built: {_line(error)}"
+            raise NotChecked(reason, "inconclusive") from error
+        # The loader raises when tensors cannot be fused into the class's own; which ones, only its log says.
+        return Report((), (), (), tuple(_rows(tables.last)) or (_line(error),)), None
+    finally:
+        logging.getLogger("transformers.modeling_utils").removeHandler(tables)
+    report = Report(
+        missing=tuple(sorted(info["missing_keys"])),
+        unexpected=tuple(sorted(info["unexpected_keys"])),
+        mismatched=tuple(
+            sorted(
+                f"{name}: {list(stored)} stored, {list(wanted)} wanted"
+                for name, stored, wanted in info["mismatched_keys"]
+            )
+        ),
+        errors=tuple(sorted(info["error_msgs"])),
+    )
+    return report, model
+
+
+class _LoaderTables(logging.Handler):
+    """Keeps the last load report that the loader logged, which it makes only when something is wrong."""
+
+    last: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "LOAD REPORT" in text:
+            self.last = text
+
+
+def _rows(table: str) -> list[str]:
+    """The rows of the loader's table, without colours, padding and the notes below it."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", table).split("\n\nNotes:")[0]
+    rows = [re.sub(r"\s*\|\s*", " ", line).strip() for line in plain.splitlines()]
+    return sorted(row for row in rows if re.search(r"\b(MISSING|UNEXPECTED|MISMATCH|CONVERSION)\b", row))
+
+
+def _meta_tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    known: torch.dtype | None = getattr(torch, TORCH_DTYPES.get(dtype, ""), None)
+    if known is None:
+        raise NotChecked(f"{name} is {dtype}, which this version of torch does not have")
+    if dtype == "F4":
+        # torch counts pairs: two 4-bit values are one element.
+        if not shape or shape[-1] % 2:
+            raise NotChecked(f"{name} is {dtype}{shape}, an odd number of halves of bytes")
+        shape = [*shape[:-1], shape[-1] // 2]
+    return torch.empty(shape, dtype=known, device="meta")
+
+
+def _notes(model: Any, specs: Specs, ties: Mapping[str, str]) -> list[str]:
+    notes = []
+    both = [f"{target} = {source}" for target, source in ties.items() if target in specs and source in specs]
+    if both:
+        notes.append(f"tied by the class and stored twice, so their bytes should be equal: {_few(both)}")
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    if patterns:
+        ignored = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+        built = model.state_dict().keys()
+        names = [name for name in specs if name not in built and ignored.search(name)]
+        if names:
+            notes.append(f"{len(names)} tensors are neither required nor used by the class: {_few(names)}")
+    return notes
+
+
+def _difference(expected: Report, report: Report) -> str:
+    parts = []
+    for field in Report.__annotations__:
+        before, after = getattr(expected, field), getattr(report, field)
+        if new := [text for text in after if text not in set(before)]:
+            parts.append(f"{field} only in the output: {_few(new)}")
+        if gone := [text for text in before if text not in set(after)]:
+            parts.append(f"{field} only in the source: {_few(gone)}")
+    return "; ".join(parts)
+
+
+def _counts(report: Report) -> str:
+    return ", ".join(f"{len(texts)} {field}" for field in Report.__annotations__ if (texts := getattr(report, field)))
+
+
+def _shortened(texts: tuple[str, ...]) -> list[str]:
+    rest = len(texts) - REPORT_NAMES_MAX
+    return [*texts[:REPORT_NAMES_MAX], f"and {rest} more"] if rest > 0 else list(texts)
+
+
+def _few(texts: list[str], most: int = 5) -> str:
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return (text.splitlines()[0] if text else type(error).__name__)[:300]

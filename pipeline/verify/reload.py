@@ -1,0 +1,309 @@
+"""Asking the reload child whether a model's class still takes the weights; cheap, torch-free, never hangs.
+
+The child (``reload_child``) imports torch and transformers once and forks a process per request, so a config that
+burns memory or time hurts only its own fork. Whatever becomes of either, ``check`` answers: a crash, a timeout or a
+kill is ``inconclusive`` with the reason, never an exception and never a pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import site
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from reshard.pipeline import limits
+from reshard.pipeline.verify.structure import Signature
+
+# What the child inherits: how to find Python's packages and to speak UTF-8. Above all no token, no proxy, no cache.
+_INHERITED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "LANG",
+    "LC_ALL",
+)
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONUTF8": "1",  # whatever the locale
+    "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
+    "OMP_NUM_THREADS": "1",  # the same, and copies need the other cores
+    "COLUMNS": "120",  # the loader's tables depend on the terminal's width
+}
+
+Level = Literal["model", "structural"]
+Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """What the reload found.
+
+    ``model``: the class was built and said the same to output and source: ``clean`` without complaint, ``report`` with
+    the same complaints, ``failed`` with others. ``structural``: the class was not checked, and ``reason`` says why:
+    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's.
+    """
+
+    level: Level
+    result: Result
+    reason: str
+    class_name: str | None = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)  # parameter -> the one that it shares its bytes with
+    no_split: tuple[str, ...] = ()  # module classes that must not be divided over devices; empty where unknown
+    seconds: float = 0.0
+    peak_rss: int = 0  # bytes, the imports included
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; ``from_dict`` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> ModelCheck:
+        """The check that ``to_dict`` described."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return ModelCheck(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadLimits:
+    """What one request may use; see limits.py for the reasons."""
+
+    start: float = limits.RELOAD_START  # seconds until the child has its imports
+    time: float = limits.RELOAD_TIME  # seconds
+    cpu: int = limits.RELOAD_CPU  # seconds
+    memory: int = limits.RELOAD_MEMORY  # bytes of address space beyond the imports
+
+
+class Reload:
+    """The reload child, started when first needed and kept warm; safe to share between threads."""
+
+    def __init__(self, allowed: ReloadLimits | None = None, *, python: str = sys.executable) -> None:
+        self._allowed = allowed or ReloadLimits()
+        self._python = python
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._verdicts: OrderedDict[bytes, ModelCheck] = OrderedDict()
+
+    def check(self, config: bytes | None, source: Signature, output: Signature | None = None) -> ModelCheck:
+        """Whether the class that ``config`` (a config.json) names says the same to ``output`` as to ``source``.
+
+        ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
+        already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks.
+        """
+        if config is not None and len(config) > limits.CONFIG_MAX:
+            return _structural("skipped", f"config.json has {len(config)} bytes; {limits.CONFIG_MAX} are read")
+        try:
+            text = None if config is None else config.decode()
+        except UnicodeDecodeError as error:
+            return _structural("skipped", f"config.json is not UTF-8: {error}")
+        ours = _packed(source)
+        theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
+        line = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}\n'.encode()
+        key = hashlib.sha256(line).digest()
+        with self._lock:
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+                return self._verdicts[key]
+            verdict = self._ask(line)
+            # What was cut short may end otherwise next time; the rest depends on nothing but the request.
+            if verdict.result != "inconclusive":
+                self._verdicts[key] = verdict
+                while len(self._verdicts) > limits.RELOAD_CACHE:
+                    self._verdicts.popitem(last=False)
+            return verdict
+
+    def warm(self) -> str | None:
+        """Start the child now; None, or why there is no reload."""
+        with self._lock:
+            return self._started()
+
+    def close(self) -> None:
+        """End the child and whatever it is doing."""
+        with self._lock:
+            if self._child is not None:
+                self._child.end()
+                self._child = None
+
+    def __enter__(self) -> Reload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, line: bytes) -> ModelCheck:
+        began = time.monotonic()
+        if trouble := self._started():
+            return _structural("skipped", trouble)
+        assert self._child is not None
+        try:
+            # The child ends its fork itself at the limit; the grace is for a child that no longer does.
+            answer = self._child.ask(line, self._allowed.time + _GRACE)
+        except _ChildLost as lost:
+            self._child.end()
+            self._child = None
+            return replace(_structural("inconclusive", str(lost)), seconds=time.monotonic() - began)
+        return ModelCheck.from_dict({**answer, "seconds": time.monotonic() - began})
+
+    def _started(self) -> str | None:
+        if self._child is not None and self._child.alive():
+            return None
+        lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+        if lacking:
+            return f"{' and '.join(lacking)} not installed here; `pip install 'reshard[model]'` brings the reload"
+        if self._child is not None:
+            self._child.end()
+        self._child = _Child(self._python, self._allowed)
+        try:
+            hello = self._child.hello(self._allowed.start)
+        except _ChildLost as lost:
+            hello = {"unavailable": str(lost)}
+        if "unavailable" not in hello:
+            return None
+        self._child.end()
+        self._child = None
+        return f"the reload could not start: {hello['unavailable']}"
+
+
+_GRACE = 5.0  # seconds beyond a limit before the whole child is given up
+
+
+class _ChildLost(Exception):
+    """The child is gone or does not answer, and why."""
+
+
+class _Child:
+    """One child process, its pipes, and a folder of its own that stands for its home."""
+
+    def __init__(self, python: str, allowed: ReloadLimits) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-"))
+        self._log = self._home / "log"
+        self._unread = b""
+        arguments = [str(allowed.time), str(allowed.cpu), str(allowed.memory)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                # -P: a file named torch.py in the working folder must not become torch.
+                [python, "-P", "-m", "reshard.pipeline.verify.reload_child", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._home,
+                env=_environment(self._home),
+                start_new_session=True,  # so that one signal ends it with all its forks
+                bufsize=0,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._answers, False)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def hello(self, seconds: float) -> dict[str, Any]:
+        """What it says once it has its imports."""
+        return self._exchange(b"", seconds)
+
+    def ask(self, line: bytes, seconds: float) -> dict[str, Any]:
+        """The answer to one request line."""
+        return self._exchange(line, seconds)
+
+    def end(self) -> None:
+        """Kill it and its forks, and remove its folder."""
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        unsent = memoryview(request)
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._answers, selectors.EVENT_READ)
+            if unsent:
+                ready.register(self._requests, selectors.EVENT_WRITE)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise _ChildLost(f"no answer within {seconds:.0f} s")
+                for key, _ in ready.select(left):
+                    if key.fd == self._requests:
+                        unsent = unsent[self._send(unsent) :]
+                        if not unsent:
+                            ready.unregister(self._requests)
+                    else:
+                        self._receive()
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _send(self, unsent: memoryview) -> int:
+        try:
+            return os.write(self._requests, unsent[: 1 << 16])
+        except BrokenPipeError:
+            raise _ChildLost(self._ending()) from None
+
+    def _receive(self) -> None:
+        chunk = os.read(self._answers, 1 << 16)
+        if not chunk:
+            raise _ChildLost(self._ending())
+        self._unread += chunk
+        if len(self._unread) > limits.RELOAD_ANSWER:
+            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes")
+
+    def _ending(self) -> str:
+        """How it ended, with the last line that it logged."""
+        try:
+            status = self._process.wait(timeout=_GRACE)
+        except subprocess.TimeoutExpired:
+            return "the reload child closed its pipe"
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+        with self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - 4096))
+            last = log.read().decode(errors="replace").strip().rpartition("\n")[2][:300]
+        return f"the reload child {how}" + (f": {last}" if last else "")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if site.ENABLE_USER_SITE and site.USER_BASE:
+        # Packages of `pip install --user` are found from the home folder, which is another one there.
+        inherited["PYTHONUSERBASE"] = site.USER_BASE
+    folders = {name: str(home) for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR")}
+    return {**inherited, **_OFFLINE, **folders}
+
+
+def _packed(specs: Signature) -> str:
+    return json.dumps({name: specs[name] for name in sorted(specs)}, separators=(",", ":"))
+
+
+def _structural(result: Result, reason: str) -> ModelCheck:
+    return ModelCheck("structural", result, reason)
