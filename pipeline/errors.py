@@ -75,6 +75,12 @@ class UsageError(ReshardError):
     hint = "see `reshard --help`"
 
 
+class BadSetting(UsageError):
+    code = "usage.setting"
+    message = "{name}={value}: {why}"
+    hint = "change it where this process is started; docs/reference lists every setting"
+
+
 class BadSize(UsageError):
     code = "usage.size"
     message = "--size {value}: {why}"
@@ -119,6 +125,12 @@ class RevisionNotFound(SourceError):
     code = "source.no_revision"
     message = "{repo} has no branch, tag or commit {revision}"
     hint = "leave out --revision to take the default branch"
+
+
+class FolderNotFound(SourceError):
+    code = "source.no_folder"
+    message = "{path} is no folder that can be read: {why}"
+    hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
 
 
 class SourceGated(SourceError):
@@ -185,6 +197,18 @@ class FolderNotAllowed(AccessError):
     hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
 
 
+class FolderNotWritable(AccessError):
+    code = "access.folder"
+    message = "{path} cannot be written: {why}"
+    hint = "choose another folder, or run as a user who may write there"
+
+
+class BadCredentials(AccessError):
+    code = "access.credentials"
+    message = "{file}: {why}"
+    hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
+
+
 # ----------------------------------------------------------------------------------------------------- checkpoint
 
 
@@ -224,6 +248,25 @@ class UnsafePickle(CheckpointError):
     code = "checkpoint.unsafe_pickle"
     message = "{file} asks to run {what}; nothing was run"
     hint = "do not load this file with any tool before you know who made it"
+
+
+class BadPickle(CheckpointError):
+    code = "checkpoint.pickle"
+
+
+class PickleCutShort(BadPickle):
+    code = "checkpoint.pickle.cut"
+    message = "{file}: a pickle ends in the middle, after {bytes} bytes"
+    hint = "the file was cut off or written to; get it again from whoever made it"
+
+
+class BadArchive(CheckpointError):
+    code = "checkpoint.archive"
+
+
+class BadTiling(CheckpointError):
+    code = "checkpoint.tiling"
+    message = "{file}: the parts of {tensor} do not make up the whole: {why}"
 
 
 class Unsupported(CheckpointError):
@@ -430,3 +473,15 @@ class WrongState(JobError):
     code = "job.state"
     message = "job {job} is {state}: {why}"
     hint = "see `reshard status {job}`"
+
+
+class TargetBusy(JobError):
+    code = "job.target_busy"
+    message = "job {job} is already at work on {target}, with another request"
+    hint = "wait for it with `reshard watch {job}`, or stop it with `reshard cancel {job}`"
+
+
+class Ambiguous(JobError):
+    code = "job.ambiguous"
+    message = "{job} is the start of several jobs: {jobs}"
+    hint = "give more letters of the one you mean"

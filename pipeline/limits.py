@@ -71,10 +71,11 @@ STAGING_AGE = 24 * 3600.0  # seconds; staging of a folder target that nobody loc
 
 # --------------------------------------------------------------------------------------------------------- reload
 RELOAD_START = 120.0  # seconds; torch and transformers import in 2.5 s, from a cold disk in a minute
-RELOAD_TIME = 180.0  # seconds; the slowest honest layout (671B, fp8) takes 10 s here
-RELOAD_CPU = 120  # seconds of processor time of one request
-RELOAD_MEMORY = 2 * GIB  # bytes of address space beyond what the imports take; the 671B layout needs 0.3 GB
+RELOAD_TIME = 180.0  # seconds of one request, three times its processor time for a machine that copies too
+RELOAD_CPU = 60  # seconds of processor time of one request; the slowest honest layout (671B, fp8) takes 10
+RELOAD_MEMORY = 1 * GIB  # bytes of address space beyond what the imports take; the 671B layout needs 0.4 GB
 RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its log, its config
 RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
 RELOAD_CACHE = 64  # verdicts kept; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
+HISTORY_MAX = 1000  # commits; how far back we look for our own last publication

@@ -1,0 +1,405 @@
+"""A pickle machine that runs nothing: it turns a pickle into inert values, and refuses what it would have to run.
+
+A pickle is a program for a small stack machine (https://docs.python.org/3/library/pickletools.html). Ours knows the
+opcodes that binary pickles of plain data are made of. Where Python's own would import a name it makes a ``Global``,
+which is two strings; where Python's would call one it makes a ``Made``, which remembers what would have been called
+with what. Names outside the caller's allow-list end the reading. So no import, no call, no attribute is ever looked up.
+
+The machine never hashes, compares, prints or copies what it makes: a pickle of a few hundred bytes may hold a tuple of
+2**40 elements. Dictionaries are therefore lists of pairs. Who reads the values must tell them apart by ``type(...)``.
+
+What a pickle claims is checked against the bytes that are there before anything is allocated, and what it really makes
+is charged against an allowance in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Final
+
+from reshard.pipeline.errors import BadPickle, PickleCutShort, UnsafePickle
+from reshard.pipeline.limits import PICKLE_MAX, PICKLE_MEMORY_BASE, PICKLE_MEMORY_FACTOR, PICKLE_MEMORY_MAX
+
+# What values cost in memory at most, in bytes: 64-bit CPython 3.11 to 3.13, with the garbage collector's head.
+_OPCODE_COST = 8  # a slot of the stack
+_SMALL_COST = 40  # an integer or a float
+_TUPLE_COST = 64  # and a slot for each element
+_LIST_COST = 80
+_SLOT_COST = 16  # of a list that grows
+_MAPPING_COST = 144  # with the list inside it
+_PAIR_COST = 80  # a tuple of two, and its slot
+_MADE_COST = 96  # also of the other small objects
+_MEMO_COST = 104  # an entry with its key, while the memo grows
+
+_HIGHEST_PROTOCOL = 5
+_INTEGER_BYTES_MAX = 255  # LONG4 could claim 2 GiB; nothing that describes tensors needs more than LONG1 holds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Global:
+    """A name that Python would have imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class Mapping:
+    """A dictionary as it was written: pairs in order, keys unhashed, a repeated key still there twice."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[object, object]] = []
+
+
+class Made:
+    """What calling ``kind`` with ``args`` would have made, with the state and the items that were put into it."""
+
+    __slots__ = ("args", "items", "kind", "pairs", "state")
+
+    def __init__(self, kind: Global, args: tuple[object, ...]) -> None:
+        self.kind = kind
+        self.args = args
+        self.state: object = None
+        # Most calls make neither a dictionary nor a list, and there are many calls: the lists come when needed.
+        self.pairs: list[tuple[object, object]] | None = None
+        self.items: list[object] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Persistent:
+    """Something that lies outside the pickle, by the key that the pickle knows it under."""
+
+    key: object
+
+
+SET = Global("builtins", "set")
+
+
+def load(data: bytes | memoryview, *, file: str, allowed: frozenset[str], start: int = 0) -> tuple[object, int]:
+    """The value of the pickle that begins at byte ``start`` of ``data``, and where it ends.
+
+    Values are None, bool, int, float, str, bytes, tuple, list, Mapping, Made, Global and Persistent; ``allowed`` holds
+    dotted names. Raises UnsafePickle for a name outside it, PickleCutShort when ``data`` ends first, BadPickle for
+    anything else that is no pickle of plain data. ``file`` is for the message.
+    """
+    return _Machine(data, start, file, allowed).run()
+
+
+class _Machine:
+    def __init__(self, data: bytes | memoryview, start: int, file: str, allowed: frozenset[str]) -> None:
+        self._data = bytes(data) if isinstance(data, memoryview) else data
+        self._start = start
+        self._at = start
+        self._file = file
+        self._allowed = allowed
+        self._stack: list[object] = []
+        self._below_marks: list[list[object]] = []
+        self._memo: dict[int, object] = {}
+        length = min(len(data) - start, PICKLE_MAX)
+        self._allowance = min(PICKLE_MEMORY_BASE + PICKLE_MEMORY_FACTOR * length, PICKLE_MEMORY_MAX)
+
+    def run(self) -> tuple[object, int]:
+        data, stop = self._data, min(len(self._data), self._start + PICKLE_MAX)
+        try:
+            while self._at < stop:
+                opcode = data[self._at]
+                self._at += 1
+                if opcode == _STOP:
+                    if len(self._stack) != 1 or self._below_marks:
+                        raise self._bad("it ends with values left over")
+                    return self._stack[0], self._at
+                step = _STEPS.get(opcode)
+                if step is None:
+                    raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data never needs")
+                self._charge(_OPCODE_COST)
+                step(self)
+        except (IndexError, KeyError):
+            raise self._bad(f"byte {self._at - 1} takes something that was never put there") from None
+        if stop < len(data):
+            raise self._bad(f"it is longer than {PICKLE_MAX} bytes")
+        raise self._cut_short()
+
+    # What every step is made of.
+
+    def _bad(self, why: str) -> BadPickle:
+        return BadPickle(file=self._file, why=f"this pickle cannot be read: {why}")
+
+    def _cut_short(self) -> PickleCutShort:
+        return PickleCutShort(file=self._file, bytes=len(self._data) - self._start)
+
+    def _charge(self, cost: int) -> None:
+        self._allowance -= cost
+        if self._allowance < 0:
+            raise self._bad("it makes far more values than its length explains")
+
+    def _take(self, length: int) -> bytes:
+        stop = self._at + length
+        if stop > len(self._data):
+            raise self._cut_short()
+        taken = self._data[self._at : stop]
+        self._at = stop
+        return taken
+
+    def _number(self, length: int) -> int:
+        return int.from_bytes(self._take(length), "little")
+
+    def _line(self) -> str:
+        stop = self._data.find(b"\n", self._at)
+        if stop < 0:
+            raise self._cut_short()
+        line = self._data[self._at : stop]
+        self._at = stop + 1
+        return self._decoded(line)
+
+    def _decoded(self, text: bytes) -> str:
+        try:
+            decoded = text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._bad("it holds a text that is not UTF-8") from None
+        self._charge(getsizeof(decoded))
+        return decoded
+
+    def _push(self, value: object) -> None:
+        self._stack.append(value)
+
+    def _pop_to_mark(self) -> list[object]:
+        values = self._stack
+        self._stack = self._below_marks.pop()
+        self._allowance += _LIST_COST
+        return values
+
+    def _push_charged(self, value: object, cost: int) -> None:
+        self._charge(cost)
+        self._stack.append(value)
+
+    # The steps, one per opcode or per kind of opcodes.
+
+    def protocol(self) -> None:
+        version = self._number(1)
+        if version > _HIGHEST_PROTOCOL:
+            raise self._bad(f"it claims protocol {version}")
+
+    def frame(self) -> None:
+        # Frames are a hint for readers of streams; the bytes are here already.
+        if self._number(8) > len(self._data) - self._at:
+            raise self._cut_short()
+
+    def none(self) -> None:
+        self._push(None)
+
+    def true(self) -> None:
+        self._push(True)
+
+    def false(self) -> None:
+        self._push(False)
+
+    def integer(self, length: int, signed: bool) -> None:
+        self._charge(_SMALL_COST)
+        self._push(int.from_bytes(self._take(length), "little", signed=signed))
+
+    def long(self, prefix: int) -> None:
+        length = self._number(prefix)
+        if length > _INTEGER_BYTES_MAX:
+            raise self._bad(f"it claims an integer of {length} bytes")
+        self._charge(length)
+        self.integer(length, True)
+
+    def float(self) -> None:
+        self._charge(_SMALL_COST)
+        self._push(struct.unpack(">d", self._take(8))[0])
+
+    def text(self, prefix: int) -> None:
+        self._push(self._decoded(self._take(self._number(prefix))))
+
+    def bytes(self, prefix: int) -> None:
+        content = self._take(self._number(prefix))
+        self._charge(getsizeof(content))
+        self._push(content)
+
+    def empty_tuple(self) -> None:
+        self._push(())
+
+    def tuple_of(self, length: int) -> None:
+        values = tuple(self._stack.pop() for _ in range(length))
+        self._push_charged(values[::-1], _TUPLE_COST + 8 * length)
+
+    def tuple_to_mark(self) -> None:
+        values = self._pop_to_mark()
+        self._push_charged(tuple(values), _TUPLE_COST + 8 * len(values))
+
+    def empty_list(self) -> None:
+        self._push_charged([], _LIST_COST)
+
+    def empty_mapping(self) -> None:
+        self._push_charged(Mapping(), _MAPPING_COST)
+
+    def empty_set(self) -> None:
+        self._push_charged(Made(SET, ()), _MADE_COST)
+
+    def frozen_set(self) -> None:
+        made = Made(SET, ())
+        made.items = self._pop_to_mark()
+        self._push_charged(made, _MADE_COST)
+
+    def append(self) -> None:
+        self._extend([self._stack.pop()])
+
+    def extend(self) -> None:
+        self._extend(self._pop_to_mark())
+
+    def _extend(self, values: list[object]) -> None:
+        target = self._stack[-1]
+        self._charge(_SLOT_COST * len(values))
+        if type(target) is list:
+            target.extend(values)
+        elif type(target) is Made:
+            if target.items is None:
+                self._charge(_LIST_COST)
+                target.items = []
+            target.items.extend(values)
+        else:
+            raise self._bad("it adds elements to something that has none")
+
+    def set_item(self) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._set_items([key, value])
+
+    def set_items(self) -> None:
+        self._set_items(self._pop_to_mark())
+
+    def _set_items(self, flat: list[object]) -> None:
+        if len(flat) % 2:
+            raise self._bad("a key has no value")
+        target = self._stack[-1]
+        if type(target) is not Mapping and type(target) is not Made:
+            raise self._bad("it sets items of something that has none")
+        self._charge(_PAIR_COST * (len(flat) // 2))
+        if target.pairs is None:
+            self._charge(_LIST_COST)
+            target.pairs = []
+        target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
+
+    def mark(self) -> None:
+        self._charge(_LIST_COST)
+        self._below_marks.append(self._stack)
+        self._stack = []
+
+    def pop(self) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._pop_to_mark()
+
+    def pop_to_mark(self) -> None:
+        self._pop_to_mark()
+
+    def duplicate(self) -> None:
+        self._push(self._stack[-1])
+
+    def remember(self) -> None:
+        self._remember(len(self._memo))
+
+    def remember_at(self, length: int) -> None:
+        self._remember(self._number(length))
+
+    def _remember(self, key: int) -> None:
+        self._charge(_MEMO_COST)
+        self._memo[key] = self._stack[-1]
+
+    def recall(self, length: int) -> None:
+        self._push(self._memo[self._number(length)])
+
+    def global_from_lines(self) -> None:
+        self._push_global(self._line(), self._line())
+
+    def global_from_stack(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if type(module) is not str or type(name) is not str:
+            raise self._bad("it imports something whose name is no text")
+        self._push_global(module, name)
+
+    def _push_global(self, module: str, name: str) -> None:
+        found = Global(module, name)
+        if str(found) not in self._allowed:
+            # A name from a stranger may be long and may hold control characters.
+            raise UnsafePickle(file=self._file, what=repr(str(found)[:200])[1:-1])
+        self._push_charged(found, _MADE_COST)
+
+    def call(self) -> None:
+        args, kind = self._stack.pop(), self._stack.pop()
+        if type(kind) is not Global:
+            raise self._bad("it calls something that is no name")
+        if type(args) is not tuple:
+            raise self._bad(f"it calls {kind} without a tuple of arguments")
+        self._push_charged(Made(kind, args), _MADE_COST)
+
+    def build(self) -> None:
+        state, target = self._stack.pop(), self._stack[-1]
+        if type(target) is not Made:
+            raise self._bad("it gives a state to something that has none")
+        target.state = state
+
+    def persistent(self) -> None:
+        self._push_charged(Persistent(self._stack.pop()), _MADE_COST)
+
+
+_STOP = 0x2E
+
+_STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
+    0x80: _Machine.protocol,
+    0x95: _Machine.frame,
+    0x4E: _Machine.none,
+    0x88: _Machine.true,
+    0x89: _Machine.false,
+    0x4A: lambda machine: machine.integer(4, True),  # BININT
+    0x4B: lambda machine: machine.integer(1, False),  # BININT1
+    0x4D: lambda machine: machine.integer(2, False),  # BININT2
+    0x8A: lambda machine: machine.long(1),
+    0x8B: lambda machine: machine.long(4),
+    0x47: _Machine.float,
+    0x58: lambda machine: machine.text(4),  # BINUNICODE
+    0x8C: lambda machine: machine.text(1),  # SHORT_BINUNICODE
+    0x8D: lambda machine: machine.text(8),  # BINUNICODE8
+    0x55: lambda machine: machine.text(1),  # SHORT_BINSTRING: how Python 2 wrote names
+    0x54: lambda machine: machine.text(4),  # BINSTRING
+    0x43: lambda machine: machine.bytes(1),  # SHORT_BINBYTES
+    0x42: lambda machine: machine.bytes(4),  # BINBYTES
+    0x8E: lambda machine: machine.bytes(8),  # BINBYTES8
+    0x96: lambda machine: machine.bytes(8),  # BYTEARRAY8
+    0x29: _Machine.empty_tuple,
+    0x85: lambda machine: machine.tuple_of(1),
+    0x86: lambda machine: machine.tuple_of(2),
+    0x87: lambda machine: machine.tuple_of(3),
+    0x74: _Machine.tuple_to_mark,
+    0x5D: _Machine.empty_list,
+    0x7D: _Machine.empty_mapping,
+    0x8F: _Machine.empty_set,
+    0x91: _Machine.frozen_set,
+    0x61: _Machine.append,
+    0x65: _Machine.extend,
+    0x90: _Machine.extend,  # ADDITEMS
+    0x73: _Machine.set_item,
+    0x75: _Machine.set_items,
+    0x28: _Machine.mark,
+    0x30: _Machine.pop,
+    0x31: _Machine.pop_to_mark,
+    0x32: _Machine.duplicate,
+    0x94: _Machine.remember,  # MEMOIZE
+    0x71: lambda machine: machine.remember_at(1),
+    0x72: lambda machine: machine.remember_at(4),
+    0x68: lambda machine: machine.recall(1),
+    0x6A: lambda machine: machine.recall(4),
+    0x63: _Machine.global_from_lines,
+    0x93: _Machine.global_from_stack,
+    0x52: _Machine.call,  # REDUCE
+    0x81: _Machine.call,  # NEWOBJ
+    0x62: _Machine.build,
+    0x51: _Machine.persistent,  # BINPERSID
+}

@@ -1,0 +1,75 @@
+"""Small reads of a stored file: the one thing that the formats ask of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from reshard.pipeline.errors import BadLength
+from reshard.pipeline.limits import HEADER_READERS, SPAN_GAP, SPAN_READ
+from reshard.pipeline.tensors import StoredFile
+
+
+class Read(Protocol):
+    """Exactly the bytes ``start <= b < stop`` of a file, in order, in views that are valid until the next one.
+
+    ``Source.read`` is one. It is called from several threads at once.
+    """
+
+    def __call__(self, file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]: ...
+
+
+class Span(NamedTuple):
+    """``start <= byte < stop`` of the file at hand."""
+
+    start: int
+    stop: int
+
+
+def read_bytes(read: Read, file: StoredFile, start: int, stop: int) -> bytes:
+    """Those bytes in memory; raises BadLength when the file ends before ``stop``."""
+    if stop > file.size:
+        raise BadLength(file=file.path, actual=file.size, expected=f"{stop} or more")
+    if start == stop:
+        return b""
+    data = b"".join(read(file, start, stop))
+    if len(data) != stop - start:
+        raise BadLength(file=file.path, actual=start + len(data), expected=f"{stop} or more")
+    return data
+
+
+def read_spans(read: Read, file: StoredFile, spans: Sequence[Span]) -> list[bytes]:
+    """The bytes of every span, in the order given; spans that lie close together share one request.
+
+    For spans that are small and many: all of them are held at once, and up to HEADER_READERS requests run at a time.
+    Raises BadLength when the file ends before a span does.
+    """
+    requests: list[tuple[Span, list[int]]] = []
+    for number in sorted(range(len(spans)), key=spans.__getitem__):
+        span = spans[number]
+        if requests:
+            whole, members = requests[-1]
+            merged = Span(whole.start, max(whole.stop, span.stop))
+            if span.start - whole.stop <= SPAN_GAP and merged.stop - merged.start <= SPAN_READ:
+                members.append(number)
+                requests[-1] = (merged, members)
+                continue
+        requests.append((span, [number]))
+
+    found = [b""] * len(spans)
+
+    def fetch(request: tuple[Span, list[int]]) -> None:
+        whole, members = request
+        data = read_bytes(read, file, whole.start, whole.stop)
+        for number in members:
+            span = spans[number]
+            found[number] = data[span.start - whole.start : span.stop - whole.start]
+
+    if len(requests) == 1:
+        fetch(requests[0])
+    else:
+        with ThreadPoolExecutor(HEADER_READERS) as threads:
+            for _ in threads.map(fetch, requests):
+                pass
+    return found

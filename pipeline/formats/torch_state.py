@@ -1,0 +1,501 @@
+"""From the inert values of a torch pickle to tensors: what `torch.save` writes, in words of storages and views.
+
+Sources: `torch/_utils.py` (the `_rebuild_*` functions, whose arguments these are), `torch/serialization.py`
+(persistent ids) and `torch/storage.py` (the storage classes). None of those functions is called here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
+from reshard.pipeline.formats.nesting import Branch, Leaf, Other, label, weights_of
+from reshard.pipeline.formats.pickles import Global, Made, Persistent
+from reshard.pipeline.formats.pickles import Mapping as PickledMapping
+from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor
+
+# torch's dtype names -> the safetensors format's.
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+}
+# Known to torch and not to the format: recognised, so that the refusal can name them.
+_FOREIGN_DTYPES = {
+    *("complex32", "complex128", "quint8", "qint8", "qint32", "quint4x2", "quint2x4"),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)),
+}
+
+# torch's storage classes -> dtype names. A storage without a type counts bytes.
+_STORAGES = {
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QUInt8Storage": "quint8",
+    "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}
+_UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage", "torch.storage._UntypedStorage"}
+
+_REBUILD, _REBUILD_V2, _REBUILD_V3 = (f"torch._utils._rebuild_tensor{suffix}" for suffix in ("", "_v2", "_v3"))
+_PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+_FROM_TYPE = {"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"}
+_PLAIN_TYPES = {
+    "torch.Tensor",
+    "torch._tensor.Tensor",
+    "torch.nn.parameter.Parameter",
+    "torch.nn.Parameter",
+    "torch.nn.parameter.Buffer",
+    "torch.nn.Buffer",
+}
+_TENSOR_KINDS = {_REBUILD, _REBUILD_V2, _REBUILD_V3, *_PARAMETER, *_FROM_TYPE}
+# Tensors that are more than a view of one storage.
+_FOREIGN_KINDS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no data,",
+    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor pickled as a numpy array",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value,",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
+}
+_DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
+# What trainers put beside the weights. It is named in the notes and never looked into, so it may stand.
+_BYSTANDERS = {
+    "torch.Size",
+    "torch.device",
+    "torch.serialization._get_layout",
+    "argparse.Namespace",
+    "builtins.set",
+    "__builtin__.set",
+    "builtins.frozenset",
+    "__builtin__.frozenset",
+    "builtins.complex",
+    "__builtin__.complex",
+    "_codecs.encode",
+    "datetime.datetime",
+    "datetime.timedelta",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    "pathlib.WindowsPath",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+}
+ALLOWED = frozenset(
+    _TENSOR_KINDS
+    | _PLAIN_TYPES
+    | set(_FOREIGN_KINDS)
+    | _DICTIONARIES
+    | _BYSTANDERS
+    | _UNTYPED
+    | {f"{module}.{name}" for module in ("torch", "torch.cuda", "torch.storage") for name in _STORAGES}
+    | {f"torch.{name}" for name in (*DTYPES, *_FOREIGN_DTYPES)}
+)
+
+_DIMENSIONS_MAX = 64
+_BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A run of bytes that the archive keeps under ``key``, of which this one uses ``start <= byte < start + size``."""
+
+    key: str
+    whole: int  # bytes that the archive must keep under the key
+    start: int
+    size: int
+    dtype: str | None  # the format's name; None for a storage that counts bytes
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor as torch sees it. Offset and strides are bytes, and inside the storage for every element."""
+
+    storage: Storage
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``start <= byte < stop`` of a file, and the CRC-32 that its archive keeps of them, where it keeps one."""
+
+    name: str
+    file: int
+    start: int
+    stop: int
+    crc32: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one torch file holds."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the pickle
+    notes: tuple[str, ...]  # where the weights were found, and what else was there
+    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are no ties
+    records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an archive keeps a storage."""
+
+    file: int
+    start: int  # byte of the file
+
+
+# --------------------------------------------------------------------------------------------------------- values
+
+
+def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
+    """The pairs of a pickled dictionary, or None when the value is none."""
+    if type(value) is PickledMapping:
+        return value.pairs
+    if type(value) is Made and str(value.kind) in _DICTIONARIES:
+        # Python 2 passed the pairs as an argument.
+        if str(value.kind) == "collections.OrderedDict" and value.args and type(value.args[0]) is list:
+            pairs = value.args[0]
+            if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
+                return [(pair[0], pair[1]) for pair in pairs] + (value.pairs or [])
+        return value.pairs or ()
+    return None
+
+
+def is_tensor(value: object) -> bool:
+    return type(value) is Made and (str(value.kind) in _TENSOR_KINDS or str(value.kind) in _FOREIGN_KINDS)
+
+
+def describe(value: object) -> str:
+    """A few words on a value that is no tensor, whatever it is and however large."""
+    if value is None or type(value) in (bool, int, float):
+        return f"{type(value).__name__} {value!r}"[:60] if value is not None else "None"
+    if type(value) is str:
+        return f"str {value[:40]!r}"
+    if type(value) in (bytes, tuple, list):
+        return f"a {type(value).__name__} of {len(value)}"  # type: ignore[arg-type]
+    if (pairs := pairs_of(value)) is not None:
+        return f"a dictionary of {len(pairs)}"
+    if type(value) is Made:
+        return f"a {value.kind}"
+    return f"a {value}" if type(value) is Global else "a value of an unknown kind"
+
+
+class _Search:
+    """Looks for tensors inside values, each value once, and only so many of them."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._looked_at = 0
+
+    def finds_tensor(self, value: object) -> bool:
+        seen: set[int] = set()
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            if is_tensor(value):
+                return True
+            inner = _inner(value)
+            if not inner or id(value) in seen:
+                continue
+            seen.add(id(value))
+            self._looked_at += len(inner)
+            if self._looked_at > VALUES_MAX:
+                raise BadPickle(file=self._file, why=f"it holds more than {VALUES_MAX} values beside its tensors")
+            waiting.extend(inner)
+        return False
+
+
+def _inner(value: object) -> Sequence[object]:
+    if type(value) in (tuple, list):
+        return value  # type: ignore[return-value]
+    if type(value) is PickledMapping:
+        return [part for pair in value.pairs for part in pair]
+    if type(value) is Made:
+        parts = (part for pair in value.pairs or () for part in pair)
+        return [*value.args, value.state, *(value.items or ()), *parts]
+    return ()
+
+
+_Done = dict[int, "Branch[Made] | None"]  # by identity; None while a dictionary's own inside is walked
+
+
+def _branch(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made]:
+    """A dictionary as a tree; ``done`` keeps a dictionary that occurs often from being walked often."""
+    branch: Branch[Made] = Branch()
+    done[id(value)] = None
+    for key, child in pairs_of(value) or ():
+        assert type(key) is str
+        if key in branch.children:
+            raise DuplicateTensor(tensor=label((key,)), file=file, other="the same dictionary")
+        branch.children[key] = node = _node(child, file, depth, search, done)
+        branch.has_tensors = branch.has_tensors or isinstance(node, Leaf) or node.has_tensors
+    done[id(value)] = branch
+    return branch
+
+
+def _node(value: object, file: str, depth: int, search: _Search, done: _Done) -> Branch[Made] | Leaf[Made] | Other:
+    if is_tensor(value):
+        assert type(value) is Made
+        return Leaf(value)
+    pairs = pairs_of(value)
+    if pairs is not None and depth < NESTING_MAX and all(type(key) is str for key, _ in pairs):
+        if id(value) in done:
+            return done[id(value)] or Other("a dictionary inside itself")
+        return _branch(value, file, depth + 1, search, done)
+    return Other(describe(value), search.finds_tensor(value))
+
+
+# ---------------------------------------------------------------------------------------------------------- views
+
+
+def _counts(value: object) -> tuple[int, ...] | None:
+    """A tuple of non-negative integers, or the torch.Size of one; None for anything else."""
+    if type(value) is Made and str(value.kind) == "torch.Size":
+        value = value.args[0] if len(value.args) == 1 else None
+    if type(value) not in (tuple, list):
+        return None
+    counts: Sequence[object] = value  # type: ignore[assignment]
+    if len(counts) > _DIMENSIONS_MAX:
+        return None
+    found = tuple(count for count in counts if type(count) is int and 0 <= count < _BYTES_MAX)
+    return found if len(found) == len(counts) else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < _BYTES_MAX else None
+
+
+def dtype_of(value: object, what: str, file: str) -> str:
+    """The format's name of a pickled torch.dtype; raises Unsupported for those that it does not know."""
+    if type(value) is Global and value.module == "torch":
+        if value.name in DTYPES:
+            return DTYPES[value.name]
+        if value.name in _FOREIGN_DTYPES:
+            raise Unsupported(file=file, what=f"{what}, of dtype {value.name},")
+    raise BadPickle(file=file, why=f"{what} has no valid dtype")
+
+
+def _storage(value: object, what: str, file: str) -> Storage:
+    """The storage behind a persistent id: ``("storage", class, key, device, elements[, view])``."""
+    if type(value) is not Persistent or type(value.key) is not tuple or len(value.key) not in (5, 6):
+        raise BadPickle(file=file, why=f"{what} has no storage")
+    tag, kind, key, _device, elements, *view = value.key
+    count = _count(elements)
+    if tag != "storage" or type(kind) is not Global or type(key) is not str or count is None:
+        raise BadPickle(file=file, why=f"{what} has a malformed storage")
+    dtype: str | None = None
+    width = 1
+    if str(kind) not in _UNTYPED:
+        if kind.name not in _STORAGES:
+            raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
+        dtype = dtype_of(Global("torch", _STORAGES[kind.name]), what, file)
+        width = DTYPE_BITS[dtype] // 8
+    whole = count * width
+    start, size = 0, whole
+    if view and view[0] is not None:
+        # Files of torch before 0.4 name a part of a storage: (its key, first element, elements).
+        part = view[0]
+        if type(part) is not tuple or len(part) != 3:
+            raise BadPickle(file=file, why=f"{what} has a malformed storage")
+        first, length = _count(part[1]), _count(part[2])
+        if first is None or length is None or first + length > count:
+            raise BadPickle(file=file, why=f"{what} names a part outside of its storage")
+        start, size = first * width, length * width
+    return Storage(key, whole, start, size, dtype)
+
+
+def _unwrapped(made: Made, what: str, file: str) -> Made:
+    """The plain tensor inside parameters and subclasses that add nothing to the bytes."""
+    for _ in range(NESTING_MAX):
+        kind = str(made.kind)
+        if kind in _FOREIGN_KINDS:
+            raise Unsupported(file=file, what=f"{what}, {_FOREIGN_KINDS[kind]}")
+        if kind in _PARAMETER:
+            inner = made.args[0] if made.args else None
+        elif kind in _FROM_TYPE:
+            if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
+                raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+            if type(made.args[1]) is not Global or str(made.args[1]) not in _PLAIN_TYPES:
+                raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
+            inner = Made(made.args[0], made.args[2])
+        else:
+            return made
+        if not is_tensor(inner):
+            raise BadPickle(file=file, why=f"{what} is a parameter without a tensor")
+        assert type(inner) is Made
+        made = inner
+    raise BadPickle(file=file, why=f"{what} is wrapped more than {NESTING_MAX} times")
+
+
+def _refuse_lazy_bits(metadata: object, what: str, file: str) -> None:
+    """Conjugate and negative views keep the bytes of the original and a flag; the bytes alone would be wrong."""
+    if metadata is None:
+        return
+    pairs = pairs_of(metadata)
+    if pairs is None:
+        raise BadPickle(file=file, why=f"{what} has malformed metadata")
+    for key, value in pairs:
+        if value is not False and value is not None:
+            name = key[:20] if type(key) is str else "metadata"
+            raise Unsupported(file=file, what=f"{what}, a lazy view ({name!r}),")
+
+
+def view_of(made: Made, what: str, file: str) -> View:
+    """The view that a pickled tensor is; raises Unsupported or BadPickle, saying ``what`` it was."""
+    made = _unwrapped(made, what, file)
+    kind, args = str(made.kind), made.args
+    metadata: object = None
+    dtype: str | None = None
+    if kind == _REBUILD and len(args) == 4:
+        storage = _storage(args[0], what, file)
+    elif kind == _REBUILD_V2 and len(args) in (6, 7):
+        storage = _storage(args[0], what, file)
+        metadata = args[6] if len(args) == 7 else None
+    elif kind == _REBUILD_V3 and len(args) in (7, 8):
+        storage = _storage(args[0], what, file)
+        dtype = dtype_of(args[6], what, file)
+        metadata = args[7] if len(args) == 8 else None
+    else:
+        raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+    _refuse_lazy_bits(metadata, what, file)
+    dtype = dtype or storage.dtype or "U8"
+    offset, shape, steps = _count(args[1]), _counts(args[2]), _counts(args[3])
+    if offset is None or shape is None or steps is None or len(shape) != len(steps):
+        raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
+    return _checked_view(storage, dtype, shape, steps, offset, what, file)
+
+
+def _checked_view(
+    storage: Storage, dtype: str, shape: tuple[int, ...], steps: tuple[int, ...], offset: int, what: str, file: str
+) -> View:
+    if dtype == "F4":
+        # torch counts pairs, the format counts elements (safetensors, bindings/python, `prepare`).
+        width = 1
+        if not shape or not _is_packed(shape, steps):
+            raise Unsupported(file=file, what=f"{what}, a strided tensor of 4-bit elements,")
+    else:
+        width = DTYPE_BITS[dtype] // 8
+    if prod(max(extent, 1) for extent in shape) * width >= _BYTES_MAX:
+        raise BadPickle(file=file, why=f"{what} claims a shape of more bytes than anything can hold")
+    size = prod(shape) * width
+    last = offset + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
+    if size and (last + 1) * width > storage.size:
+        raise BadPickle(file=file, why=f"{what} reaches outside of its storage of {storage.size} bytes")
+    if size > EXPANSION_FREE and size > EXPANSION_MAX * storage.size:
+        raise BadPickle(file=file, why=f"{what} claims {size} bytes over a storage of {storage.size}")
+    if dtype == "F4":
+        shape = (*shape[:-1], shape[-1] * 2)
+        steps = (0,) * len(shape)
+    return View(storage, dtype, shape, tuple(step * width for step in steps), offset * width if size else 0)
+
+
+def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -> bool:
+    """Whether the strides are those of C order, for every dimension in which there is a step to take."""
+    if 0 in shape:
+        return True
+    expected = width
+    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
+        if extent != 1 and step != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def piece_of(view: View, place: Place, big_endian: bool = False) -> Piece:
+    """The view as one piece of a file, its storage being where ``place`` says."""
+    width = DTYPE_BITS[view.dtype] // 8
+    packed = view.dtype == "F4" or _is_packed(view.shape, view.strides, width)
+    return Piece(
+        file=place.file,
+        offset=place.start + view.storage.start + view.offset,
+        at=(0,) * len(view.shape),
+        shape=view.shape,
+        strides=None if packed else view.strides,
+        order="big" if big_endian and width > 1 else "little",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ state dicts
+
+
+def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]:
+    """Name -> view for the weights in a pickled value, and notes on the rest.
+
+    Raises Unsupported when the value is no dictionary of tensors, DuplicateTensor, BadPickle.
+    """
+    if pairs_of(root) is None:
+        kind = "a single tensor" if is_tensor(root) else describe(root)
+        raise Unsupported(file=file, what=f"a file that holds {kind} and no dictionary of tensors")
+    node = _node(root, file, 0, _Search(file), {})
+    if not isinstance(node, Branch):
+        raise Unsupported(file=file, what="a dictionary whose keys are not all names")
+    found = weights_of(node, file)
+    views = {name: view_of(made, label((name,)), file) for name, made in found.tensors.items()}
+    if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
+        kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
+        if total > EXPANSION_MAX * kept:
+            raise BadPickle(file=file, why=f"its tensors claim {total} bytes over storages of {kept}")
+    return views, found.notes
+
+
+def storages_of(views: Iterable[View], file: str) -> dict[str, int]:
+    """Key -> bytes of every storage that is used; raises BadPickle when one key is given two lengths."""
+    sizes: dict[str, int] = {}
+    for view in views:
+        storage = view.storage
+        if sizes.setdefault(storage.key, storage.whole) != storage.whole:
+            raise BadPickle(file=file, why=f"storage {label((storage.key,))} is given two lengths")
+    return sizes
+
+
+def tied_names(views: Mapping[str, View]) -> tuple[tuple[str, ...], ...]:
+    """Groups of two names and more that are the same view of the same storage."""
+    groups: dict[View, list[str]] = {}
+    for name, view in views.items():
+        if view.size:
+            groups.setdefault(view, []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)

@@ -1,0 +1,320 @@
+"""Files of `torch.save` since torch 1.6: a zip archive whose records are one pickle and the storages' raw bytes.
+
+The archive (written by torch's `PyTorchStreamWriter`, caffe2/serialize/inline_container.cc) holds ``NAME/data.pkl``,
+``NAME/byteorder`` and one record ``NAME/data/KEY`` per storage, stored without compression. The zip format is
+PKWARE's APPNOTE 6.3.10, whose section numbers stand at the parsers below. Only what torch writes is accepted: archives
+can be read in more than one way (compressed, overlapping, two names alike, directory and record disagreeing), and each
+of those is refused, so that nobody reads other bytes than we do.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.pipeline.errors import BadArchive, Unsupported
+from reshard.pipeline.formats.nesting import label
+from reshard.pipeline.formats.pickles import load
+from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.formats.torch_state import (
+    ALLOWED,
+    Contents,
+    Place,
+    Record,
+    View,
+    piece_of,
+    storages_of,
+    tied_names,
+    views_of,
+)
+from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, StoredFile, Tensor
+
+MAGIC = b"PK\x03\x04"
+
+_END = struct.Struct("<4s4H2LH")  # 4.3.16
+_END_MAGIC = b"PK\x05\x06"
+_END64 = struct.Struct("<4sQ2H2L4Q")  # 4.3.14
+_END64_MAGIC = b"PK\x06\x06"
+_LOCATOR = struct.Struct("<4sLQL")  # 4.3.15
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_ENTRY = struct.Struct("<4s6H3L5H2L")  # 4.3.12
+_ENTRY_MAGIC = b"PK\x01\x02"
+_LOCAL = struct.Struct("<4s5H3L2H")  # 4.3.7
+_EXTRA = struct.Struct("<2H")  # 4.5.1
+_ZIP64_EXTRA = 0x0001  # 4.5.3
+_SATURATED_16, _SATURATED_32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
+
+_SIZES_FOLLOW = 1 << 3  # sizes and CRC stand behind the record, and in the directory
+_FLAGS = _SIZES_FOLLOW | 1 << 11 | 0b110  # 4.4.4: and names in UTF-8, and a compressor's options; no encryption
+_STORED = 0
+# What is read of a record's own header: the fixed part, the name, and as much of the extra fields as zip64 needs.
+_LOCAL_EXTRA_READ = 32
+
+_EXTRA_MAX = 0xFFFF
+
+_READ_WHOLE = ("data.pkl", "byteorder")
+_BYTE_ORDERS = {b"little": False, b"big": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record, as the directory tells it; offsets are bytes of the file."""
+
+    name: str
+    header: int
+    size: int
+    crc32: int
+    flags: int
+
+
+def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
+    """The tensors of a torch zip file, as pieces of source file ``number``.
+
+    Reads the directory, the pickle and the records' headers, never a storage. Raises the CheckpointError family.
+    """
+    archive = TorchZip(read, file, number, Span(0, file.size))
+    views, notes = views_of(archive.root, file.path)
+    records = archive.storages(views.values())
+    tensors = tuple(
+        Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
+        for name, view in views.items()
+    )
+    return Contents(tensors, notes, tied_names(views), tuple(records.values()))
+
+
+class TorchZip:
+    """A torch archive that lies at ``within`` of a file: its unpickled ``root``, and where its storages are."""
+
+    def __init__(self, read: Read, file: StoredFile, number: int, within: Span) -> None:
+        self._file = file
+        self._number = number
+        entries, directory = _read_directory(read, file, within)
+        _refuse_overlap(file, entries, directory)
+        self._name, self._entries = _without_folder(file, entries)
+        if "constants.pkl" in self._entries:
+            raise Unsupported(file=file.path, what="a TorchScript program")
+        if "data.pkl" not in self._entries:
+            raise _bad(file, "this zip archive holds no data.pkl, so torch did not write it")
+        # One round of requests: every record's own header, and the two records that are read here whole.
+        order = list(self._entries)
+        follow = dict(zip(order, [*(self._entries[name].header for name in order[1:]), directory], strict=True))
+        pickle_size = self._entries["data.pkl"].size
+        if pickle_size > PICKLE_MAX:
+            raise _bad(file, f"its pickle is {pickle_size} bytes long, and {PICKLE_MAX} is the most that is read")
+        spans = [
+            Span(entry.header, min(entry.header + _header_read(entry, name in _READ_WHOLE), follow[name]))
+            for name, entry in self._entries.items()
+        ]
+        heads = dict(zip(order, read_spans(read, file, spans), strict=True))
+        self._starts = {name: self._data_start(name, heads[name], follow[name]) for name in order}
+        # torch can be told not to compute checksums, and then writes zero for all of them.
+        self._has_checksums = any(entry.crc32 for entry in self._entries.values())
+        self.root, stop = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
+        if stop != pickle_size:
+            raise _bad(file, "data.pkl goes on behind the end of its pickle")
+        self.big_endian = self._byte_order(heads)
+
+    def storages(self, views: Iterable[View]) -> dict[str, Record]:
+        """Where each storage that ``views`` use lies; raises BadArchive when one is missing or of another length."""
+        found = {}
+        for key, size in storages_of(views, self._file.path).items():
+            entry = self._entries.get(f"data/{key}")
+            if entry is None:
+                raise _bad(self._file, f"it has no record for storage {label((key,))}")
+            if entry.size != size:
+                why = f"storage {label((key,))} is {entry.size} bytes long, and its tensors need {size}"
+                raise _bad(self._file, why)
+            start = self._starts[f"data/{key}"]
+            crc32 = entry.crc32 if self._has_checksums else None
+            found[key] = Record(f"{self._name}/data/{key}", self._number, start, start + size, crc32)
+        return found
+
+    def piece(self, view: View, records: Mapping[str, Record], what: str) -> Piece:
+        """The view as a piece of the file; ``records`` are those that ``storages`` found."""
+        if self.big_endian and view.storage.dtype is None and DTYPE_BITS[view.dtype] > 8:
+            # torch swaps by the class of the storage, and these have none: it would load them wrong itself.
+            raise Unsupported(file=self._file.path, what=f"{what}, a big-endian tensor of {view.dtype},")
+        return piece_of(view, Place(self._number, records[view.storage.key].start), self.big_endian)
+
+    def _data_start(self, name: str, head: bytes, limit: int) -> int:
+        entry = self._entries[name]
+        start = entry.header + _data_offset(self._file, entry, head)
+        if start + entry.size > limit:
+            raise _bad(self._file, f"record {label((name,))} reaches into what follows it")
+        return start
+
+    def _content(self, name: str, heads: Mapping[str, bytes]) -> bytes:
+        """A whole record that is among ``heads``, checked against its CRC."""
+        entry = self._entries[name]
+        start = self._starts[name] - entry.header
+        content = heads[name][start : start + entry.size]
+        if self._has_checksums and zlib.crc32(content) != entry.crc32:
+            raise _bad(self._file, f"record {name} does not match its CRC")
+        return content
+
+    def _byte_order(self, heads: Mapping[str, bytes]) -> bool:
+        """Whether the storages are big-endian; files without the record come from before torch wrote it."""
+        if "byteorder" not in self._entries:
+            return False
+        order = self._content("byteorder", heads)
+        if order not in _BYTE_ORDERS:
+            raise _bad(self._file, f"its byte order is {order[:20]!r}")
+        return _BYTE_ORDERS[order]
+
+
+# --------------------------------------------------------------------------------------------------- the directory
+
+
+def _bad(file: StoredFile, why: str) -> BadArchive:
+    return BadArchive(file=file.path, why=why)
+
+
+def _read_directory(read: Read, file: StoredFile, within: Span) -> tuple[list[Entry], int]:
+    """Every entry in the order of the file, and the byte of the file where the directory begins."""
+    base, end = within
+    tail_start = max(base, end - TAIL_READ)
+    tail = read_bytes(read, file, tail_start, end)
+    count, size, offset, stop = _directory_place(file, tail, base, end)
+    start = base + offset
+    if size > ZIP_DIRECTORY_MAX:
+        raise _bad(file, f"its directory claims {size} bytes, and {ZIP_DIRECTORY_MAX} is the most that is read")
+    if start + size != stop:
+        raise _bad(file, "its directory does not end where the end record begins")
+    if start >= tail_start:
+        data = tail[start - tail_start : start - tail_start + size]
+    else:
+        data = read_bytes(read, file, start, stop)
+    return sorted(_entries(file, data, count, base), key=lambda entry: entry.header), start
+
+
+def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
+    """(entries, bytes, offset, where it must end) of the directory, from the end record and its zip64 form."""
+    if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
+        raise _bad(file, "it begins like a zip archive and does not end like one; it may have been cut off")
+    _, disk, first_disk, here, count, size, offset, comment = _END.unpack_from(tail, len(tail) - _END.size)
+    if disk or first_disk or here != count or comment:
+        raise _bad(file, "its end record is not one that torch writes")
+    stop = end - _END.size
+    locator_at = len(tail) - _END.size - _LOCATOR.size
+    if locator_at < _END64.size or tail[locator_at:][:4] != _LOCATOR_MAGIC:
+        if count == _SATURATED_16 or _SATURATED_32 in (size, offset):
+            raise _bad(file, "its end record refers to a zip64 record that is not there")
+        return count, size, offset, stop
+    _, disk, end64, disks = _LOCATOR.unpack_from(tail, locator_at)
+    end64_at = locator_at - _END64.size
+    stop = end - _END.size - _LOCATOR.size - _END64.size
+    if disk or disks != 1 or base + end64 != stop or tail[end64_at:][:4] != _END64_MAGIC:
+        raise _bad(file, "its zip64 end record is not where its locator says")
+    _, length, _, _, disk, first_disk, here64, count64, size64, offset64 = _END64.unpack_from(tail, end64_at)
+    if disk or first_disk or here64 != count64 or length != _END64.size - 12:
+        raise _bad(file, "its zip64 end record is not one that torch writes")
+    short = ((count, count64, _SATURATED_16), (size, size64, _SATURATED_32), (offset, offset64, _SATURATED_32))
+    if any(narrow not in (wide, saturated) for narrow, wide, saturated in short):
+        raise _bad(file, "its two end records disagree")
+    return count64, size64, offset64, stop
+
+
+def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[Entry]:
+    at = 0
+    for _ in range(count):
+        if at + _ENTRY.size > len(data):
+            raise _bad(file, f"its directory claims {count} records and holds fewer")
+        fields = _ENTRY.unpack_from(data, at)
+        magic, _made, _needed, flags, method, _time, _date, crc32, packed, size = fields[:10]
+        name_length, extra_length, comment_length, disk, _inside, _outside, offset = fields[10:]
+        name_at = at + _ENTRY.size
+        at = name_at + name_length + extra_length + comment_length
+        if magic != _ENTRY_MAGIC or at > len(data):
+            raise _bad(file, "its directory is broken")
+        name = _name(file, data[name_at : name_at + name_length])
+        extra = data[name_at + name_length :][:extra_length]
+        size, packed, offset = _widened(file, name, extra, (size, packed, offset))
+        if flags & ~_FLAGS or disk:
+            raise _bad(file, f"record {label((name,))} is encrypted, or uses what torch never writes")
+        if method != _STORED or packed != size:
+            raise _bad(file, f"record {label((name,))} is compressed")
+        yield Entry(name, base + offset, size, crc32, flags)
+    if at != len(data):
+        raise _bad(file, f"its directory claims {count} records and holds more")
+
+
+def _name(file: StoredFile, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _bad(file, "a record's name is not UTF-8") from None
+
+
+def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...]) -> tuple[int, ...]:
+    """``values`` with the saturated ones replaced, in order, by those of the zip64 extra field (4.5.3)."""
+    wide = b""
+    at = 0
+    while at + _EXTRA.size <= len(extra):
+        kind, length = _EXTRA.unpack_from(extra, at)
+        at += _EXTRA.size
+        if kind == _ZIP64_EXTRA:
+            wide = extra[at : at + length]
+        at += length
+    found = []
+    for value in values:
+        if value == _SATURATED_32:
+            if len(wide) < 8:
+                raise _bad(file, f"record {label((name,))} refers to a zip64 field that is not there")
+            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+        found.append(value)
+    return tuple(found)
+
+
+def _refuse_overlap(file: StoredFile, entries: Sequence[Entry], directory: int) -> None:
+    """Records follow each other without sharing a byte, by what the directory says of them."""
+    limits = [*(entry.header for entry in entries[1:]), directory]
+    for entry, limit in zip(entries, limits, strict=True):
+        if entry.header + _LOCAL.size + entry.size > limit:
+            raise _bad(file, f"record {label((entry.name,))} overlaps what follows it")
+
+
+def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, dict[str, Entry]]:
+    """The one folder that torch puts every record in, and the records by their name below it."""
+    folder = entries[0].name.partition("/")[0] if entries else ""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        above, slash, name = entry.name.partition("/")
+        if above != folder or not slash:
+            raise _bad(file, f"record {label((entry.name,))} is not in the archive's folder")
+        if name in found:
+            raise _bad(file, f"it has two records named {label((entry.name,))}")
+        found[name] = entry
+    return folder, found
+
+
+# ----------------------------------------------------------------------------------------------- a record's header
+
+
+def _header_read(entry: Entry, whole: bool) -> int:
+    """The bytes to read of a record: its header, or the ``whole`` of it, whatever padding lies between."""
+    header = _LOCAL.size + len(entry.name.encode())
+    return header + _EXTRA_MAX + min(entry.size, PICKLE_MAX) if whole else header + _LOCAL_EXTRA_READ
+
+
+def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
+    """Where the data begins, counted from the record's own header, which must agree with the directory."""
+    name = entry.name.encode()
+    if len(head) < _LOCAL.size + len(name):
+        raise _bad(file, f"record {label((entry.name,))} has no header of its own")
+    fields: tuple[int, ...]
+    magic, *fields = _LOCAL.unpack_from(head)
+    _needed, flags, method, _time, _date, crc32, packed, size, name_length, extra_length = fields
+    own_name = head[_LOCAL.size :][:name_length]
+    extra = head[_LOCAL.size + name_length :][:extra_length]
+    told = (entry.size, entry.size, entry.crc32)
+    later = bool(flags & _SIZES_FOLLOW) and (size, packed, crc32) == (0, 0, 0)
+    if not later and _SATURATED_32 in (size, packed):
+        size, packed = _widened(file, entry.name, extra, (size, packed))
+    if magic != MAGIC or flags != entry.flags or method != _STORED or own_name != name:
+        raise _bad(file, f"record {label((entry.name,))} and the directory disagree")
+    if not later and (size, packed, crc32) != told:
+        raise _bad(file, f"record {label((entry.name,))} and the directory disagree on its length or CRC")
+    return _LOCAL.size + name_length + extra_length
