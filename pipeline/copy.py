@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import xxhash
 
-from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
+from reshard.pipeline.errors import SourceChanged, SourceCorrupt, TapsDiffer
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
@@ -137,7 +137,7 @@ class _Written:
         if len(self._head) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._head[:LENGTH_BYTES], "little")
             if len(self._head) == end:
-                header = parse_header(self._head, file=self._shard.path, file_size=self._shard.size)
+                header = parse_header(bytes(self._head), file=self._shard.path, file_size=self._shard.size)
                 self._cutter = _Cutter((spec.start, spec.stop, name) for name, spec in header.tensors.items())
                 self._at = end
         return view
@@ -262,14 +262,24 @@ class _Stream:
             for leg in request:
                 while at < leg.stop:
                     if not view:
-                        view = next(views)
-                        self._tick(len(view))
+                        view = self._next(views, file, at)
                     part, view = view[: leg.stop - at], view[leg.stop - at :]
                     if leg.fresh < at + len(part) and file in self._tapes:
                         skip = max(0, leg.fresh - at)
                         self._tapes[file].feed(at + skip, part[skip:], self._source.place)
                     yield leg, at, part
                     at += len(part)
+            if view or next(views, None) is not None:
+                raise SourceChanged(
+                    place=str(self._source.place), what=f"{self._files[file].path} gave more bytes than asked for"
+                )
+
+    def _next(self, views: Iterator[memoryview], file: int, at: int) -> memoryview:
+        view = next(views, None)
+        if view is None:
+            raise SourceChanged(place=str(self._source.place), what=f"{self._files[file].path} ended at byte {at}")
+        self._tick(len(view))
+        return view
 
     def copy_into(self, shard: Shard, written: _Written) -> dict[str, str]:
         """Write the data of ``shard``; returns the first tap's digest of each of its tensors."""

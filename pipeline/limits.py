@@ -74,6 +74,7 @@ RELOAD_START = 120.0  # seconds; torch and transformers import in 2.5 s, from a 
 RELOAD_TIME = 180.0  # seconds of one request, three times its processor time for a machine that copies too
 RELOAD_CPU = 60  # seconds of processor time of one request; the slowest honest layout (671B, fp8) takes 10
 RELOAD_MEMORY = 1 * GIB  # bytes of address space beyond what the imports take; the 671B layout needs 0.4 GB
+RELOAD_GRACE = 5.0  # seconds; a child that ends its fork at the limit says so within one
 RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its log, its config
 RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
 RELOAD_CACHE = 64  # verdicts kept; one is a few kB

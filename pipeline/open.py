@@ -42,17 +42,7 @@ FOREIGN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The weights of one repository: the files that are read, and the checkpoints that they make up."""
-
-    files: tuple[StoredFile, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    uncut: tuple[StoredFile, ...]  # weights that are carried whole
-    duplicates: dict[str, str]  # weight files that are left out, and why
-
-
-@dataclass(frozen=True, slots=True)
-class _Set:
+class FileSet:
     """The files of one checkpoint, before their headers are read."""
 
     name: Name
@@ -62,11 +52,42 @@ class _Set:
     weight_map: dict[str, str] | None  # tensor -> path from the root of the repository
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The weights of one repository, known from its listing and its indexes alone."""
+
+    sets: tuple[FileSet, ...]
+    uncut: frozenset[str]  # weights that are carried whole
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        return tuple(file for part in self.sets for file in part.files)
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        return tuple(part.index_path for part in self.sets if part.index_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The checkpoints of one repository, and the weight files that their tensors lie in."""
+
+    files: tuple[StoredFile, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    duplicates: dict[str, str]  # weight files that are left out, and why
+
+
 def foreign_format(path: str) -> str | None:
     """The kind of weights in another format that ``path`` holds, by its suffix; None for everything else."""
     name = basename(path)
     dot = name.rfind(".")
     return FOREIGN.get(name[dot:].lower()) if dot >= 0 else None
+
+
+def is_weight_index(path: str) -> bool:
+    """``model.safetensors.index.json``, ``pytorch_model.bin.index.json`` and their variants."""
+    name = basename(path)
+    return name.endswith(".json") and any(f"{suffix}.index." in name for suffix in (".safetensors", ".bin"))
 
 
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
@@ -76,10 +97,10 @@ def read_file(source: Source, file: StoredFile, most: int) -> bytes:
     return b"".join(source.read(file, 0, file.size))
 
 
-def open_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Opened:
-    """The checkpoints of ``source``, but for weight files that ``exclude`` names.
+def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Found:
+    """Which weight files of ``source`` belong together, but for those that ``exclude`` names.
 
-    Raises NoWeights, and the CheckpointError family for whatever is broken, before any tensor byte is read.
+    Reads indexes and no weight file. Raises NoWeights, BadIndex and UnsafePath.
     """
     listing = {path: file for path, file in source.files().items() if not exclude(path)}
     weights = {path for path in listing if path.endswith(SUFFIX)}
@@ -87,16 +108,24 @@ def open_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     sets = list(_sets(source, listing, weights - uncut))
     if not sets:
         raise NoWeights(place=source.place, found=_what_else(listing, uncut))
-    files = tuple(file for part in sets for file in part.files)
+    return Found(tuple(sets), frozenset(uncut))
+
+
+def open_checkpoints(source: Source, found: Found) -> Opened:
+    """The checkpoints that ``found`` makes up, read from their headers.
+
+    Raises the CheckpointError family for whatever is broken, before any tensor byte is read.
+    """
+    files = found.files
     headers = _headers(source, files)
     checkpoints = []
     first = 0
-    for part in sets:
+    for part in found.sets:
         count = len(part.files)
         checkpoints.append(_checkpoint(part, headers[first : first + count], first))
         first += count
     chosen, duplicates = _without_twins(checkpoints, files)
-    return Opened(files, tuple(chosen), tuple(listing[path] for path in sorted(uncut)), duplicates)
+    return Opened(files, tuple(chosen), duplicates)
 
 
 # ------------------------------------------------------------------------------------------------- which files
@@ -119,7 +148,7 @@ def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
         raise BadIndex(file=modules.path, why=f"it is no list of modules ({error})") from None
 
 
-def _sets(source: Source, listing: Mapping[str, StoredFile], weights: set[str]) -> Iterable[_Set]:
+def _sets(source: Source, listing: Mapping[str, StoredFile], weights: set[str]) -> Iterable[FileSet]:
     claimed: set[str] = set()
     indexed: set[tuple[str, str]] = set()
     for path in sorted(listing):
@@ -138,9 +167,9 @@ def _sets(source: Source, listing: Mapping[str, StoredFile], weights: set[str]) 
         if missing:
             raise BadIndex(file=paths[0], why=f"it has no index, and number {missing[0]} of {count} is missing")
         claimed.update(paths)
-        yield _Set(Name(folder, stem), tuple(listing[p] for p in paths), None, {}, None)
+        yield FileSet(Name(folder, stem), tuple(listing[p] for p in paths), None, {}, None)
     for path in sorted(weights - claimed):
-        yield _Set(single_file_name(path), (listing[path],), None, {}, None)
+        yield FileSet(single_file_name(path), (listing[path],), None, {}, None)
 
 
 def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int], list[str]]]:
@@ -163,7 +192,7 @@ def single_file_name(path: str) -> Name:
     return Name(dirname(path), stem)
 
 
-def _indexed_set(source: Source, listing: Mapping[str, StoredFile], path: str, name: Name) -> _Set:
+def _indexed_set(source: Source, listing: Mapping[str, StoredFile], path: str, name: Name) -> FileSet:
     weight_map, metadata = parse_index(read_file(source, listing[path], INDEX_MAX), path)
     files = sorted(set(weight_map.values()))
     for file in files:
@@ -171,7 +200,7 @@ def _indexed_set(source: Source, listing: Mapping[str, StoredFile], path: str, n
             raise BadIndex(file=path, why=f"it names {file}, which is not there")
         if not file.endswith(SUFFIX):
             raise BadIndex(file=path, why=f"it names {file}, which is no safetensors file")
-    return _Set(name, tuple(listing[f] for f in files), path, metadata, weight_map)
+    return FileSet(name, tuple(listing[f] for f in files), path, metadata, weight_map)
 
 
 def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, object]]:
@@ -234,7 +263,7 @@ def read_header(source: Source, file: StoredFile) -> Header:
     return parse_header(data, file=file.path, file_size=file.size)
 
 
-def _checkpoint(part: _Set, headers: list[Header], first: int) -> Checkpoint:
+def _checkpoint(part: FileSet, headers: list[Header], first: int) -> Checkpoint:
     owner: dict[str, str] = {}
     metadata: dict[str, str] = {}
     notes = []
@@ -258,7 +287,7 @@ def _checkpoint(part: _Set, headers: list[Header], first: int) -> Checkpoint:
     )
 
 
-def _index_notes(part: _Set, owner: dict[str, str]) -> list[str]:
+def _index_notes(part: FileSet, owner: dict[str, str]) -> list[str]:
     if part.weight_map is None:
         return []
     for name, file in part.weight_map.items():

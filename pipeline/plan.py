@@ -110,7 +110,7 @@ class Keys:
     """
 
     request: str
-    weights: str
+    weights: str | None  # None where the source has no hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,7 @@ class Plan:
     kept: tuple[str, ...]  # what the target holds and we leave alone
     notes: tuple[str, ...]
     digest: str
-
-    def group_shards(self, group: Group) -> tuple[Shard, ...]:
-        return tuple(self.shards[i] for i in group.shards)
+    published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +157,7 @@ def index_bytes(index: Index, shards: Sequence[Shard]) -> bytes:
     """The index file: indented JSON with a sorted ``weight_map``, as every loader's own writer makes it."""
     folder = index.path.rpartition("/")[0]
     prefix = f"{folder}/" if folder else ""
-    weight_map = {
-        entry.name: shards[i].path.removeprefix(prefix) for i in index.shards for entry in shards[i].entries
-    }
+    weight_map = {entry.name: shards[i].path.removeprefix(prefix) for i in index.shards for entry in shards[i].entries}
     content = {"metadata": index.metadata, "weight_map": dict(sorted(weight_map.items()))}
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
@@ -222,6 +218,7 @@ def encode(plan: Plan) -> StoredPlan:
         "kept": plan.kept,
         "notes": plan.notes,
         "digest": plan.digest,
+        "published": plan.published,
         "shards": len(plan.shards),
     }
     return StoredPlan(_pack(head), {i: _pack(_shard(s)) for i, s in enumerate(plan.shards)})
@@ -246,6 +243,7 @@ def decode_head(head: bytes) -> Plan:
         kept=tuple(data["kept"]),
         notes=tuple(data["notes"]),
         digest=data["digest"],
+        published=data["published"],
     )
 
 

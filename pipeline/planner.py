@@ -1,0 +1,306 @@
+"""Checkpoints and options -> the plan. Pure: everything it decides on was read before.
+
+What is written follows from the source and the options; what is deleted and kept follows from what the target holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from posixpath import basename, dirname, join
+
+from reshard.pipeline.card import CARD
+from reshard.pipeline.errors import CheckpointError, TargetDrifted
+from reshard.pipeline.formats.safetensors import SUFFIX
+from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.open import (
+    Found,
+    Opened,
+    foreign_format,
+    index_path,
+    is_weight_index,
+    parse_index,
+    shard_path,
+)
+from reshard.pipeline.pack import Bin, aligned, check_size, greedy, header_of, in_source_order
+from reshard.pipeline.plan import (
+    SCHEMA,
+    Cut,
+    Entry,
+    Group,
+    Index,
+    Keys,
+    LeftOut,
+    Output,
+    Plan,
+    Shard,
+    plan_digest,
+    shard_digest,
+)
+from reshard.pipeline.request import LAYOUT, Options, Request, key_of
+from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
+
+# Belongs to the repository it is in, not to the model: the target has its own.
+NEVER_CARRIED = (".gitattributes", ".gitignore", ".git/*", ".reshard/*")
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the target holds when we plan.
+
+    ``published`` is what our last publication there put and left, by path; empty when there is none.
+    """
+
+    head: str
+    files: Mapping[str, StoredFile]
+    indexes: Mapping[str, bytes]  # the content of every weight index
+    published: Mapping[str, StoredFile]
+
+
+def request_key(request: Request, pin: Pin, target: str) -> str:
+    """What makes two requests one: the source's commit, the target, and every option that shows in the result."""
+    return key_of([LAYOUT, pin.endpoint, pin.repo, pin.commit, target, request.options.content()])
+
+
+def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Options) -> str | None:
+    """What decides the bytes of the weights, known from a listing alone; None where files have no hashes."""
+    paths = [*(file.path for file in found.files), *found.indexes]
+    identities = [[path, listing[path].size, listing[path].sha256 or listing[path].oid] for path in sorted(paths)]
+    if any(identity is None for _, _, identity in identities):
+        return None
+    return key_of([LAYOUT, identities, options.weights()])
+
+
+def make_plan(
+    request: Request,
+    pin: Pin,
+    keys: Keys,
+    found: Found,
+    opened: Opened,
+    listing: Mapping[str, StoredFile],
+    before: Before,
+    published: str | None,
+) -> Plan:
+    """The plan for ``request``: same input, same plan, digest and all.
+
+    An ``opened`` without checkpoints says that the target's weights are the right ones already: they stay, and only
+    carried files move. Raises Oversize and SizeTooSmall.
+    """
+    options = request.options
+    shards: list[Shard] = []
+    outputs: list[Output] = []
+    notes: list[str] = []
+    for checkpoint in opened.checkpoints:
+        made = _cut(checkpoint, options, opened.files, pin, len(shards))
+        shards += made.shards
+        outputs.append(Output(checkpoint.name, made.numbers, made.index, _config(checkpoint.name, listing)))
+        notes += [*checkpoint.notes, *made.notes]
+    carried, left_out = sort_out(listing, found, opened, options)
+    written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
+    if not opened.checkpoints:
+        written |= {path for path in before.published if path.endswith(SUFFIX) or is_weight_index(path)}
+    stays = written | {f.path for f in carried} | {CARD}
+    deletes = _deletes(outputs, before, stays, options)
+    plan = Plan(
+        schema=SCHEMA,
+        pin=pin,
+        base=before.head,
+        options=options,
+        keys=keys,
+        files=opened.files,
+        shards=tuple(shards),
+        groups=_groups(shards, opened),
+        outputs=tuple(outputs),
+        carried=carried,
+        left_out=left_out,
+        deletes=deletes,
+        kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
+        notes=tuple(notes + _warnings(shards)),
+        digest="",
+        published=published,
+    )
+    return replace(plan, digest=plan_digest(plan))
+
+
+# --------------------------------------------------------------------------------------------------------- cutting
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    shards: list[Shard]
+    numbers: tuple[int, ...]
+    index: Index | None
+    notes: list[str]
+
+
+def _cut(checkpoint: Checkpoint, options: Options, files: Sequence[StoredFile], pin: Pin, first: int) -> _Made:
+    entries = in_source_order(Entry(tensor, tensor.dtype) for tensor in checkpoint.tensors)
+    metadata = {"format": "pt"} | checkpoint.file_metadata
+    too_large = check_size(entries, options.size, metadata, options.oversize)
+    bins = greedy(entries, options.size, metadata)
+    shards = [
+        _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, pin)
+        for i, b in enumerate(bins)
+    ]
+    numbers = tuple(range(first, first + len(shards)))
+    index = None
+    if len(shards) > 1:
+        total = sum(entry.size for entry in entries)
+        index = Index(index_path(checkpoint.name), numbers, checkpoint.index_metadata | {"total_size": total})
+    notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
+    return _Made(shards, numbers, index, notes)
+
+
+def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:
+    header = header_of(entries, metadata)
+    size = len(header) + sum(entry.size for entry in entries)
+    return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin))
+
+
+def _config(name: Name, listing: Mapping[str, StoredFile]) -> str | None:
+    path = join(name.folder, "config.json")
+    return path if path in listing else None
+
+
+def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
+    """One group for each source file in which a shard begins.
+
+    It attests that file, and those in which none begins and whose first tensor it copies.
+    """
+    begins: dict[int, list[int]] = {}
+    holder: dict[int, int] = {}  # source file -> the file whose group reads it first
+    for number, shard in enumerate(shards):
+        first = shard.entries[0].tensor.pieces[0].file
+        begins.setdefault(first, []).append(number)
+        for entry in shard.entries:
+            for piece in entry.tensor.pieces:
+                holder.setdefault(piece.file, first)
+    attests: dict[int, list[int]] = {}
+    for file, first in holder.items():
+        attests.setdefault(file if file in begins else first, []).append(file)
+    cuts = list(_cuts(shards))
+    groups = []
+    for number, first in enumerate(sorted(begins)):
+        mine, checked = set(begins[first]), set(attests.get(first, ()))
+        groups.append(
+            Group(
+                number,
+                tuple(begins[first]),
+                tuple(sorted(checked)),
+                tuple(cut for cut in cuts if cut.file in checked and cut.shard not in mine),
+            )
+        )
+    return tuple(groups)
+
+
+def _cuts(shards: Sequence[Shard]) -> Iterable[Cut]:
+    for number, shard in enumerate(shards):
+        for entry in shard.entries:
+            if (place := entry.tensor.range) is not None and not entry.cast:
+                yield Cut(number, entry.name, *place)
+
+
+def _warnings(shards: Sequence[Shard]) -> list[str]:
+    notes = [
+        f"{shard.path} is {shard.size:,} bytes, and the Hub takes at most {HUB_FILE_MAX:,} in one file"
+        for shard in shards
+        if shard.size > HUB_FILE_MAX
+    ]
+    folders: dict[str, int] = {}
+    for shard in shards:
+        folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
+    notes += [
+        f"{folder or 'the root'} gets {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
+        for folder, count in folders.items()
+        if count > HUB_FOLDER_FILES_MAX
+    ]
+    return notes
+
+
+# -------------------------------------------------------------------------------- what is carried, deleted and kept
+
+
+def excluded(options: Options, path: str) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in options.exclude)
+
+
+def sort_out(
+    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options
+) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
+    """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path."""
+    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD}) - opened.duplicates.keys()
+    carried, left_out = [], []
+    for path in sorted(listing.keys() - rewritten):
+        why = _why_not(path, opened.duplicates, options)
+        if why is None:
+            carried.append(listing[path])
+        else:
+            left_out.append(LeftOut(path, why))
+    return tuple(carried), tuple(left_out)
+
+
+def _why_not(path: str, duplicates: Mapping[str, str], options: Options) -> str | None:
+    if any(fnmatchcase(path, pattern) for pattern in NEVER_CARRIED):
+        return "it belongs to the repository and not to the model"
+    if excluded(options, path):
+        return "excluded"
+    if any(fnmatchcase(path, pattern) for pattern in options.include):
+        return None
+    if path in duplicates:
+        return duplicates[path]
+    kind = foreign_format(path)
+    if kind is not None:
+        return f"weights or data in another format ({kind}); --include {basename(path)!r} carries it"
+    if is_weight_index(path):
+        return "an index of weights that are not carried"
+    return None
+
+
+def _deletes(outputs: Iterable[Output], before: Before, stays: set[str], options: Options) -> tuple[str, ...]:
+    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
+    names = {output.name for output in outputs}
+    superseded = {path for path in before.files if _belongs_to(path, names)}
+    for index, content in before.indexes.items():
+        if _belongs_to(index, names):
+            superseded |= _named_by(index, content)
+    ours = set(before.published) & set(before.files)
+    doomed = superseded | ours
+    if options.prune:
+        doomed |= {p for p in before.files if not any(fnmatchcase(p, pattern) for pattern in NEVER_CARRIED)}
+    return tuple(sorted(doomed - stays))
+
+
+def _named_by(index: str, content: bytes) -> set[str]:
+    try:
+        return set(parse_index(content, index)[0].values())
+    except CheckpointError:
+        return set()  # it is replaced, and what it named in vain stays where it is
+
+
+def _belongs_to(path: str, names: set[Name]) -> bool:
+    """Whether ``path`` is, by the names that loaders look for, part of one of the checkpoints that we write."""
+    for name in names:
+        if dirname(path) != name.folder:
+            continue
+        stem = basename(shard_path(name, 1, 1)).removesuffix(".safetensors")
+        file = basename(path)
+        if path == index_path(name) or path == shard_path(name, 1, 1):
+            return True
+        if fnmatchcase(file, f"{stem}-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"):
+            return True
+    return False
+
+
+def check_drift(request: Request, before: Before) -> None:
+    """Raises TargetDrifted when someone changed a path that we published, unless the request says --overwrite."""
+    if request.options.overwrite:
+        return
+    changed = []
+    for path, ours in before.published.items():
+        now = before.files.get(path)
+        if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
+            changed.append(f"{path} {'is gone' if now is None else 'is another file'}")
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise TargetDrifted(target=str(request.target), what=changed[0] + more)

@@ -1,0 +1,74 @@
+"""What our commits say about themselves, so that everything can be rebuilt from a target's history alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from reshard.pipeline.limits import HISTORY_MAX
+from reshard.pipeline.plan import Plan
+from reshard.pipeline.request import LAYOUT
+from reshard.pipeline.stores.protocols import Commit, Target
+
+_TRAILER = "Reshard-Publication: "
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One commit of ours, as its description tells it."""
+
+    commit: str
+    plan: str  # the plan's digest
+    request: str
+    weights: str | None
+    source: str
+    source_commit: str
+    endpoint: str | None
+    layout: int
+    kept: tuple[str, ...]  # what was in the target and was not ours
+
+
+def title(plan: Plan, files: int) -> str:
+    count = "1 file" if files == 1 else f"{files} files"
+    return f"Weights of {plan.pin} in {count} of at most {plan.options.size:,} bytes"
+
+
+def message(plan: Plan) -> str:
+    """The description of our commit: one line of JSON behind a trailer's name."""
+    facts = {
+        "plan": plan.digest,
+        "request": plan.keys.request,
+        "weights": plan.keys.weights,
+        "source": plan.pin.repo,
+        "source_commit": plan.pin.commit,
+        "endpoint": plan.pin.endpoint,
+        "layout": LAYOUT,
+        "kept": plan.kept,
+    }
+    return (
+        "Published by reshard: the tensors are those of the source, bit for bit; only the files were cut anew.\n\n"
+        f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
+    )
+
+
+def read(commit: Commit) -> Publication | None:
+    """The publication that ``commit`` is; None for anybody else's commit."""
+    for line in commit.message.splitlines():
+        if line.startswith(_TRAILER):
+            try:
+                facts = json.loads(line.removeprefix(_TRAILER))
+                return Publication(commit=commit.id, **facts | {"kept": tuple(facts["kept"])})
+            except (ValueError, TypeError, KeyError):
+                return None  # somebody typed our trailer by hand
+    return None
+
+
+def publications(target: Target, at: str, since: str | None) -> Iterator[Publication]:
+    """Our publications from ``at`` backwards, newest first; raises HistoryRewritten when ``since`` is not there."""
+    for count, commit in enumerate(target.history(at, since)):
+        if since is None and count >= HISTORY_MAX:
+            return
+        found = read(commit)
+        if found is not None:
+            yield found

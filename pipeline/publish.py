@@ -1,0 +1,205 @@
+"""The one commit: everything or nothing, once, and found again when its answer was lost.
+
+The order matters. The head is read first and our own digest is looked for in the history of that very commit; only
+then do we commit with it as the parent. Whoever comes between is refused by the store, and whoever was faster is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.pipeline import publication
+from reshard.pipeline.card import CARD, render, without_block
+from reshard.pipeline.copy import Attested
+from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
+from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
+from reshard.pipeline.open import read_file
+from reshard.pipeline.plan import Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.stores.protocols import (
+    Addition,
+    AnswerLost,
+    Change,
+    HeadMoved,
+    HistoryRewritten,
+    Source,
+    Target,
+)
+from reshard.pipeline.tensors import StoredFile
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where the result is. ``found`` is true when the commit was there already, ours or an equal one."""
+
+    commit: str
+    ref: str
+    found: bool
+
+
+def git_oid(content: bytes) -> str:
+    """The name that git gives to a file's content: sha1 over ``blob <length>\\0`` and the content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def same_content(addition: Addition, there: StoredFile | None) -> bool:
+    """Whether the file that ``addition`` would add is there already."""
+    if there is None:
+        return False
+    if addition.content is not None:
+        if there.sha256 is not None:
+            return there.sha256 == hashlib.sha256(addition.content).hexdigest()
+        return there.oid == git_oid(addition.content)
+    stored = addition.stored
+    return stored is not None and stored.size == there.size and stored.sha256 == there.sha256
+
+
+def weights(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> list[StoredFile]:
+    """The stored shards under their paths in the target."""
+    found = [(shard.path, receipts[shard.digest]) for shard in shards]
+    return [StoredFile(path, r.size, sha256=r.sha256, xet=r.xet) for path, r in found]
+
+
+def check_receipts(
+    shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Sequence[Attested], plan: Plan
+) -> None:
+    """Raises ReceiptWrong unless every shard has a receipt for just its tensors, and every witness agrees with it."""
+    for shard in shards:
+        receipt = receipts.get(shard.digest)
+        if receipt is None:
+            raise ReceiptWrong(file=shard.path, why="it was not copied", void=[shard.digest])
+        if receipt.size != shard.size or receipt.tensors.keys() != {entry.name for entry in shard.entries}:
+            raise ReceiptWrong(file=shard.path, why="what was copied is not what was planned", void=[shard.digest])
+    for witness in (w for group in attested for w in group.witnesses):
+        shard = shards[witness.shard]
+        if receipts[shard.digest].tensors[witness.name] != witness.digest:
+            why = f"{witness.name} was copied with other bytes than the attested file has"
+            raise ReceiptWrong(file=shard.path, why=why, void=[shard.digest])
+    unread = [plan.files[n].path for group in plan.groups for n in group.attests if plan.files[n].sha256 is not None]
+    seen = {path for group in attested for path in group.files}
+    for path in unread:
+        if path not in seen:
+            raise ReceiptWrong(file=path, why="its sha256 was not checked", void=[])
+
+
+def publish(
+    plan: Plan,
+    shards: Sequence[Shard],
+    receipts: Mapping[str, Receipt],
+    attested: Sequence[Attested],
+    source: Source,
+    target: Target,
+    token: str,
+    begin: Callable[[], None],
+) -> Published:
+    """Publish what was copied in one commit, or find that it is there.
+
+    ``begin`` is called before the first thing that cannot be undone, and may raise Stopped. Raises ReceiptWrong and
+    ObjectLost when something must be copied again, TargetConflict when the target is no longer what we planned for.
+    """
+    check_receipts(shards, receipts, attested, plan)
+    stored = weights(shards, receipts)
+    lost = target.holds(stored)
+    if lost:
+        void = [s.digest for s in shards if receipts[s.digest].sha256 in {file.sha256 for file in lost}]
+        raise ObjectLost(repo=str(target.place), what=lost[0].path, void=void)
+    title, message = publication.title(plan, len(stored)), publication.message(plan)
+    already = target.at(plan.base).files() if plan.base else {}
+    to_carry = [file for file in plan.carried if not _there(file, already.get(file.path))]
+    additions = [
+        *(Addition(file.path, stored=file) for file in stored),
+        *(Addition(o.index.path, content=index_bytes(o.index, shards)) for o in plan.outputs if o.index),
+        *target.carry(to_carry, source, token),
+    ]
+    begin()
+    goal = target.request(plan.digest, plan.base, title, message)
+    return _commit(plan, shards, additions, title, message, source, goal)
+
+
+def _there(file: StoredFile, there: StoredFile | None) -> bool:
+    if there is None or there.size != file.size:
+        return False
+    return there.sha256 == file.sha256 if file.sha256 else file.oid is not None and there.oid == file.oid
+
+
+def _commit(
+    plan: Plan,
+    shards: Sequence[Shard],
+    additions: Sequence[Addition],
+    title: str,
+    message: str,
+    source: Source,
+    goal: Target,
+) -> Published:
+    pause = BACKOFF_FIRST
+    for _ in range(COMMIT_RACES):
+        head = goal.head()
+        found = find(plan, goal, head)
+        if found is not None:
+            return Published(found, goal.branch, found=True)
+        there = goal.at(head).files()
+        if head != plan.base:
+            _refuse_conflict(plan, goal, additions, there)
+        card = Addition(CARD, content=_card(plan, shards, source, goal, head, there).encode())
+        news = tuple(a for a in (*additions, card) if not same_content(a, there.get(a.path)))
+        deletes = tuple(path for path in plan.deletes if path in there)
+        if not news and not deletes:
+            return Published(head, goal.branch, found=True)
+        try:
+            return Published(goal.commit(Change(title, message, news, deletes), head), goal.branch, found=False)
+        except HeadMoved:
+            continue
+        except AnswerLost:
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause *= 2
+    raise HubUnreachable(endpoint=goal.place, what=f"{COMMIT_RACES} commits were overtaken or got no answer")
+
+
+def find(plan: Plan, target: Target, at: str) -> str | None:
+    """The commit of ours since the plan's base that carries its digest; raises TargetConflict on a new history."""
+    if at == plan.base:
+        return None
+    try:
+        for ours in publication.publications(target, at, plan.base):
+            if ours.plan == plan.digest:
+                return ours.commit
+    except HistoryRewritten:
+        raise TargetConflict(target=str(target.place), what="its history was rewritten") from None
+    return None
+
+
+def _refuse_conflict(
+    plan: Plan, target: Target, additions: Sequence[Addition], there: Mapping[str, StoredFile]
+) -> None:
+    """Others may commit beside us as long as they leave the paths alone that we write or delete."""
+    before = target.at(plan.base).files()
+    for path in sorted({a.path for a in additions} | set(plan.deletes)):
+        then, now = before.get(path), there.get(path)
+        if (then and (then.size, then.sha256 or then.oid)) != (now and (now.size, now.sha256 or now.oid)):
+            raise TargetConflict(target=str(target.place), what=f"{path} is no longer what it was")
+
+
+def _card(
+    plan: Plan, shards: Sequence[Shard], source: Source, target: Target, head: str, there: Mapping[str, StoredFile]
+) -> str:
+    """The card on top of ``head``: the owner's as soon as there is one, refreshed while nobody touched ours."""
+    from_source = _text(source, source.files().get(CARD))
+    theirs = _text(target.at(head), there.get(CARD))
+    if theirs is not None and from_source is not None and plan.pin.repo != str(target.place):
+        last = next(publication.publications(target, head, None), None)
+        if last is not None and _untouched(target, last.commit, theirs):
+            theirs = from_source
+    return render(plan, len(shards), theirs, from_source)
+
+
+def _untouched(target: Target, ours: str, now: str) -> bool:
+    then = target.at(ours)
+    text = _text(then, then.files().get(CARD))
+    return text is not None and without_block(text) == without_block(now)
+
+
+def _text(source: Source, file: StoredFile | None) -> str | None:
+    return None if file is None else read_file(source, file, CONFIG_MAX).decode("utf-8", "replace")

@@ -1,0 +1,142 @@
+"""What a job checks, and the record that a person or a program can read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from reshard.pipeline.card import CARD
+from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
+from reshard.pipeline.formats.safetensors import Header, parse_header
+from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.open import Opened, read_file
+from reshard.pipeline.plan import Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.publish import Published, weights
+from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted."""
+
+    name: str
+    result: Literal["passed", "failed", "skipped", "inconclusive"]
+    level: str
+    reason: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _headers(shards: Iterable[Shard]) -> dict[str, Header]:
+    return {s.path: parse_header(s.header, file=s.path, file_size=s.size) for s in shards}
+
+
+def check_structure(plan: Plan, opened: Opened) -> Check:
+    """Parse the planned headers again and hold them and the indexes against the source; raises ProofError.
+
+    It trusts nothing that the planner says about its own work: the source's side comes from the source's headers, the
+    output's side from the bytes that will be written.
+    """
+    findings: list[Finding] = []
+    tensors = 0
+    for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
+        shards = [plan.shards[number] for number in output.shards]
+        headers = _headers(shards)
+        source = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+        findings += compare(source, signature(headers))
+        if output.index:
+            findings += check_index(output.index.path, index_bytes(output.index, plan.shards), headers, headers)
+        else:
+            findings += check_files(headers)
+        tensors += len(source)
+    if findings:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise ProofError(what=f"the plan does not hold what the source holds: {findings[0]}{more}")
+    figures = {"tensors": tensors, "shards": len(plan.shards), "indexes": sum(1 for o in plan.outputs if o.index)}
+    return Check("structure", "passed", "names, dtypes, shapes, lengths, index both ways", "", figures)
+
+
+def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
+    """Reload every output on the meta device, from its headers alone.
+
+    Raises ReloadFailed where a class is less content with the output than with the source, and ModelCheckRequired
+    where the request says that no class may go unchecked.
+    """
+    checks = []
+    for output in plan.outputs:
+        verdict = _reload(plan, shards, output, source, reload)
+        if verdict.result == "failed":
+            raise ReloadFailed(why=verdict.reason, job="JOB")
+        if plan.options.require == "model" and verdict.level != "model":
+            raise ModelCheckRequired(why=verdict.reason)
+        figures = verdict.to_dict() | {"missing": len(verdict.missing), "unexpected": len(verdict.unexpected)}
+        keep = ("class_name", "missing", "unexpected", "seconds", "peak_rss")
+        result: Literal["passed", "skipped", "inconclusive"] = (
+            "passed" if verdict.result in {"clean", "report"} else "skipped"
+        )
+        if verdict.result == "inconclusive":
+            result = "inconclusive"
+        checks.append(
+            Check(f"reload {output.name}", result, verdict.level, verdict.reason, {k: figures[k] for k in keep})
+        )
+    return checks
+
+
+def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source, reload: Reload) -> ModelCheck:
+    config = None
+    if output.config is not None:
+        config = read_file(source, source.files()[output.config], CONFIG_MAX)
+    written = signature(_headers(shards[number] for number in output.shards))
+    return reload.check(config, written)
+
+
+def confirm(
+    plan: Plan, shards: Sequence[Shard], receipts: Mapping[str, Receipt], published: Published, target: Target
+) -> Check:
+    """Read the published commit back and hold it against plan and receipts; raises ReadBackDiffers naming the file."""
+
+    def differs(path: str, why: str) -> ReadBackDiffers:
+        return ReadBackDiffers(commit=published.commit, place=str(target.place), why=f"{path} {why}", job="JOB")
+
+    there = target.at(published.commit)
+    files = there.files()
+    for wanted in weights(shards, receipts):
+        found = files.get(wanted.path)
+        if found is None:
+            raise differs(wanted.path, "is not there")
+        if found.size != wanted.size or (found.sha256 is not None and found.sha256 != wanted.sha256):
+            raise differs(wanted.path, "is another file than the one that was sent")
+    for shard in shards:
+        header = b"".join(there.read(files[shard.path], 0, len(shard.header)))
+        if header != shard.header:
+            raise differs(shard.path, "has another header than planned")
+    indexes = [output.index for output in plan.outputs if output.index]
+    for index in indexes:
+        if index.path not in files:
+            raise differs(index.path, "is not there")
+        expected = index_bytes(index, shards)
+        if files[index.path].size != len(expected) or read_file(there, files[index.path], len(expected)) != expected:
+            raise differs(index.path, "is another index than planned")
+    for file in plan.carried:
+        found = files.get(file.path)
+        if found is None or found.size != file.size:
+            raise differs(file.path, "was not carried over whole")
+        if file.sha256 and found.sha256 and file.sha256 != found.sha256:
+            raise differs(file.path, "was carried over with other bytes")
+    for path in plan.deletes:
+        if path in files:
+            raise differs(path, "should be gone")
+    figures = {
+        "shards": len(shards),
+        "bytes": sum(shard.size for shard in shards),
+        "indexes": len(indexes),
+        "carried": len(plan.carried),
+        "deleted": len(plan.deletes),
+        "card": CARD in files,
+    }
+    return Check("read back", "passed", "names, sizes, sha256, headers, indexes", "", figures)
