@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Final
+from typing import Final, NamedTuple
 
 from reshard.pipeline.errors import BadPickle, PickleCutShort, UnsafePickle
 from reshard.pipeline.limits import PICKLE_MAX, PICKLE_MEMORY_BASE, PICKLE_MEMORY_FACTOR, PICKLE_MEMORY_MAX
@@ -82,8 +82,16 @@ class Persistent:
 SET = Global("builtins", "set")
 
 
-def load(data: bytes | memoryview, *, file: str, allowed: frozenset[str], start: int = 0) -> tuple[object, int]:
-    """The value of the pickle that begins at byte ``start`` of ``data``, and where it ends.
+class Loaded(NamedTuple):
+    """What one pickle held; every Persistent in ``value``, and those that ended nowhere, are in ``persistent``."""
+
+    value: object
+    stop: int  # byte behind the pickle
+    persistent: list[Persistent]
+
+
+def load(data: bytes, *, file: str, allowed: frozenset[str], start: int = 0) -> Loaded:
+    """The value of the pickle that begins at byte ``start`` of ``data``.
 
     Values are None, bool, int, float, str, bytes, tuple, list, Mapping, Made, Global and Persistent; ``allowed`` holds
     dotted names. Raises UnsafePickle for a name outside it, PickleCutShort when ``data`` ends first, BadPickle for
@@ -93,8 +101,8 @@ def load(data: bytes | memoryview, *, file: str, allowed: frozenset[str], start:
 
 
 class _Machine:
-    def __init__(self, data: bytes | memoryview, start: int, file: str, allowed: frozenset[str]) -> None:
-        self._data = bytes(data) if isinstance(data, memoryview) else data
+    def __init__(self, data: bytes, start: int, file: str, allowed: frozenset[str]) -> None:
+        self._data = data
         self._start = start
         self._at = start
         self._file = file
@@ -102,10 +110,11 @@ class _Machine:
         self._stack: list[object] = []
         self._below_marks: list[list[object]] = []
         self._memo: dict[int, object] = {}
+        self._persistent: list[Persistent] = []
         length = min(len(data) - start, PICKLE_MAX)
         self._allowance = min(PICKLE_MEMORY_BASE + PICKLE_MEMORY_FACTOR * length, PICKLE_MEMORY_MAX)
 
-    def run(self) -> tuple[object, int]:
+    def run(self) -> Loaded:
         data, stop = self._data, min(len(self._data), self._start + PICKLE_MAX)
         try:
             while self._at < stop:
@@ -114,7 +123,7 @@ class _Machine:
                 if opcode == _STOP:
                     if len(self._stack) != 1 or self._below_marks:
                         raise self._bad("it ends with values left over")
-                    return self._stack[0], self._at
+                    return Loaded(self._stack[0], self._at, self._persistent)
                 step = _STEPS.get(opcode)
                 if step is None:
                     raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data never needs")
@@ -347,7 +356,9 @@ class _Machine:
         target.state = state
 
     def persistent(self) -> None:
-        self._push_charged(Persistent(self._stack.pop()), _MADE_COST)
+        found = Persistent(self._stack.pop())
+        self._push_charged(found, _MADE_COST)
+        self._persistent.append(found)
 
 
 _STOP = 0x2E

@@ -41,8 +41,10 @@ DTYPES = {
     "float4_e2m1fn_x2": "F4",
 }
 # Known to torch and not to the format: recognised, so that the refusal can name them.
+_FOREIGN_STORED = {"complex128": 16, "quint8": 1, "qint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}  # bytes
 _FOREIGN_DTYPES = {
-    *("complex32", "complex128", "quint8", "qint8", "qint32", "quint4x2", "quint2x4"),
+    *_FOREIGN_STORED,
+    "complex32",
     *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)),
 }
@@ -141,7 +143,8 @@ class Storage:
     whole: int  # bytes that the archive must keep under the key
     start: int
     size: int
-    dtype: str | None  # the format's name; None for a storage that counts bytes
+    width: int  # bytes of an element
+    dtype: str | None  # torch's name; None for a storage that counts bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +315,23 @@ def _count(value: object) -> int | None:
 def dtype_of(value: object, what: str, file: str) -> str:
     """The format's name of a pickled torch.dtype; raises Unsupported for those that it does not know."""
     if type(value) is Global and value.module == "torch":
-        if value.name in DTYPES:
-            return DTYPES[value.name]
-        if value.name in _FOREIGN_DTYPES:
-            raise Unsupported(file=file, what=f"{what}, of dtype {value.name},")
+        return _dtype(value.name, what, file)
     raise BadPickle(file=file, why=f"{what} has no valid dtype")
 
 
-def _storage(value: object, what: str, file: str) -> Storage:
-    """The storage behind a persistent id: ``("storage", class, key, device, elements[, view])``."""
+def _dtype(name: str, what: str, file: str) -> str:
+    if name in DTYPES:
+        return DTYPES[name]
+    if name in _FOREIGN_DTYPES:
+        raise Unsupported(file=file, what=f"{what}, of dtype {name},")
+    raise BadPickle(file=file, why=f"{what} has no valid dtype")
+
+
+def storage_of(value: object, what: str, file: str) -> Storage:
+    """The storage behind a persistent id: ``("storage", class, key, device, elements[, view])``.
+
+    Raises BadPickle where it is none.
+    """
     if type(value) is not Persistent or type(value.key) is not tuple or len(value.key) not in (5, 6):
         raise BadPickle(file=file, why=f"{what} has no storage")
     tag, kind, key, _device, elements, *view = value.key
@@ -332,8 +343,8 @@ def _storage(value: object, what: str, file: str) -> Storage:
     if str(kind) not in _UNTYPED:
         if kind.name not in _STORAGES:
             raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
-        dtype = dtype_of(Global("torch", _STORAGES[kind.name]), what, file)
-        width = DTYPE_BITS[dtype] // 8
+        dtype = _STORAGES[kind.name]
+        width = _FOREIGN_STORED[dtype] if dtype in _FOREIGN_STORED else DTYPE_BITS[DTYPES[dtype]] // 8
     whole = count * width
     start, size = 0, whole
     if view and view[0] is not None:
@@ -345,7 +356,7 @@ def _storage(value: object, what: str, file: str) -> Storage:
         if first is None or length is None or first + length > count:
             raise BadPickle(file=file, why=f"{what} names a part outside of its storage")
         start, size = first * width, length * width
-    return Storage(key, whole, start, size, dtype)
+    return Storage(key, whole, start, size, width, dtype)
 
 
 def _unwrapped(made: Made, what: str, file: str) -> Made:
@@ -391,18 +402,18 @@ def view_of(made: Made, what: str, file: str) -> View:
     metadata: object = None
     dtype: str | None = None
     if kind == _REBUILD and len(args) == 4:
-        storage = _storage(args[0], what, file)
+        storage = storage_of(args[0], what, file)
     elif kind == _REBUILD_V2 and len(args) in (6, 7):
-        storage = _storage(args[0], what, file)
+        storage = storage_of(args[0], what, file)
         metadata = args[6] if len(args) == 7 else None
     elif kind == _REBUILD_V3 and len(args) in (7, 8):
-        storage = _storage(args[0], what, file)
+        storage = storage_of(args[0], what, file)
         dtype = dtype_of(args[6], what, file)
         metadata = args[7] if len(args) == 8 else None
     else:
         raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
     _refuse_lazy_bits(metadata, what, file)
-    dtype = dtype or storage.dtype or "U8"
+    dtype = dtype or (_dtype(storage.dtype, what, file) if storage.dtype else "U8")
     offset, shape, steps = _count(args[1]), _counts(args[2]), _counts(args[3])
     if offset is None or shape is None or steps is None or len(shape) != len(steps):
         raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
@@ -482,11 +493,10 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
     return views, found.notes
 
 
-def storages_of(views: Iterable[View], file: str) -> dict[str, int]:
-    """Key -> bytes of every storage that is used; raises BadPickle when one key is given two lengths."""
+def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:
+    """Key -> bytes of every storage; raises BadPickle when one key is given two lengths."""
     sizes: dict[str, int] = {}
-    for view in views:
-        storage = view.storage
+    for storage in storages:
         if sizes.setdefault(storage.key, storage.whole) != storage.whole:
             raise BadPickle(file=file, why=f"storage {label((storage.key,))} is given two lengths")
     return sizes

@@ -25,7 +25,7 @@ from reshard.pipeline.formats.torch_state import (
     Record,
     View,
     piece_of,
-    storages_of,
+    sizes_of,
     tied_names,
     views_of,
 )
@@ -110,9 +110,7 @@ class TorchZip:
         ]
         heads = dict(zip(order, read_spans(read, file, spans), strict=True))
         self._starts = {name: self._data_start(name, heads[name], follow[name]) for name in order}
-        # torch can be told not to compute checksums, and then writes zero for all of them.
-        self._has_checksums = any(entry.crc32 for entry in self._entries.values())
-        self.root, stop = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
+        self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
         if stop != pickle_size:
             raise _bad(file, "data.pkl goes on behind the end of its pickle")
         self.big_endian = self._byte_order(heads)
@@ -120,7 +118,7 @@ class TorchZip:
     def storages(self, views: Iterable[View]) -> dict[str, Record]:
         """Where each storage that ``views`` use lies; raises BadArchive when one is missing or of another length."""
         found = {}
-        for key, size in storages_of(views, self._file.path).items():
+        for key, size in sizes_of((view.storage for view in views), self._file.path).items():
             entry = self._entries.get(f"data/{key}")
             if entry is None:
                 raise _bad(self._file, f"it has no record for storage {label((key,))}")
@@ -128,8 +126,8 @@ class TorchZip:
                 why = f"storage {label((key,))} is {entry.size} bytes long, and its tensors need {size}"
                 raise _bad(self._file, why)
             start = self._starts[f"data/{key}"]
-            crc32 = entry.crc32 if self._has_checksums else None
-            found[key] = Record(f"{self._name}/data/{key}", self._number, start, start + size, crc32)
+            # Zero is what torch writes when it is told not to compute a checksum.
+            found[key] = Record(f"{self._name}/data/{key}", self._number, start, start + size, entry.crc32 or None)
         return found
 
     def piece(self, view: View, records: Mapping[str, Record], what: str) -> Piece:
@@ -151,7 +149,7 @@ class TorchZip:
         entry = self._entries[name]
         start = self._starts[name] - entry.header
         content = heads[name][start : start + entry.size]
-        if self._has_checksums and zlib.crc32(content) != entry.crc32:
+        if entry.crc32 and zlib.crc32(content) != entry.crc32:
             raise _bad(self._file, f"record {name} does not match its CRC")
         return content
 
@@ -304,9 +302,8 @@ def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     name = entry.name.encode()
     if len(head) < _LOCAL.size + len(name):
         raise _bad(file, f"record {label((entry.name,))} has no header of its own")
-    fields: tuple[int, ...]
-    magic, *fields = _LOCAL.unpack_from(head)
-    _needed, flags, method, _time, _date, crc32, packed, size, name_length, extra_length = fields
+    magic, _needed, flags, method, _time, _date, *fields = _LOCAL.unpack_from(head)
+    crc32, packed, size, name_length, extra_length = (int(field) for field in fields)
     own_name = head[_LOCAL.size :][:name_length]
     extra = head[_LOCAL.size + name_length :][:extra_length]
     told = (entry.size, entry.size, entry.crc32)

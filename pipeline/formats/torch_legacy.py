@@ -1,0 +1,105 @@
+"""Files of `torch.save` before torch 1.6 (and of `_use_new_zipfile_serialization=False` since).
+
+Five pickles in a row, then the storages: the magic number, the protocol version, facts about the machine, the value,
+the list of storage keys; then for each key its number of elements (8 bytes, little-endian) and its bytes
+(`torch/serialization.py`, `_legacy_load`). The writer converts to little-endian on every machine
+(torch/csrc/serialization.cpp, `THPStorage_writeFileRaw`), so the facts about the machine change nothing.
+"""
+
+from __future__ import annotations
+
+from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
+from reshard.pipeline.formats.nesting import label
+from reshard.pipeline.formats.pickles import Loaded, load
+from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.formats.torch_state import (
+    ALLOWED,
+    Contents,
+    Place,
+    Record,
+    piece_of,
+    sizes_of,
+    storage_of,
+    tied_names,
+    views_of,
+)
+from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
+from reshard.pipeline.tensors import StoredFile, Tensor
+
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL_VERSION = 1001
+# How every such file begins: protocol 2, then the magic number as a LONG1 of ten bytes.
+MAGIC = b"\x80\x02\x8a\n" + _MAGIC_NUMBER.to_bytes(10, "little")
+_COUNT_BYTES = 8
+
+
+class _Stream:
+    """The pickles at the front of a file, read as far as they turn out to reach."""
+
+    def __init__(self, read: Read, file: StoredFile) -> None:
+        self._read = read
+        self._file = file
+        self._data = read_bytes(read, file, 0, min(HEADER_READ, file.size))
+        self.at = 0
+
+    def next(self) -> Loaded:
+        while True:
+            try:
+                loaded = load(self._data, file=self._file.path, allowed=ALLOWED, start=self.at)
+            except PickleCutShort:
+                if len(self._data) == self._file.size or len(self._data) - self.at >= PICKLE_MAX:
+                    raise
+                more = min(4 * len(self._data), self.at + PICKLE_MAX, self._file.size)
+                self._data += read_bytes(self._read, self._file, len(self._data), more)
+            else:
+                self.at = loaded.stop
+                return loaded
+
+
+def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
+    """The tensors of a pre-zip torch file, as pieces of source file ``number``; reads no storage.
+
+    Raises the CheckpointError family.
+    """
+    stream = _Stream(read, file)
+    magic, protocol, _machine = (stream.next().value for _ in range(3))
+    if type(magic) is not int or magic != _MAGIC_NUMBER or type(protocol) is not int or protocol != _PROTOCOL_VERSION:
+        raise BadArchive(file=file.path, why="it begins like a torch file and does not go on like one")
+    state = stream.next()
+    starts = _starts(read, file, state, stream.next().value, stream.at)
+    views, notes = views_of(state.value, file.path)
+    tensors = []
+    records = {}
+    for name, view in views.items():
+        key, size = view.storage.key, view.storage.whole
+        start = starts[key]
+        records[key] = Record(f"storage {label((key,))}", number, start, start + size, None)
+        tensors.append(Tensor(name, view.dtype, view.shape, (piece_of(view, Place(number, start)),)))
+    return Contents(tuple(tensors), notes, tied_names(views), tuple(records.values()))
+
+
+def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:
+    """Where the bytes of each storage begin; the first storage's count stands at byte ``at``.
+
+    Every storage's length follows from the pickle, so all counts can be read at once and held against it.
+    """
+    if type(keys) is not list:
+        raise BadPickle(file=file.path, why="its list of storages is malformed")
+    storages = [storage_of(found, "a value", file.path) for found in state.persistent]
+    sizes = sizes_of(storages, file.path)
+    widths = {storage.key: storage.width for storage in storages}
+    starts: dict[str, int] = {}
+    for key in keys:
+        if type(key) is not str or key not in sizes or key in starts:
+            raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
+        starts[key] = at + _COUNT_BYTES
+        at += _COUNT_BYTES + sizes[key]
+    if len(starts) != len(sizes):
+        raise BadPickle(file=file.path, why="its list of storages is not that of its tensors")
+    if at != file.size:
+        raise BadLength(file=file.path, actual=file.size, expected=at)
+    counts = read_spans(read, file, [Span(start - _COUNT_BYTES, start) for start in starts.values()])
+    for key, count in zip(starts, counts, strict=True):
+        if int.from_bytes(count, "little") * widths[key] != sizes[key]:
+            raise BadArchive(file=file.path, why=f"storage {label((key,))} is not as long as its tensors need")
+    return starts
