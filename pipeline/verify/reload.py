@@ -97,6 +97,7 @@ class ReloadLimits:
     time: float = limits.RELOAD_TIME  # seconds
     cpu: int = limits.RELOAD_CPU  # seconds
     memory: int = limits.RELOAD_MEMORY  # bytes of address space beyond the imports
+    grace: float = limits.RELOAD_GRACE  # seconds beyond `time` before the child itself is given up
 
 
 class Reload:
@@ -162,7 +163,7 @@ class Reload:
         assert self._child is not None
         try:
             # The child ends its fork itself at the limit; the grace is for a child that no longer does.
-            answer = self._child.ask(line, self._allowed.time + _GRACE)
+            answer = self._child.ask(line, self._allowed.time + self._allowed.grace)
         except _ChildLost as lost:
             self._child.end()
             self._child = None
@@ -187,9 +188,6 @@ class Reload:
         self._child.end()
         self._child = None
         return f"the reload could not start: {hello['unavailable']}"
-
-
-_GRACE = 5.0  # seconds beyond a limit before the whole child is given up
 
 
 class _ChildLost(Exception):
@@ -282,7 +280,7 @@ class _Child:
     def _ending(self) -> str:
         """How it ended, with the last line that it logged."""
         try:
-            status = self._process.wait(timeout=_GRACE)
+            status = self._process.wait(timeout=limits.RELOAD_GRACE)
         except subprocess.TimeoutExpired:
             return "the reload child closed its pipe"
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

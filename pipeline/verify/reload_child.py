@@ -92,7 +92,7 @@ def _take_pipes() -> tuple[int, int]:
 def _import() -> None:
     import transformers
 
-    import reshard.pipeline.verify.meta  # noqa: F401 - here, so that every fork finds it imported
+    import reshard.pipeline.verify.reload_child_model  # noqa: F401 - here, so that every fork finds it imported
 
     transformers.utils.logging.disable_progress_bar()
 
@@ -193,7 +193,7 @@ def _answer_and_exit(line: bytes, scratch: Path, said_there: int, allowed: Allow
 
 
 def _answer(line: bytes, scratch: Path) -> dict[str, Any]:
-    from reshard.pipeline.verify.meta import check
+    from reshard.pipeline.verify.reload_child_model import check
 
     request = json.loads(line)
     return check(request["config"], request["source"], request["output"], scratch)

