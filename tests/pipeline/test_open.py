@@ -1,0 +1,273 @@
+"""Which files belong together, and what is refused before a tensor byte is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from reshard.pipeline.errors import (
+    BadHeader,
+    BadIndex,
+    BadLength,
+    CheckpointError,
+    DuplicateTensor,
+    NoWeights,
+    UnsafePath,
+)
+from reshard.pipeline.open import find_checkpoints, index_path, open_checkpoints, shard_path
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.tensors import Checkpoint, Name
+from tests.support.models import arrays, numbered, save_sharded, save_single
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "model"
+
+
+def checkpoints(folder: Path) -> dict[str, Checkpoint]:
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    return {str(c.name): c for c in open_checkpoints(source, find_checkpoints(source)).checkpoints}
+
+
+def names(checkpoint: Checkpoint) -> set[str]:
+    return {tensor.name for tensor in checkpoint.tensors}
+
+
+def test_one_file_is_a_checkpoint(folder: Path) -> None:
+    made = arrays(3, 100)
+    save_single(folder, made)
+    assert names(checkpoints(folder)["model"]) == made.keys()
+
+
+def test_an_index_says_which_files_belong_together_whatever_they_are_called(folder: Path) -> None:
+    made = arrays(4, 100)
+    halves = {k: v for k, v in made.items() if k < "layer.2"}, {k: v for k, v in made.items() if k >= "layer.2"}
+    save_sharded(folder, {"first_state_dict.safetensors": halves[0], "zweite.safetensors": halves[1]})
+    assert names(checkpoints(folder)["model"]) == made.keys()
+
+
+def test_a_bare_map_is_an_index_too(folder: Path) -> None:
+    save_sharded(folder, {"odd.safetensors": arrays(1, 100)})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps(json.loads(index.read_text())["weight_map"]))
+    assert names(checkpoints(folder)["model"]) == arrays(1, 100).keys()
+
+
+def test_components_and_variants_are_checkpoints_of_their_own(folder: Path) -> None:
+    save_single(folder / "vae", arrays(1, 100), "diffusion_pytorch_model.safetensors")
+    save_single(folder / "vae", arrays(1, 100), "diffusion_pytorch_model.fp16.safetensors")
+    halves = numbered(arrays(2, 100), 2, "diffusion_pytorch_model.fp16")
+    save_sharded(folder / "unet", halves, "diffusion_pytorch_model.safetensors.index.fp16.json")
+    assert checkpoints(folder).keys() == {
+        "vae/diffusion_pytorch_model",
+        "vae/diffusion_pytorch_model.fp16",
+        "unet/diffusion_pytorch_model.fp16",
+    }
+
+
+def test_a_file_that_no_index_names_is_never_dropped(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    save_single(folder, arrays(1, 100, prefix="mtp"), "mtp.safetensors")
+    found = checkpoints(folder)
+    assert found.keys() == {"model", "mtp"}
+    assert names(found["mtp"]) == {"mtp.0.weight", "mtp.0.bias"}
+
+
+def test_numbered_files_without_an_index_are_one_set(folder: Path) -> None:
+    made = arrays(2, 100)
+    save_sharded(folder, numbered(made, 2))
+    (folder / "model.safetensors.index.json").unlink()
+    assert names(checkpoints(folder)["model"]) == made.keys()
+
+
+def test_numbered_files_without_an_index_must_be_complete(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(4, 100), 3))
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(BadIndex, match="number 2 of 3 is missing"):
+        checkpoints(folder)
+
+
+def test_of_a_single_file_and_an_equal_set_the_single_file_is_taken_as_loaders_do(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    save_single(folder, arrays(2, 100))
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    opened = open_checkpoints(source, find_checkpoints(source))
+    (chosen,) = opened.checkpoints
+    assert [opened.files[i].path for i in chosen.files] == ["model.safetensors"]
+    assert opened.duplicates.keys() == {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    }
+
+
+def test_a_single_file_beside_a_different_set_is_no_guess(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    save_single(folder, arrays(1, 100))
+    with pytest.raises(BadIndex, match="--exclude"):
+        checkpoints(folder)
+
+
+def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
+    save_single(folder, arrays(1, 100))
+    save_single(folder, arrays(1, 100), "adapter_model.safetensors")
+    save_single(folder / "2_Dense", arrays(1, 100))
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    found = find_checkpoints(source)
+    assert found.uncut == {"adapter_model.safetensors", "2_Dense/model.safetensors"}
+    assert [str(part.name) for part in found.sets] == ["model"]
+
+
+def test_no_weights_says_what_is_there_instead(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    (folder / "tf_model.h5").write_bytes(b"HDF")
+    with pytest.raises(NoWeights, match="GGUF, TensorFlow files such as model.gguf"):
+        checkpoints(folder)
+
+
+def test_header_metadata_is_kept_and_a_contradiction_is_told(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    for number, author in ((1, "me"), (2, "you")):
+        path = folder / f"model-0000{number}-of-00002.safetensors"
+        save_file(load_file(path), path, metadata={"format": "pt", "by": author})
+    checkpoint = checkpoints(folder)["model"]
+    assert checkpoint.file_metadata == {"format": "pt", "by": "me"}
+    assert "'by'" in checkpoint.notes[0]
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def edit_index(folder: Path, **changes: Any) -> None:
+    path = folder / "model.safetensors.index.json"
+    content = json.loads(path.read_text())
+    content["weight_map"] |= changes
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../outside.safetensors", "/etc/model.safetensors", "a/../../b.safetensors", "C:/x", "..\\x", "./x", "a//b"],
+)
+def test_an_index_that_leaves_its_folder_is_unsafe(folder: Path, path: str) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    edit_index(folder, **{"layer.0.weight": path})
+    with pytest.raises(UnsafePath) as caught:
+        checkpoints(folder)
+    assert path in str(caught.value)
+
+
+def test_an_index_that_names_a_missing_file(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(BadIndex, match=r"names model-00002-of-00002.safetensors, which is not there"):
+        checkpoints(folder)
+
+
+def test_an_index_that_names_a_missing_tensor(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    edit_index(folder, ghost="model-00001-of-00002.safetensors")
+    with pytest.raises(BadIndex, match="ghost is in model-00001.*no file has it"):
+        checkpoints(folder)
+
+
+def test_an_index_that_names_the_wrong_file(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    edit_index(folder, **{"layer.0.weight": "model-00002-of-00002.safetensors"})
+    with pytest.raises(BadIndex, match="layer.0.weight"):
+        checkpoints(folder)
+
+
+def test_a_tensor_that_no_index_names_is_kept_and_told(folder: Path) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    path = folder / "model.safetensors.index.json"
+    content = json.loads(path.read_text())
+    del content["weight_map"]["layer.0.bias"]
+    path.write_text(json.dumps(content))
+    checkpoint = checkpoints(folder)["model"]
+    assert "layer.0.bias" in names(checkpoint)
+    assert "layer.0.bias" in checkpoint.notes[0]
+
+
+def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
+    made = arrays(1, 100)
+    save_sharded(folder, {"a.safetensors": made, "b.safetensors": made | arrays(1, 100, prefix="more")})
+    with pytest.raises(DuplicateTensor, match="a.safetensors and again in b.safetensors"):
+        checkpoints(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", BadIndex),
+        (b"[]", BadIndex),
+        (b'{"weight_map": []}', BadIndex),
+        (b'{"weight_map": {}}', BadIndex),
+        (b'{"weight_map": {"a": 1}}', BadIndex),
+        (b'{"metadata": 1, "weight_map": {"a": "b"}}', BadIndex),
+        (b"[" * 100_000, BadIndex),
+    ],
+)
+def test_an_index_that_is_none(folder: Path, content: bytes, kind: type[CheckpointError]) -> None:
+    save_sharded(folder, numbered(arrays(2, 100), 2))
+    (folder / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(kind, match=r"model.safetensors.index.json: "):
+        checkpoints(folder)
+
+
+@pytest.mark.parametrize(("change", "kind"), [(-1, BadLength), (1, BadLength)])
+def test_a_file_of_another_length_than_its_header_says(folder: Path, change: int, kind: type[CheckpointError]) -> None:
+    save_single(folder, arrays(1, 100))
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:change] if change < 0 else content + b"x")
+    with pytest.raises(kind, match=str(len(content))):
+        checkpoints(folder)
+
+
+def test_a_header_that_claims_100_gb_costs_nothing(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes((100 * 10**9).to_bytes(8, "little") + b"{}")
+    with pytest.raises(BadHeader, match="claims 100000000000 bytes"):
+        checkpoints(folder)
+
+
+def test_a_header_longer_than_the_first_read_is_read_whole(folder: Path) -> None:
+    made = {f"a.very.long.name.of.a.tensor.{'x' * 200}.{i}": np.zeros(1, dtype=np.float32) for i in range(2000)}
+    save_single(folder, made)
+    assert names(checkpoints(folder)["model"]) == made.keys()
+
+
+# ------------------------------------------------------------------------------------------------------- the names
+
+
+@pytest.mark.parametrize(
+    ("name", "shard", "index"),
+    [
+        (Name("", "model"), "model-00002-of-00003.safetensors", "model.safetensors.index.json"),
+        (
+            Name("unet", "diffusion_pytorch_model", "fp16"),
+            "unet/diffusion_pytorch_model.fp16-00002-of-00003.safetensors",
+            "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
+        ),
+    ],
+)
+def test_names_are_the_ones_that_loaders_look_for(name: Name, shard: str, index: str) -> None:
+    assert shard_path(name, 2, 3) == shard
+    assert index_path(name) == index
+    assert "-of-" not in shard_path(name, 1, 1)

@@ -1,0 +1,115 @@
+"""The packings: nothing is lost, the size is a promise about the file, no crumbs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.pack import aligned, check_size, file_size, greedy, in_source_order
+from reshard.pipeline.plan import Entry
+from reshard.pipeline.tensors import Piece, Tensor
+
+METADATA = {"format": "pt"}
+
+
+def entry(name: str, count: int, dtype: str = "F32", offset: int = 0, file: int = 0) -> Entry:
+    return Entry(Tensor(name, dtype, (count,), (Piece(file, offset, (0,), (count,)),)), dtype)
+
+
+def row(*counts: int) -> list[Entry]:
+    return [entry(f"t{i}", count, offset=i) for i, count in enumerate(counts)]
+
+
+entries_of_any_kind = st.lists(
+    st.tuples(st.sampled_from(["F32", "BF16", "U8", "F64"]), st.integers(0, 3000)), min_size=1, max_size=40
+).map(lambda specs: [entry(f"t{i}", count, dtype, offset=i) for i, (dtype, count) in enumerate(specs)])
+
+
+@given(entries_of_any_kind, st.integers(300, 20_000))
+def test_every_entry_is_in_one_bin_and_every_file_keeps_the_promise(entries: list[Entry], limit: int) -> None:
+    bins = greedy(entries, limit, METADATA)
+    assert sorted(e.name for b in bins for e in b) == sorted(e.name for e in entries)
+    assert all(bins), "an empty file"
+    for packed in bins:
+        size = file_size(aligned(packed), METADATA)
+        assert size <= limit or len(packed) == 1, f"{len(packed)} tensors in a file of {size} > {limit} bytes"
+
+
+@given(entries_of_any_kind, st.integers(300, 20_000))
+def test_no_two_neighbouring_files_would_fit_into_one(entries: list[Entry], limit: int) -> None:
+    bins = greedy(entries, limit, METADATA)
+    for first, second in pairwise(bins):
+        assert file_size(aligned([*first, second[0]]), METADATA) > limit or len(second) == 1
+
+
+@given(entries_of_any_kind, st.integers(300, 20_000))
+def test_the_order_of_the_source_is_kept_but_for_files_that_wait_for_a_large_one(
+    entries: list[Entry], limit: int
+) -> None:
+    bins = greedy(entries, limit, METADATA)
+    for packed in bins:
+        offsets = [e.tensor.pieces[0].offset for e in packed]
+        assert offsets == sorted(offsets)
+
+
+@given(entries_of_any_kind)
+def test_inside_a_file_no_element_is_misaligned(entries: list[Entry]) -> None:
+    position = 0
+    for e in aligned(entries):
+        width = {"F32": 4, "BF16": 2, "U8": 1, "F64": 8}[e.as_dtype]
+        assert position % width == 0
+        position += e.size
+
+
+def test_an_order_that_is_aligned_already_stays() -> None:
+    entries = [entry("a", 4, "BF16"), entry("b", 2, "F32"), entry("c", 1, "U8")]
+    assert aligned(entries) == entries
+
+
+def test_a_file_that_fits_to_the_byte_is_not_cut() -> None:
+    entries = row(100, 200, 300)
+    exact = file_size(entries, METADATA)
+    assert [len(b) for b in greedy(entries, exact, METADATA)] == [3]
+    assert [len(b) for b in greedy(entries, exact - 1, METADATA)] == [2, 1]
+
+
+def test_a_tensor_larger_than_the_size_gets_a_file_of_its_own() -> None:
+    names = [[e.name for e in b] for b in greedy(row(200, 5000, 200), 1500, METADATA)]
+    assert ["t1"] in names
+
+
+def test_a_crumb_before_a_large_tensor_goes_on_behind_it() -> None:
+    names = [[e.name for e in b] for b in greedy(row(10, 5000, 10, 10), 4000, METADATA)]
+    assert names == [["t1"], ["t0", "t2", "t3"]]
+
+
+def test_a_file_at_least_half_full_is_closed_before_a_large_tensor() -> None:
+    names = [[e.name for e in b] for b in greedy(row(700, 5000, 10), 4000, METADATA)]
+    assert names == [["t0"], ["t1"], ["t2"]]
+
+
+def test_oversize_fail_names_the_tensor_and_the_size_that_would_do() -> None:
+    with pytest.raises(Oversize) as caught:
+        check_size(row(10, 5000), 4000, METADATA, "fail")
+    assert caught.value.facts["tensor"] == "t1"
+    enough = caught.value.facts["bytes"]
+    assert check_size(row(10, 5000), enough, METADATA, "fail") == []
+
+
+def test_a_size_below_a_header_is_refused_with_the_smallest_that_works() -> None:
+    entries = row(10, 5000)
+    with pytest.raises(SizeTooSmall) as caught:
+        check_size(entries, 20, METADATA, "own-shard")
+    smallest = caught.value.facts["smallest"]
+    assert [e.name for e in check_size(entries, smallest, METADATA, "own-shard")] == ["t0", "t1"]
+    with pytest.raises(SizeTooSmall):
+        check_size(entries, smallest - 1, METADATA, "own-shard")
+
+
+def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
+    entries = [entry("c", 1, file=1), entry("b", 1, offset=8), entry("a", 1, offset=4)]
+    assert [e.name for e in in_source_order(entries)] == ["a", "b", "c"]

@@ -1,0 +1,112 @@
+"""What a group reads: all that its shards need, each attested file whole and in order, as little twice as can be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.limits import GAP_MAX
+from reshard.pipeline.pack import greedy
+from reshard.pipeline.plan import Entry, Shard
+from reshard.pipeline.reads import Leg, Run, itinerary, reads, requests
+from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+
+HEADER = 100  # bytes before the first tensor of each made-up source file
+
+
+def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[Shard]]:
+    """Source files with tensors of these sizes, and the shards that greedy packing makes of them."""
+    files, entries = [], []
+    for number, tensors in enumerate(sizes):
+        at = HEADER
+        for i, size in enumerate(tensors):
+            tensor = Tensor(f"f{number}.t{i}", "U8", (size,), (Piece(number, at, (0,), (size,)),))
+            entries.append(Entry(tensor, "U8"))
+            at += size
+        files.append(StoredFile(f"{number}.safetensors", at, sha256=f"{number:064d}"))
+    bins = greedy(entries, limit, {})
+    return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
+
+
+sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=4)
+
+
+@given(sources, st.integers(200, 3000), st.data())
+def test_an_attested_file_passes_whole_once_and_in_order(
+    sizes: list[list[int]], limit: int, data: st.DataObject
+) -> None:
+    files, shards = layout(sizes, limit)
+    some = data.draw(st.lists(st.sampled_from(shards), unique_by=lambda s: s.path))
+    some.sort(key=lambda s: shards.index(s))
+    attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
+    legs = itinerary(some, attests, files)
+    for number in attests:
+        passed = 0
+        for leg in legs:
+            if leg.file == number and leg.fresh < leg.stop:
+                assert leg.fresh == passed
+                passed = leg.stop
+        assert passed == files[number].size
+
+
+@given(sources, st.integers(200, 3000), st.data())
+def test_what_is_copied_is_what_the_shards_hold_in_their_order(
+    sizes: list[list[int]], limit: int, data: st.DataObject
+) -> None:
+    files, shards = layout(sizes, limit)
+    attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
+    copied = [Run(leg.file, leg.start, leg.stop) for leg in itinerary(shards, attests, files) if leg.copied]
+    assert copied == [run for shard in shards for run in reads(shard)]
+
+
+@given(sources, st.integers(200, 3000))
+def test_requests_join_legs_and_change_nothing(sizes: list[list[int]], limit: int) -> None:
+    files, shards = layout(sizes, limit)
+    legs = itinerary(shards, range(len(files)), files)
+    joined = list(requests(legs))
+    assert [leg for request in joined for leg in request] == legs
+    for request in joined:
+        assert all(a.stop == b.start and a.file == b.file for a, b in pairwise(request))
+
+
+def test_a_file_cut_in_order_is_one_long_read() -> None:
+    files, shards = layout([[500] * 10], 1500)
+    assert len(shards) > 3
+    legs = itinerary(shards, [0], files)
+    assert len(list(requests(legs))) == 1
+    assert sum(leg.stop - leg.start for leg in legs) == files[0].size
+
+
+def test_files_merged_into_one_are_one_read_each() -> None:
+    files, shards = layout([[500] * 3] * 5, 10_000_000)
+    assert len(shards) == 1
+    legs = itinerary(shards, range(5), files)
+    assert len(list(requests(legs))) == 5
+    assert sum(leg.stop - leg.start for leg in legs) == sum(file.size for file in files)
+
+
+def test_the_neighbours_part_of_a_file_is_read_but_not_copied() -> None:
+    files, shards = layout([[500, 500], [100, 500, 500]], 1500)
+    mine = [shard for shard in shards if shard.entries[0].tensor.pieces[0].file == 1]
+    first = mine[0].entries[0].tensor.pieces[0].offset
+    assert first > HEADER, "the first shard of the second file should belong to its neighbour"
+    legs = itinerary(mine, [1], files)
+    assert legs[0] == Leg(1, 0, first, 0, copied=False)
+
+
+def test_a_large_tensor_that_overtakes_costs_no_second_read_of_itself() -> None:
+    files, shards = layout([[50, 5000, 50, 50]], 3000)
+    assert [len(shard.entries) for shard in shards] == [1, 3]
+    legs = itinerary(shards, [0], files)
+    assert sum(leg.stop - leg.start for leg in legs) == files[0].size + 50
+
+
+def test_small_gaps_are_read_through_where_nothing_is_attested() -> None:
+    files, shards = layout([[500, 10, 500]], 10_000)
+    holed = Shard("s", (shards[0].entries[0], shards[0].entries[2]), b"", 0, "d")
+    assert len(list(requests(itinerary([holed], [], files)))) == 1
+    far = layout([[500, GAP_MAX + 1, 500]], 10**9)[1]
+    holed = Shard("s", (far[0].entries[0], far[0].entries[2]), b"", 0, "d")
+    assert len(list(requests(itinerary([holed], [], layout([[500, GAP_MAX + 1, 500]], 10**9)[0])))) == 2
