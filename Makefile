@@ -37,11 +37,11 @@ $(READY): pyproject.toml constraints.txt
 	fi; \
 	echo "setting up $(VENV) with $$($$found --version); the first time takes minutes"; \
 	test -x $(BIN)/python || $$found -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 lint: $(READY)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --output-format concise .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
@@ -50,6 +50,9 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,202 @@
+"""What a person may type, said once: a command asks for a ``Request`` or an ``Output``, and its options appear."""
+
+from __future__ import annotations
+
+import getpass
+import inspect
+import socket
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from reshard.cli.output import Output
+from reshard.pipeline.errors import UsageError
+from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.request import Options, Request, parse_size
+
+
+class Oversize(StrEnum):
+    own_shard = "own-shard"
+    fail = "fail"
+
+
+class Require(StrEnum):
+    any = "any"
+    model = "model"
+
+
+class Priority(StrEnum):
+    interactive = "interactive"
+    bulk = "bulk"
+
+
+class State(StrEnum):
+    """What a job can be; `JobState` has the same names, and is not imported for the sake of a quick --help."""
+
+    queued = "queued"
+    planning = "planning"
+    copying = "copying"
+    publishing = "publishing"
+    committing = "committing"
+    confirming = "confirming"
+    done = "done"
+    failed = "failed"
+    cancelled = "cancelled"
+    published_unverified = "published_unverified"
+
+
+Job = Annotated[str, Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)]
+
+
+_TO = Option("--to", metavar="DST", help="Where it goes: user/repo, or a folder.", show_default=False)
+_OPTIONAL_TO = Annotated[
+    str | None,
+    Option("--to", metavar="DST", help="Where it would go; left out, SRC itself.", show_default=False),
+]
+
+
+def read_output(
+    json: Annotated[bool, Option("--json", help="Write JSON, one document per line, errors included.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Write only what a script needs.")] = False,
+) -> Output:
+    if json and quiet:
+        raise UsageError(what="--json and --quiet exclude each other")
+    return Output(json=json, quiet=quiet)
+
+
+def read_request(
+    source: Annotated[
+        str,
+        Argument(
+            metavar="SRC",
+            help="Where the model is: user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path).",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[str, _TO],
+    size: Annotated[
+        str, Option(metavar="SIZE", help="The most bytes a file may have: 200MB is 200,000,000, 200MiB 209,715,200.")
+    ] = "5GB",
+    oversize: Annotated[
+        Oversize, Option(help="A tensor larger than SIZE gets a file of its own, or fails the job.")
+    ] = Oversize.own_shard,
+    revision: Annotated[
+        str | None, Option(metavar="REV", help="Branch, tag or commit of the source.", show_default=False)
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        Option(metavar="GLOB", help="Carry these files too. May be given again.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        Option(metavar="GLOB", help="Do not carry these files. May be given again.", show_default=False),
+    ] = None,
+    branch: Annotated[
+        str | None, Option(metavar="BRANCH", help="Commit to this branch of the target.", show_default=False)
+    ] = None,
+    pr: Annotated[bool, Option("--pr", help="Open a pull request on the target.")] = False,
+    public: Annotated[bool, Option("--public", help="The target may be seen by everyone.")] = False,
+    private: Annotated[bool, Option("--private", help="A new target is private.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Also remove the target's files that the source does not have.")] = (
+        False
+    ),
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Replace what others changed since our last publication.")
+    ] = False,
+    lineage: Annotated[bool, Option("--lineage", help="Name the source as base_model in the model card.")] = False,
+    force: Annotated[bool, Option("--force", help="Do it again even if the same was published before.")] = False,
+    require: Annotated[
+        Require, Option(help="model: refuse unless the model's own class can judge the result.")
+    ] = Require.any,
+) -> Request:
+    """The request that these words make; raises the UsageError family."""
+    if public and private:
+        raise UsageError(what="--public and --private exclude each other")
+    return Request(
+        source=_source(source, revision),
+        target=_target(to, branch, pr),
+        options=Options(
+            size=parse_size(size),
+            oversize=oversize.value,
+            include=tuple(include or ()),
+            exclude=tuple(exclude or ()),
+            branch=branch,
+            pr=pr,
+            visibility="public" if public else "private" if private else "as-source",
+            prune=prune,
+            overwrite=overwrite,
+            lineage=lineage,
+            force=force,
+            require=require.value,
+        ),
+        asked_by=f"{getpass.getuser()}@{socket.gethostname()}",
+    )
+
+
+def read_in_place(**typed: Any) -> Request:
+    """``read_request`` for which a missing --to means the source itself."""
+    return read_request(**typed | {"to": typed["to"] or _without_revision(typed["source"])})
+
+
+def _without_revision(source: str) -> str:
+    place = parse_place(source)
+    if isinstance(place, Folder):
+        return place.path
+    return f"{place.endpoint}/{place.repo}" if place.endpoint else place.repo
+
+
+def _with_optional_to(signature: inspect.Signature) -> inspect.Signature:
+    parameters = dict(signature.parameters)
+    parameters["to"] = parameters["to"].replace(default=None, annotation=_OPTIONAL_TO)
+    return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
+
+
+read_in_place.__signature__ = _with_optional_to(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
+
+
+def _source(value: str, revision: str | None) -> Hub | Folder:
+    place = parse_place(value)
+    if revision is None:
+        return place
+    if isinstance(place, Folder):
+        raise UsageError(what=f"--revision {revision}: a folder has no revisions")
+    if place.revision not in {None, revision}:
+        raise UsageError(what=f"{value} and --revision {revision} name two revisions")
+    return place.model_copy(update={"revision": revision})
+
+
+def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
+    place = parse_place(value)
+    if branch and pr:
+        raise UsageError(what="--branch and --pr exclude each other: a pull request goes to the default branch")
+    if isinstance(place, Folder) and (branch or pr):
+        raise UsageError(what=f"{value} is a folder, which has neither branches nor pull requests")
+    if isinstance(place, Hub) and place.revision:
+        raise UsageError(what=f"--to {value}: a target has no revision; name a branch with --branch")
+    return place
+
+
+def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of each reader in place of the parameter that the reader's result fills."""
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        shown: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            reader = readers.get(parameter.name)
+            shown += inspect.signature(reader, eval_str=True).parameters.values() if reader else [parameter]
+
+        def run(**typed: Any) -> None:
+            for name, reader in readers.items():
+                typed[name] = reader(**{p: typed.pop(p) for p in inspect.signature(reader).parameters})
+            command(**typed)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__annotations__ = {p.name: p.annotation for p in shown}
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]
+        )
+        return run
+
+    return wrap

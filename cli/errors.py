@@ -1,0 +1,50 @@
+"""How a command fails: one line that says what and where, one that says what to type next, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from typer import Abort, TyperException
+
+from reshard.pipeline.errors import ReshardError, UsageError
+
+INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
+
+
+def guarded(command: Callable[[], Any], as_json: bool) -> int:
+    """Runs ``command`` and returns the exit code; whatever goes wrong is said in one line and its hint."""
+    try:
+        code = command()
+    except ReshardError as error:
+        return _tell(error, as_json)
+    except TyperException as error:
+        return _tell(UsageError(what=error.format_message().removesuffix(".")), as_json)
+    except (KeyboardInterrupt, Abort):
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
+        return _tell(_unexpected(error), as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(error: ReshardError, as_json: bool) -> int:
+    if as_json:
+        sys.stdout.write(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str) + "\n")
+    else:
+        sys.stderr.write(f"error[{error.code}]: {_line(str(error))}\nhint: {_line(error.next_step)}\n")
+    return error.exit_code
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _unexpected(error: Exception) -> ReshardError:
+    with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
+        file.writelines(traceback.format_exception(error))
+    what = f"{type(error).__name__}: {error} (traceback in {file.name})"
+    return ReshardError(what=what)

@@ -1,0 +1,204 @@
+"""`reshard status, list, watch, cancel, retry`: jobs on the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from reshard.cli.arguments import Job, State, read_output, takes
+from reshard.cli.output import Output, ago, count, human_bytes, lines
+from reshard.pipeline.errors import JobCancelled, ReshardError
+
+if TYPE_CHECKING:
+    from reshard.worker.jobs import Job as JobRecord
+    from reshard.worker.jobs import JobStore, Process
+
+LISTED = 20  # jobs; a screenful
+
+
+@contextmanager
+def open_store() -> Iterator[JobStore]:
+    """The jobs behind the broker that is configured or running here; raises NoBroker, BrokerUnavailable."""
+    from reshard.worker.broker import broker_url
+    from reshard.worker.jobs import JobStore
+    from reshard.worker.settings import settings
+
+    with JobStore.at(broker_url(settings())) as store:
+        yield store
+
+
+@takes(output=read_output)
+def status(
+    *,
+    job: Annotated[
+        str | None, Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)
+    ] = None,
+    output: Output,
+) -> None:
+    """Show one job, or without JOB the queue and who works on it."""
+    with open_store() as store:
+        if job is None:
+            _show_service(store, output)
+        else:
+            record = store.get(job)
+            output.result(record.to_dict(), lines(describe(record)), record.state)
+
+
+@takes(output=read_output)
+def list_(
+    *,
+    state: Annotated[
+        list[State] | None,
+        Option(metavar="STATE", help="Only jobs in this state. May be given again.", show_default=False),
+    ] = None,
+    limit: Annotated[int, Option(min=1, help="The most jobs to show, the newest first.")] = LISTED,
+    all_: Annotated[bool, Option("--all", help="Show every job that is known.")] = False,
+    output: Output,
+) -> None:
+    """List jobs, the newest first."""
+    from reshard.worker.jobs import JobState
+
+    with open_store() as store:
+        records = store.recent(
+            [JobState(s.value) for s in state or ()], limit=sum(store.counts().values()) if all_ else limit
+        )
+    if output.json:
+        for record in records:
+            output.document(record.to_dict())
+    else:
+        output.text(_table(records) if records else Text("no jobs"), "\n".join(record.id for record in records))
+
+
+@takes(output=read_output)
+def watch(job: Job, output: Output) -> None:
+    """Follow a job to its end; the exit code is the job's."""
+    from reshard.cli.watch import follow
+
+    with open_store() as store:
+        follow(store, store.resolve(job), output)
+
+
+@takes(output=read_output)
+def cancel(job: Job, output: Output) -> None:
+    """Stop a job before its commit. What it has copied is kept for a retry."""
+    with open_store() as store:
+        id = store.resolve(job)
+        was = store.cancel(id)
+    output.result({"job": id, "was": was, "state": "cancelled"}, Text(f"job {id} is cancelled; it was {was}"), id)
+
+
+@takes(output=read_output)
+def retry(
+    *,
+    job: Job,
+    anew: Annotated[bool, Option("--anew", help="Plan again, from what source and target are now.")] = False,
+    follow_it: Annotated[
+        bool, Option("--watch", help="Follow the job to its end and take over its exit code.")
+    ] = False,
+    output: Output,
+) -> None:
+    """Go on with a failed or cancelled job, from what it had copied."""
+    from reshard.cli.watch import follow
+
+    with open_store() as store:
+        id = store.resolve(job)
+        was = store.retry(id, anew=anew)
+        output.result({"job": id, "was": was, "state": "queued"}, Text(f"job {id} goes on; it was {was}"), id)
+        if follow_it:
+            follow(store, id, output)
+
+
+def _table(jobs: Sequence[JobRecord]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for job in jobs:
+        table.add_row(job.id, _progress(job), ago(job.since), f"{job.request.source} -> {job.request.target}")
+    return table
+
+
+def describe(job: JobRecord) -> list[tuple[str, str]]:
+    """A job for people, one ``what, figure`` after the other."""
+    request = job.request
+    told = [
+        ("job", job.id),
+        ("state", f"{_progress(job)}, {ago(job.since)}"),
+        ("source", str(request.source)),
+        ("target", str(request.target)),
+        ("size", f"{request.options.size:,} bytes a file"),
+        ("asked by", f"{request.asked_by}, {ago(job.created)}"),
+    ]
+    if job.shards:
+        told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
+    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
+    if job.note:
+        told.append(("waits", job.note))
+    if job.last_error and not job.error:
+        told.append(("trouble", f"{job.last_error['message']} (tried again)"))
+    if job.error:
+        error = ReshardError.from_dict(job.error)
+        told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
+    return told + outcome(job)
+
+
+def outcome(job: JobRecord) -> list[tuple[str, str]]:
+    """What came out of a job, as far as it has come."""
+    told = [("note", note) for note in job.notes]
+    if job.checked:
+        told.append(("model", _level(job.checked)))
+    told += [("check", f"{check['name']}: {check['detail']}") for check in job.confirmed]
+    if job.published:
+        again = " (it was there already)" if job.published.get("found") else ""
+        told.append(("commit", f"{job.published['commit']}{again}"))
+        told.append(("where", str(job.published.get("url") or job.request.target)))
+    return told
+
+
+def _level(checked: dict[str, Any]) -> str:
+    why = f": {checked['why']}" if checked.get("why") else ""
+    return f"{checked['level']}{why}"
+
+
+def end(job: JobRecord) -> ReshardError | None:
+    """Why an ended job is not done; None if it is."""
+    if job.error:
+        return ReshardError.from_dict(job.error)
+    return JobCancelled(job=job.id) if job.state == "cancelled" else None
+
+
+def _progress(job: JobRecord) -> str:
+    if job.state == "copying" and job.bytes:
+        return f"copying {job.bytes_done * 100 // job.bytes} % of {human_bytes(job.bytes)}"
+    return job.state.replace("_", " ")
+
+
+def _show_service(store: JobStore, output: Output) -> None:
+    from reshard.worker.jobs import without_password
+
+    counts = {str(state): number for state, number in store.counts().items() if number}
+    waiting, processes = store.waiting(), store.processes()
+    broker = without_password(store.url)
+    told = [("broker", broker)]
+    told += [(process.kind, _process(process)) for process in processes]
+    if not any(process.kind == "worker" for process in processes):
+        told.append(("worker", "none is running; start one with `reshard worker`, or all of it with `reshard up`"))
+    told.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
+    output.result(
+        {
+            "broker": broker,
+            "jobs": counts,
+            "waiting": waiting,
+            "processes": [asdict(process) for process in processes],
+        },
+        lines(told),
+    )
+
+
+def _process(process: Process) -> str:
+    copies = f", {count(process.concurrency, 'copy')} at once" if process.kind == "worker" else ""
+    leaving = ", finishing" if process.draining else ""
+    return f"{process.host} pid {process.pid}, {process.version}, up since {ago(process.started)}{copies}{leaving}"

@@ -1,0 +1,50 @@
+"""The command `reshard`. Each command lives in the file named after its noun and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+from typer import Exit, Option, Typer, echo
+
+from reshard.cli import jobs, plan, run, submit
+from reshard.cli.errors import guarded
+
+app = Typer(
+    name="reshard",
+    help="Change how a model's weights are cut into files, and nothing else.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+app.command("plan")(plan.plan)
+app.command("run")(run.run)
+app.command("submit")(submit.submit)
+app.command("status")(jobs.status)
+app.command("list")(jobs.list_)
+app.command("watch")(jobs.watch)
+app.command("cancel")(jobs.cancel)
+app.command("retry")(jobs.retry)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        echo(f"reshard {version('reshard')}")
+        raise Exit
+
+
+@app.callback()
+def reshard(
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Change how a model's weights are cut into files, and nothing else."""
+
+
+def main() -> None:
+    """The console script."""
+    arguments = sys.argv[1:]
+    sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments))

@@ -1,0 +1,85 @@
+"""How a command answers: text for people, one JSON document per line, or only what a script needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where answers go: results to stdout; what is said on the way to stderr, so that results can be piped."""
+
+    json: bool = False
+    quiet: bool = False
+
+    @property
+    def human(self) -> bool:
+        return not self.json and not self.quiet
+
+    def result(self, data: Mapping[str, Any], text: RenderableType, bare: str = "") -> None:
+        """One answer in its three forms: ``data`` for --json, ``text`` for people, ``bare`` for --quiet."""
+        if self.json:
+            self.document(data)
+        else:
+            self.text(text, bare)
+
+    def text(self, text: RenderableType, bare: str) -> None:
+        """``text`` for people, ``bare`` for --quiet."""
+        if not self.quiet:
+            console(sys.stdout).print(text)
+        elif bare:
+            sys.stdout.write(f"{bare}\n")
+
+    def document(self, data: Mapping[str, Any]) -> None:
+        """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
+        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: RenderableType) -> None:
+        """Something for a person to read on the way."""
+        if self.human:
+            console(sys.stderr).print(text)
+
+
+def lines(told: Sequence[tuple[str, str]]) -> Text:
+    """Aligned ``what  figure`` lines."""
+    width = max((len(what) for what, _ in told), default=0)
+    return Text("\n".join(f"{what:{width}}  {figure}" for what, figure in told))
+
+
+def console(stream: Any) -> Console:
+    """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe."""
+    is_terminal = stream.isatty()
+    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2,048 files``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def ago(moment: float) -> str:
+    """``12 s ago``, ``3 h ago``: how long since ``moment``, in seconds since the epoch."""
+    seconds = max(0, int(time.time() - moment))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def human_bytes(size: int) -> str:
+    """``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte."""
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -1,0 +1,110 @@
+"""Long work, as it is seen: a bar with bytes, rate and time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from reshard.cli.output import Output, console, human_bytes
+
+LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
+
+
+class Bar(Protocol):
+    """What shows progress; ``done`` and ``total`` count bytes of the weights."""
+
+    def __enter__(self) -> Bar: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, step: str, done: int, total: int) -> None: ...
+    def say(self, text: RenderableType) -> None:
+        """Something to read between two states of the bar."""
+        ...
+
+
+def bar(output: Output) -> Bar:
+    """The bar that fits ``output`` and the terminal that stderr is or is not."""
+    if not output.human:
+        return _Silent()
+    return _Terminal() if sys.stderr.isatty() else _Lines()
+
+
+class _Silent:
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, step: str, done: int, total: int) -> None:
+        pass
+
+    def say(self, text: RenderableType) -> None:
+        pass
+
+
+class _Terminal:
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console(sys.stderr),
+            transient=True,
+        )
+        self._task = self._progress.add_task("waiting", total=None)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: str, done: int, total: int) -> None:
+        self._progress.update(self._task, description=step, completed=done, total=total or None)
+
+    def say(self, text: RenderableType) -> None:
+        self._progress.console.print(text)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._step = ""
+        self._first = (0.0, 0)  # when this step was first seen, and the bytes done by then
+        self._last = 0.0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, step: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if step != self._step:
+            self._step, self._first = step, (now, done)
+        elif now - self._last < LINE_EVERY:
+            return
+        self._last = now
+        sys.stderr.write(self._line(now, done, total) + "\n")
+        sys.stderr.flush()
+
+    def say(self, text: RenderableType) -> None:
+        console(sys.stderr).print(text)
+
+    def _line(self, now: float, done: int, total: int) -> str:
+        if not total:
+            return self._step
+        started, before = self._first
+        rate = (done - before) / (now - started) if now > started else 0.0
+        left = f", {human_bytes(int(rate))}/s, {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        return f"{self._step}: {human_bytes(done)} of {human_bytes(total)}{left}"

@@ -1,0 +1,94 @@
+"""Following a job on the queue: its plan, its progress, what troubled it, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rich.text import Text
+from typer import Exit
+
+from reshard.cli.describe import plan_facts, plan_text
+from reshard.cli.errors import INTERRUPTED
+from reshard.cli.jobs import end, outcome
+from reshard.cli.output import Output, lines
+from reshard.cli.progress import Bar, bar
+from reshard.pipeline.errors import BrokerUnavailable
+from reshard.worker.jobs import Job, JobStore
+
+LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
+PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
+PAUSE = 2.0  # seconds between tries to reach a broker that is away
+
+
+def follow(store: JobStore, id: str, output: Output) -> None:
+    """Shows a job until it ends; raises the job's own error unless it is done."""
+    try:
+        with bar(output) as shown:
+            job = _Follower(store, id, output, shown).to_the_end()
+    except KeyboardInterrupt:
+        output.say(Text(f"\njob {id} goes on; follow it again with `reshard watch {id}`"))
+        raise Exit(INTERRUPTED) from None
+    if error := end(job):
+        raise error
+    commit = (job.published or {}).get("commit", "")
+    output.result(job.to_dict(), lines(outcome(job)), commit)
+
+
+class _Follower:
+    def __init__(self, store: JobStore, id: str, output: Output, shown: Bar) -> None:
+        self._store, self._id, self._output, self._bar = store, id, output, shown
+        self._after = "0"
+        self._plan = ""  # digest of the plan that was shown
+        self._waits: str | None = None
+
+    def to_the_end(self) -> Job:
+        away_since = None
+        while True:
+            try:
+                for number, event in self._store.events(self._id, self._after, wait=LOOK):
+                    self._after = number
+                    self._tell(event)
+                job = self._store.get(self._id)
+                self._show(job)
+                away_since = None
+                if job.state.ended:
+                    return job
+            except BrokerUnavailable as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > PATIENCE:
+                    raise
+                self._bar.show(f"the broker does not answer; waiting ({error.facts['why']})", 0, 0)
+                time.sleep(PAUSE)
+
+    def _show(self, job: Job) -> None:
+        if job.shards and not self._plan:
+            self._show_plan(job)
+        if job.note != self._waits:
+            self._waits = job.note
+            if job.note:
+                self._bar.say(Text(f"waiting: {job.note}"))
+        self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes if job.state == "copying" else 0)
+
+    def _show_plan(self, job: Job) -> None:
+        plan = self._store.plan(self._id)
+        if plan is None:  # it goes some time after the job is done
+            return
+        self._plan = plan.digest
+        facts = plan_facts(job.request, plan)
+        if self._output.json:
+            self._output.document({"plan": facts})
+        self._bar.say(plan_text(facts))
+
+    def _tell(self, event: dict[str, str]) -> None:
+        if self._output.json:
+            self._output.document({"event": event | _parsed(event)})
+        elif event["kind"] in {"trouble", "voided"}:
+            self._bar.say(Text(f"{event['unit']}: {json.loads(event['error'])['message']}; it is tried again"))
+        elif event["kind"] == "lost":
+            self._bar.say(Text(f"{event['unit']}: worker {event['worker']} is gone; another goes on"))
+
+
+def _parsed(event: dict[str, str]) -> dict[str, Any]:
+    return {"error": json.loads(event["error"])} if "error" in event else {}

@@ -1,0 +1,69 @@
+"""Writes the generated parts of the reference: the commands from their --help, the errors from the error tree.
+
+    python docs/generate.py           writes docs/reference/*.md
+    python docs/generate.py --check   fails when one of them is out of date
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+from reshard.pipeline.errors import ReshardError, by_code
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by `make docs`; tests/test_docs.py fails when it is out of date. -->\n\n"
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as Typer's own documentation writer puts them."""
+    arguments = ["reshard.cli.main", "utils", "docs", "--name", "reshard", "--title", "Commands"]
+    done = subprocess.run([sys.executable, "-m", "typer", *arguments], check=True, capture_output=True, text=True)
+    return NOTE + done.stdout.strip() + "\n"
+
+
+def errors() -> str:
+    """Every error by family: exit code, code, what it says and what to do next."""
+    lines = [
+        "# Errors and exit codes",
+        "",
+        "A command that fails says so in one line, `error[code]: what and where`, with a hint below it that names the",
+        "next command to type. With `--json` the same is a JSON document. The exit code belongs to the family; 0 is",
+        "success, 130 an interrupt (ctrl-C). A retryable error is tried again by workers without being asked.",
+    ]
+    kinds = sorted(by_code().values(), key=lambda kind: (kind.exit_code, kind.code))
+    for exit_code, family in groupby(kinds, key=lambda kind: kind.exit_code):
+        members = list(family)
+        lines += ["", f"## {exit_code}: {members[0].code.partition('.')[0]}", ""]
+        lines += ["| code | retryable | says | hint |", "| --- | --- | --- | --- |"]
+        lines += [_row(kind) for kind in members]
+    return NOTE + "\n".join(lines) + "\n"
+
+
+def _row(kind: type[ReshardError]) -> str:
+    says, hint = kind.message.replace("|", r"\|"), kind.hint.replace("|", r"\|")
+    return f"| `{kind.code}` | {'yes' if kind.retryable else 'no'} | {says} | {hint} |"
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": commands, "errors.md": errors}
+
+
+def outdated() -> list[str]:
+    """The names of the pages that are not what the code says."""
+    return [name for name, write in PAGES.items() if not _same(REFERENCE / name, write())]
+
+
+def _same(path: Path, content: str) -> bool:
+    return path.exists() and path.read_text() == content
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        if stale := outdated():
+            sys.exit(f"out of date: {', '.join(stale)}; run `make docs`")
+    else:
+        for name, write in PAGES.items():
+            (REFERENCE / name).write_text(write())

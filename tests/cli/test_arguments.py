@@ -1,0 +1,105 @@
+"""What a person types becomes the request that they meant, or one clear refusal."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reshard.cli.arguments import State, read_in_place, read_output, read_request, takes
+from reshard.pipeline.errors import BadPlace, BadSize, UsageError
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Request
+from reshard.worker.jobs import JobState
+
+
+def request(source: str = "a/model", to: str = "b/model", **options: Any) -> Request:
+    return read_request(source, to, **options)
+
+
+def test_sizes_are_decimal_unless_they_say_otherwise() -> None:
+    assert request(size="200MB").options.size == 200_000_000
+    assert request(size="200MiB").options.size == 209_715_200
+    assert request().options.size == 5_000_000_000
+
+
+@pytest.mark.parametrize("size", ["0", "-5MB", "10MB/s", "8Mbit", "5G", "many", ""])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(BadSize):
+        request(size=size)
+
+
+def test_places_are_repositories_or_folders(tmp_path: Path) -> None:
+    assert request("a/model@v1").source == Hub(repo="a/model", revision="v1")
+    assert request("a/model", revision="v1").source == Hub(repo="a/model", revision="v1")
+    assert request(to=str(tmp_path)).target == Folder(path=str(tmp_path))
+    assert request("https://hub.example/a/model/tree/v2").source == Hub(
+        repo="a/model", revision="v2", endpoint="https://hub.example"
+    )
+
+
+@pytest.mark.parametrize("place", ["model", "a/b/c", "a/..", "ftp://hub.example/a/b", "a/b@", ""])
+def test_what_is_no_place_is_refused(place: str) -> None:
+    with pytest.raises(BadPlace):
+        request(place)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ({"public": True, "private": True}, "--public and --private"),
+        ({"branch": "b", "pr": True}, "--branch and --pr"),
+        ({"to": "/folder", "pr": True}, "neither branches nor pull requests"),
+        ({"to": "/folder", "branch": "b"}, "neither branches nor pull requests"),
+        ({"to": "b/model@main"}, "--branch"),
+        ({"source": "/folder", "revision": "v1"}, "no revisions"),
+        ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
+    ],
+)
+def test_contradictions_are_refused(typed: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        request(**typed)
+
+
+def test_a_request_says_who_asked_and_holds_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    made = request()
+    assert "@" in made.asked_by
+    assert "hf_secret" not in made.model_dump_json()
+
+
+def test_json_and_quiet_exclude_each_other() -> None:
+    with pytest.raises(UsageError):
+        read_output(json=True, quiet=True)
+
+
+def test_a_command_takes_the_options_of_its_readers() -> None:
+    seen: list[tuple[Request, bool]] = []
+
+    @takes(request=read_request)
+    def command(request: Request, watch: bool = False) -> None:
+        """What it does."""
+        seen.append((request, watch))
+
+    assert {"source", "to", "size", "watch"} <= set(inspect.signature(command).parameters)
+    assert "request" not in inspect.signature(command).parameters
+    assert command.__doc__ == "What it does."
+    defaults = {p.name: p.default for p in inspect.signature(command).parameters.values()}
+    command(**defaults | {"source": "a/model", "to": "b/model", "size": "1MB", "watch": True})
+    assert seen[0][0].options.size == 1_000_000
+    assert seen[0][1]
+
+
+def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
+    typed = {p.name: p.default for p in inspect.signature(read_in_place).parameters.values()}
+    url = "https://hub.example/a/model/tree/v2"
+    assert read_in_place(**typed | {"source": "a/model@v1"}).target == Hub(repo="a/model")
+    assert read_in_place(**typed | {"source": url}).target == Hub(repo="a/model", endpoint="https://hub.example")
+    assert read_in_place(**typed | {"source": "/folder"}).target == Folder(path="/folder")
+    assert read_in_place(**typed | {"source": "a/model", "to": "b/model"}).target == Hub(repo="b/model")
+
+
+def test_the_states_that_can_be_asked_for_are_the_states_that_jobs_have() -> None:
+    assert [state.value for state in State] == [state.value for state in JobState]

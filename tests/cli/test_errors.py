@@ -1,0 +1,77 @@
+"""Whatever goes wrong, a person reads one line, its hint, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer import BadParameter
+
+from reshard.cli.errors import INTERRUPTED, guarded
+from reshard.pipeline.errors import BadSize, ReshardError, by_code
+
+
+def raises(error: BaseException) -> object:
+    def command() -> None:
+        raise error
+
+    return command
+
+
+def code_of(error: BaseException, as_json: bool = False) -> int:
+    return guarded(raises(error), as_json)  # type: ignore[arg-type]
+
+
+def test_an_error_is_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(BadSize(value="5G", why="unknown unit\n'G'")) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second = err.splitlines()
+    assert first == "error[usage.size]: --size 5G: unknown unit 'G'"
+    assert second.startswith("hint: give bytes with a unit")
+
+
+def test_with_json_an_error_is_a_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(BadSize(value="5G", why="unknown unit"), as_json=True) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    error = json.loads(out)["error"]
+    assert error["code"] == "usage.size"
+    assert isinstance(ReshardError.from_dict(error), BadSize)
+
+
+def test_a_wrong_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(BadParameter("no such thing")) == 2
+    assert capsys.readouterr().err.startswith("error[usage]: ")
+
+
+def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert code_of(ZeroDivisionError("division by zero")) == 1
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 2
+    assert err.startswith("error[internal]: ")
+    (file,) = tmp_path.glob("*.traceback")
+    assert str(file) in err
+    assert "Traceback (most recent call last)" in file.read_text()
+
+
+def test_an_interrupt_has_the_exit_code_that_shells_expect() -> None:
+    assert code_of(KeyboardInterrupt()) == INTERRUPTED
+
+
+def test_a_command_chooses_its_exit_code() -> None:
+    assert guarded(lambda: 7, as_json=False) == 7
+    assert guarded(lambda: None, as_json=False) == 0
+
+
+def test_every_family_has_an_exit_code_of_its_own() -> None:
+    families: dict[int, str] = {}
+    for code, kind in by_code().items():
+        family = code.partition(".")[0]
+        assert families.setdefault(kind.exit_code, family) == family
+    assert len(families) == len(set(families.values()))
+    assert INTERRUPTED not in families
