@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,12 +30,15 @@ class Throttle:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.step = max(1024, min(CHUNK, int(rate / 20)))
+        self._lock = threading.Lock()
         self._free_at = 0.0
 
     def spend(self, count: int) -> None:
-        now = time.monotonic()
-        self._free_at = max(now, self._free_at) + count / self.rate  # benign race: the rate is approximate
-        time.sleep(max(0.0, self._free_at - now))
+        """Wait until ``count`` bytes are paid for."""
+        with self._lock:
+            self._free_at = max(time.monotonic(), self._free_at) + count / self.rate
+            wait = self._free_at - time.monotonic()
+        time.sleep(max(0.0, wait))
 
 
 class RequestBody:
