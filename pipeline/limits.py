@@ -67,7 +67,8 @@ PREUPLOAD_BATCH = 256  # files in one preupload call, the Hub's limit
 DUPLICATE_BATCH = 500  # files in one server-side copy, the Hub's limit
 SAMPLE = 512  # bytes of a file that a preupload call shows
 SPOOLS = 2  # shards on disk per copy over LFS: one is sent while the next is read
-STAGING_AGE = 24 * 3600.0  # seconds; staging of a folder target that nobody locked for so long is swept away
+STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
+KEPT_MAX = 64 * KIB  # bytes; of a published text that a folder target remembers, to tell an edit by its owner later
 
 # --------------------------------------------------------------------------------------------------------- reload
 RELOAD_START = 120.0  # seconds; torch and transformers import in 2.5 s, from a cold disk in a minute

@@ -1,0 +1,121 @@
+"""Tokens by reference: which one a Hub call may carry, found where the work is done and never written anywhere.
+
+One token is the usual case: ``HF_TOKEN``, or what ``hf auth login`` left behind, for the default endpoint. More are
+named in a TOML file that ``RESHARD_CREDENTIALS`` points to; it says where a token is found, not what it is:
+
+    [[credential]]
+    endpoint = "https://huggingface.co"
+    namespace = "my-org"             # left out: every namespace of the endpoint
+    use = "write"                    # "read", "write", or left out for both
+    env = "MY_ORG_TOKEN"             # or file = "/run/secrets/my-org"
+
+The most particular entry wins: one for the namespace before one for all, one for the use before one for both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
+
+from reshard.pipeline.errors import BadCredentials
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+Use = Literal["read", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A token and the name it was found by; only the name is ever printed."""
+
+    name: str
+    token: SecretStr
+
+    @property
+    def id(self) -> str:
+        """The same for equal tokens, so that a budget can be shared without sharing the token."""
+        return hashlib.blake2b(self.token.get_secret_value().encode(), digest_size=8).hexdigest()
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    endpoint: str = DEFAULT_ENDPOINT
+    namespace: str | None = None
+    use: Use | None = None
+    env: str | None = None
+    file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_reference(self) -> _Entry:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("needs either `env` or `file`")
+        return self
+
+    def serves(self, endpoint: str, namespace: str, use: Use) -> bool:
+        return self.endpoint.rstrip("/") == endpoint and self.namespace in (None, namespace) and self.use in (None, use)
+
+    def resolve(self) -> Credential | None:
+        if self.env is not None:
+            value, name = os.environ.get(self.env, ""), self.env
+        else:
+            assert self.file is not None
+            try:
+                value, name = self.file.read_text(), str(self.file)
+            except OSError as error:
+                raise BadCredentials(file=str(self.file), why=error.strerror or str(error)) from error
+        return Credential(name, SecretStr(value.strip())) if value.strip() else None
+
+
+class Credentials:
+    """Finds the token for a call; reads variables and files when asked, so that a rotated token is seen."""
+
+    def __init__(self, default_endpoint: str = DEFAULT_ENDPOINT, entries: tuple[_Entry, ...] = ()) -> None:
+        self.default_endpoint = default_endpoint.rstrip("/")
+        self._entries = entries
+
+    @classmethod
+    def from_env(cls) -> Credentials:
+        """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadCredentials for a file that cannot be used."""
+        endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        file = os.environ.get("RESHARD_CREDENTIALS")
+        return cls(endpoint, _read(Path(file)) if file else ())
+
+    def find(self, endpoint: str, namespace: str, use: Use) -> Credential | None:
+        """The credential for a call to ``namespace`` on ``endpoint``; None: the call goes without one.
+
+        The default token is sent to the default endpoint only: a token never leaves for a Hub it was not made for.
+        """
+        endpoint = endpoint.rstrip("/")
+        serving = [entry for entry in self._entries if entry.serves(endpoint, namespace, use)]
+        serving.sort(key=lambda entry: (entry.namespace is None, entry.use is None))
+        for entry in serving:
+            found = entry.resolve()
+            if found is not None:
+                return found
+        return _default_token() if endpoint == self.default_endpoint else None
+
+
+def _read(file: Path) -> tuple[_Entry, ...]:
+    try:
+        data = tomllib.loads(file.read_text())
+        return tuple(_Entry.model_validate(entry) for entry in data.get("credential", []))
+    except OSError as error:
+        raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadCredentials(file=str(file), why=f"no TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]  # the input could be a token put in the wrong place
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadCredentials(file=str(file), why=f"{where or 'credential'}: {first['msg']}") from None
+
+
+def _default_token() -> Credential | None:
+    from huggingface_hub import get_token
+
+    token = get_token()
+    return Credential("HF_TOKEN", SecretStr(token)) if token else None

@@ -1,0 +1,192 @@
+"""A repository at one commit, read over plain HTTP: ranges of signed URLs, resumed at the byte where they broke."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from types import MappingProxyType
+from urllib.parse import quote, urljoin
+
+import httpx2
+
+from reshard.pipeline.errors import HubRefused, SourceChanged
+from reshard.pipeline.limits import CHUNK, STALL_BYTES, STALL_WINDOW
+from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.protocols import Visibility
+from reshard.pipeline.stores.retry import is_transient
+from reshard.pipeline.tensors import Pin, StoredFile
+
+# What a content server says of a signed URL that has expired, or that it no longer knows.
+_STALE = frozenset({400, 401, 403, 404, 410})
+HOPS_MAX = 5  # redirects in a row; a renamed repository takes one more than the usual one
+_IDENTITY = {"Accept-Encoding": "identity"}  # compressed bytes would not be the file's
+
+
+class HubSource:
+    """A Source over HTTP; safe to read from several threads."""
+
+    transport = "http"
+
+    def __init__(self, api: HubApi, place: Hub, commit: str, visibility: Visibility) -> None:
+        self.api = api
+        self.place = place
+        self.pin = Pin(api.endpoint, place.repo, commit)
+        self.visibility: Visibility = visibility
+        self._lock = threading.Lock()
+        self._files: Mapping[str, StoredFile] | None = None
+        self._urls: dict[str, str] = {}  # signed, by path
+
+    @classmethod
+    def open(cls, api: HubApi, place: Hub) -> HubSource:
+        """The repository, its revision pinned to the commit that it is now; raises the SourceError family."""
+        try:
+            info = api.info(place.repo, place.revision)
+            if info.visibility != "public":
+                api.check_readable(place.repo)
+        except Refusal as refusal:
+            raise refusal.as_source(place.repo, place.revision) from refusal
+        return cls(api, place, info.sha, info.visibility)
+
+    def files(self) -> Mapping[str, StoredFile]:
+        with self._lock:
+            if self._files is None:
+                try:
+                    files = {file.path: file for file in self.api.tree(self.place.repo, self.pin.commit)}
+                except Refusal as refusal:
+                    raise refusal.as_source(self.place.repo, self.pin.commit) from refusal
+                self._files = MappingProxyType(files)
+            return self._files
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        if not 0 <= start <= stop:
+            raise ValueError(f"{start} to {stop} is no range")
+        if stop > file.size:
+            raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
+        retry = self.api.retry()
+        buffer = memoryview(bytearray(min(CHUNK, stop - start)))
+        at, renewed, hops = start, False, 0
+        while at < stop:
+            url, signed = self._url(file.path)
+            try:
+                with closing(self._get(url, signed, at, stop)) as response:
+                    if response.has_redirect_location and hops < HOPS_MAX:
+                        hops += 1
+                        self._learn(file, url, response)
+                    elif response.status_code in (200, 206):
+                        self._check(file, at, stop, response, signed)
+                        for view in _views(response, buffer, stop - at):
+                            at, renewed, hops = at + len(view), False, 0
+                            retry.progress()
+                            yield view
+                    elif is_transient(response):
+                        self.api.after(retry, response)
+                    elif signed and response.status_code in _STALE and not renewed:
+                        self._forget(file.path, url)
+                        renewed = True
+                    else:
+                        response.read()
+                        raise self._refused(file, response, signed)
+            except httpx2.TransportError as error:
+                self.api.after(retry, error)
+
+    # --------------------------------------------------------------------------------------------- one request
+
+    def _get(self, url: str, signed: bool, at: int, stop: int) -> httpx2.Response:
+        headers = _IDENTITY | {"Range": f"bytes={at}-{stop - 1}"}
+        if not signed:
+            self.api.pace.before("resolve")
+            headers |= self.api.headers
+        client = self.api.client
+        return client.send(client.build_request("GET", url, headers=headers), stream=True)
+
+    def _url(self, path: str) -> tuple[str, bool]:
+        """Where to ask for a file, and whether that is a signed URL elsewhere, which must not see our token."""
+        with self._lock:
+            known = self._urls.get(path)
+        if known is not None:
+            return known, not self.api.own(known)
+        revision = quote(self.pin.commit, safe="")
+        return f"{self.api.endpoint}/{self.place.repo}/resolve/{revision}/{quote(path)}", False
+
+    def _learn(self, file: StoredFile, asked: str, response: httpx2.Response) -> None:
+        """Keep where a redirect leads, if what it leads to is still the file that was listed."""
+        self._same(file, response.headers.get("x-linked-etag"), response.headers.get("x-linked-size"))
+        url = urljoin(asked, response.headers["location"])
+        with self._lock:
+            self._urls[file.path] = url
+
+    def _forget(self, path: str, url: str) -> None:
+        with self._lock:
+            if self._urls.get(path) == url:
+                del self._urls[path]
+
+    def _check(self, file: StoredFile, at: int, stop: int, response: httpx2.Response, signed: bool) -> None:
+        """The answer holds the very bytes that were asked for, of the file that was listed."""
+        if response.status_code == 206:
+            range_, _, total = response.headers.get("content-range", "").partition("/")
+            if range_ != f"bytes {at}-{stop - 1}":
+                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, got {range_ or 'no range'}")
+        else:
+            total = response.headers.get("content-length", "")
+            if at != 0:
+                raise HubRefused(endpoint=self.api.endpoint, what=f"a range of {file.path}", why="it sends whole files")
+        self._same(file, None if signed else response.headers.get("etag"), total)
+
+    def _same(self, file: StoredFile, etag: str | None, size: str | None) -> None:
+        """A file on the Hub has its sha256 as ETag where it is large, the git blob's sha1 where it is not."""
+        found = (etag or "").removeprefix("W/").strip('"')
+        expected = file.sha256 or file.oid
+        if found and expected and found != expected:
+            raise self._changed(f"{file.path} is now {found}, and was {expected}")
+        if size and size.isdigit() and int(size) != file.size:
+            raise self._changed(f"{file.path} is now {size} bytes long, and was {file.size}")
+
+    def _refused(self, file: StoredFile, response: httpx2.Response, signed: bool) -> Exception:
+        refusal = Refusal(response, self.api)
+        if response.status_code == 416 or (signed and response.status_code in (404, 410)):
+            return self._changed(f"{file.path}: {refusal.why}")
+        if signed:
+            return HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=refusal.why)
+        return refusal.as_source(self.place.repo, self.pin.commit)
+
+    def _changed(self, what: str) -> SourceChanged:
+        return SourceChanged(place=str(self.place), what=what)
+
+
+def _views(response: httpx2.Response, buffer: memoryview, wanted: int) -> Iterator[memoryview]:
+    """``wanted`` bytes of the body, gathered into ``buffer``: a socket brings 64 KiB at most, and views cost each.
+
+    What came before a break is handed out before the break is raised. A trickle too slow to ever trip a socket's
+    timeout counts as a break.
+    """
+    filled, mark, brought = 0, time.monotonic(), 0
+    try:
+        for piece in response.iter_raw():
+            if not wanted:
+                break  # a server that ignores ranges has more, and nobody wants it
+            rest = memoryview(piece)[:wanted]
+            wanted -= len(rest)
+            brought += len(rest)
+            while rest:
+                step = min(len(rest), len(buffer) - filled)
+                buffer[filled : filled + step] = rest[:step]
+                filled, rest = filled + step, rest[step:]
+                if filled == len(buffer):
+                    filled = 0
+                    yield buffer
+                    mark, brought = time.monotonic(), 0  # time that the consumer took is no stall
+            if time.monotonic() - mark > STALL_WINDOW:
+                if brought < STALL_BYTES:
+                    raise httpx2.ReadTimeout(f"only {brought} bytes in {STALL_WINDOW:.0f} s")
+                mark, brought = time.monotonic(), 0
+    except httpx2.TransportError:
+        if filled:
+            yield buffer[:filled]
+        raise
+    if filled:
+        yield buffer[:filled]
+    if wanted:
+        raise httpx2.RemoteProtocolError(f"the answer ended {wanted} bytes early")

@@ -1,0 +1,343 @@
+"""One Hub as seen with one credential: every call but the weights' own bytes, under one policy of retries and pace.
+
+The calls are posted here and not through ``HfApi``, for four reasons: most of its methods take no timeout and wait for
+ever; its pagers repeat requests on their own, which would hide a 429 from the pace that all workers share;
+``list_repo_commits`` collects a whole history before it returns; and ``create_commit`` cannot name objects that were
+uploaded as streams. What is said about a call's form was checked against huggingface_hub 2.4.0.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import httpx2
+
+from reshard.pipeline.errors import (
+    HubQuota,
+    HubRefused,
+    HubUnreachable,
+    NoWriteAccess,
+    ObjectLost,
+    ReshardError,
+    RevisionNotFound,
+    SourceChanged,
+    SourceGated,
+    SourceNotFound,
+    TargetNotFound,
+    TokenMissing,
+    TokenRefused,
+)
+from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
+from reshard.pipeline.stores.protocols import Commit, Visibility
+from reshard.pipeline.stores.retry import Pace, Retry, describe, is_transient
+from reshard.pipeline.tensors import StoredFile
+
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.credentials import Credential
+
+WHO = "process that copies"  # of whom a token is asked, in messages
+LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
+
+
+class Refusal(Exception):
+    """A final answer other than success; ``as_source`` and ``as_target`` say what it means to a user."""
+
+    def __init__(self, response: httpx2.Response, call: HubApi) -> None:
+        self.status = response.status_code
+        self.code = response.headers.get("x-error-code", "")
+        self.why = _why(response)
+        self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
+        self.endpoint = call.endpoint
+        self.signed_in = call.credential is not None
+        super().__init__(f"{self.status} {self.code} {self.why}")
+
+    def as_source(self, repo: str, revision: str | None = None) -> ReshardError:
+        """What it means that a repository could not be read."""
+        if self.code == "GatedRepo":
+            if not self.signed_in:
+                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", who=WHO)
+            return SourceGated(repo=repo, endpoint=self.endpoint)
+        if self.status == 401 and self.signed_in:
+            return TokenRefused(endpoint=self.endpoint)
+        if self.code == "RevisionNotFound":
+            return RevisionNotFound(repo=repo, revision=revision)
+        if self.code == "EntryNotFound":
+            return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
+        if self.code == "RepoNotFound" or self.status in (401, 404):
+            return SourceNotFound(repo=repo, endpoint=self.endpoint)
+        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
+
+    def as_target(self, repo: str) -> ReshardError:
+        """What it means that a repository could not be written."""
+        if self.status == 401:
+            if not self.signed_in:
+                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
+            return TokenRefused(endpoint=self.endpoint)
+        if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self.why.lower()):
+            return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
+        if self.status == 403:
+            return NoWriteAccess(repo=repo, endpoint=self.endpoint)
+        if self.code in ("RepoNotFound", "RevisionNotFound"):
+            return TargetNotFound(repo=repo, endpoint=self.endpoint)
+        if self.status == 400 and "LFS pointer" in self.why:
+            return ObjectLost(repo=repo, what=self.why)
+        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class RepoInfo:
+    """A repository at one revision."""
+
+    sha: str
+    visibility: Visibility
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    number: int
+    author: str
+    status: str  # draft, open, closed or merged
+    description: str
+
+    @property
+    def ref(self) -> str:
+        return f"refs/pr/{self.number}"
+
+
+class HubApi:
+    """Calls to ``endpoint`` with ``credential``; safe to share between threads, and to inherit through a fork."""
+
+    def __init__(self, endpoint: str, credential: Credential | None, pace: Pace) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self.credential = credential
+        self.pace = pace
+        self._lock = threading.Lock()
+        self._client: httpx2.Client | None = None
+        self._pid = 0
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The Authorization and User-Agent of every call to the Hub itself, but never to where it redirects."""
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, not re-exported
+
+        token = self.credential.token.get_secret_value() if self.credential else False
+        return build_hf_headers(token=token, library_name="reshard", library_version=version("reshard"))
+
+    @property
+    def client(self) -> httpx2.Client:
+        """This process's connections; a child of a fork must not speak on its parent's."""
+        with self._lock:
+            if self._client is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._client = httpx2.Client(
+                    timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
+                    limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
+                )
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None and self._pid == os.getpid():
+                self._client.close()
+            self._client = None
+
+    def retry(self) -> Retry:
+        return Retry(self.endpoint, self.pace)
+
+    def own(self, url: str) -> bool:
+        """Whether ``url`` is on the Hub itself, and may be shown the token."""
+        here, there = urlsplit(self.endpoint), urlsplit(url)
+        return (here.scheme, here.netloc) == (there.scheme, there.netloc)
+
+    def call(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
+        """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family."""
+        retry = self.retry()
+        url = path if "://" in path else self.endpoint + path
+        own = self.headers if self.own(url) else {}
+        while True:
+            self.pace.before("api")
+            try:
+                response = self.client.request(
+                    method, url, headers=own | (headers or {}), follow_redirects=True, **options
+                )
+            except httpx2.TransportError as error:
+                self.after(retry, error)
+                continue
+            if response.is_success:
+                return response
+            if not is_transient(response):
+                raise Refusal(response, self)
+            self.after(retry, response)
+
+    def after(self, retry: Retry, problem: httpx2.TransportError | httpx2.Response) -> None:
+        """``retry.after``, but for what no repetition can mend."""
+        if isinstance(problem, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
+            raise HubUnreachable(endpoint=self.endpoint, what=describe(problem)) from problem
+        retry.after(problem)
+
+    def pages(self, path: str, params: dict[str, str] | None = None) -> Iterator[Any]:
+        """The items of a listing, page by page, as its ``Link`` headers lead."""
+        response = self.call("GET", path, params=params)
+        yield from response.json()
+        while following := response.links.get("next", {}).get("url"):
+            response = self.call("GET", following)
+            yield from response.json()
+
+    # -------------------------------------------------------------------------------------------------- reading
+
+    def info(self, repo: str, revision: str | None = None) -> RepoInfo:
+        """The commit that ``revision`` (default: the default branch) is now; raises Refusal."""
+        path = f"/api/models/{repo}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
+        data = self.call("GET", path, params={"expand": ["sha", "private", "gated"]}).json()
+        visibility: Visibility = "private" if data["private"] else "gated" if data["gated"] else "public"
+        return RepoInfo(data["sha"], visibility)
+
+    def check_readable(self, repo: str) -> None:
+        """Raises Refusal when the files of a gated repository are not for us."""
+        self.call("GET", f"/api/models/{repo}/auth-check")
+
+    def check_writable(self, repo: str) -> None:
+        """Raises Refusal when we may not write; changes nothing."""
+        self.call("GET", f"/api/models/{repo}/auth-check/write")
+
+    def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
+        """Every file at ``commit``."""
+        path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
+        for item in self.pages(path, {"recursive": "true", "expand": "false"}):
+            if item["type"] == "file":
+                lfs = item.get("lfs")
+                yield StoredFile(
+                    path=item["path"],
+                    size=item["size"],
+                    oid=None if lfs else item["oid"],
+                    sha256=lfs["oid"] if lfs else None,
+                    xet=item.get("xetHash"),
+                )
+
+    def commits(self, repo: str, revision: str) -> Iterator[Commit]:
+        """The history of ``revision``, newest first, fetched as far as it is read."""
+        for item in self.pages(f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
+            authors = [author["user"] for author in item["authors"] if "user" in author]
+            yield Commit(item["id"], item["title"], item["message"], authors[0] if authors else "")
+
+    def whoami(self) -> dict[str, Any]:
+        """The credential's own account, as ``whoami-v2`` tells it: ``name``, ``orgs`` and more."""
+        data: dict[str, Any] = self.call("GET", "/api/whoami-v2").json()
+        return data
+
+    def pull_requests(self, repo: str, author: str) -> Iterator[PullRequest]:
+        """The pull requests of ``author`` that can still be committed to, newest first."""
+        start, page = 0, 0
+        while True:
+            params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}
+            listing = self.call("GET", f"/api/models/{repo}/discussions", params=params).json()
+            for item in listing["discussions"]:
+                # The filters are the server's; what it may not know is checked again.
+                if item["isPullRequest"] and item["status"] in ("draft", "open"):
+                    yield self.pull_request(repo, item["num"])
+            start += len(listing["discussions"])
+            page += 1
+            if start >= listing["count"] or not listing["discussions"]:
+                return
+
+    def pull_request(self, repo: str, number: int) -> PullRequest:
+        item = self.call("GET", f"/api/models/{repo}/discussions/{number}").json()
+        comments = [event for event in item["events"] if event["type"] == "comment"]
+        description = comments[0]["data"]["latest"]["raw"] if comments else ""
+        return PullRequest(number, item.get("author", {}).get("name", ""), item["status"], description)
+
+    # -------------------------------------------------------------------------------------------------- writing
+
+    def create_repo(self, repo: str, private: bool) -> None:
+        """Create the repository unless it is there; raises Refusal."""
+        organization, _, name = repo.partition("/")
+        visibility = "private" if private else "public"
+        body = {"name": name, "organization": organization, "visibility": visibility}
+        try:
+            self.call("POST", "/api/repos/create", json=body)
+        except Refusal as refusal:
+            # 409 is also the answer to a repetition whose first answer was lost.
+            if refusal.status != 409:
+                raise
+
+    def create_branch(self, repo: str, branch: str) -> None:
+        """Create ``branch`` at the head of the default branch unless it is there; raises Refusal."""
+        try:
+            self.call("POST", f"/api/models/{repo}/branch/{quote(branch, safe='')}", json={})
+        except Refusal as refusal:
+            if refusal.status != 409:
+                raise
+
+    def open_pull_request(self, repo: str, title: str, description: str) -> int:
+        """The new pull request's number. Posted once: raises TransportError when it may or may not be there."""
+        self.pace.before("api")
+        body = {"title": title, "description": description, "pullRequest": True}
+        response = self.client.post(
+            f"{self.endpoint}/api/models/{repo}/discussions", headers=self.headers, json=body, follow_redirects=True
+        )
+        if is_transient(response):
+            raise httpx2.RemoteProtocolError(f"answers {response.status_code}")
+        if not response.is_success:
+            raise Refusal(response, self)
+        return int(response.json()["num"])
+
+    def show_pull_request(self, repo: str, number: int) -> None:
+        """Take a pull request out of its draft state; opening it twice changes nothing."""
+        self.call("POST", f"/api/models/{repo}/discussions/{number}/status", json={"status": "open"})
+
+    def preupload(self, repo: str, ref: str, files: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """``regular`` or ``lfs`` by path; each of ``files`` has path, size and the head of the content as sample."""
+        path = f"/api/models/{repo}/preupload/{quote(ref, safe='')}"
+        answer = self.call("POST", path, json={"files": list(files)}).json()
+        return {file["path"]: file["uploadMode"] for file in answer["files"]}
+
+    def duplicate(self, source: str, target: str, files: Iterable[StoredFile]) -> set[str]:
+        """Let ``target`` name objects of ``source`` without moving a byte; returns the sha256 of those that failed."""
+        body = {
+            "target": {"type": "model", "name": target},
+            "files": [{"xetHash": f.xet, "sha256": f.sha256, "filename": f.path} for f in files],
+        }
+        answer = self.call("POST", f"/api/models/{source}/lfs-files/duplicate", json=body).json()
+        return {failure["sha256"] for failure in answer["failed"]}
+
+    def lfs_batch(self, repo: str, objects: Sequence[StoredFile]) -> dict[str, dict[str, Any]]:
+        """The LFS batch API's upload ``actions`` by sha256, empty for what the store has already.
+
+        https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md; ``multipart`` is the Hub's own transfer.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for first in range(0, len(objects), LFS_BATCH):
+            body = {
+                "operation": "upload",
+                "transfers": ["basic", "multipart"],
+                "objects": [{"oid": o.sha256, "size": o.size} for o in objects[first : first + LFS_BATCH]],
+                "hash_algo": "sha256",
+            }
+            answer = self.call("POST", f"/{repo}.git/info/lfs/objects/batch", headers=LFS_HEADERS, json=body).json()
+            for item in answer["objects"]:
+                if "error" in item:
+                    why = item["error"].get("message", "no reason given")
+                    raise HubRefused(endpoint=self.endpoint, what=f"the object {item['oid']}", why=why)
+                found[item["oid"]] = item.get("actions") or {}
+        return found
+
+
+def _why(response: httpx2.Response) -> str:
+    """The server's own words, one line: its error header, its JSON's ``error``, or the status."""
+    if message := response.headers.get("x-error-message"):
+        return " ".join(str(message).split())
+    try:
+        body = response.json()
+    except (ValueError, httpx2.ResponseNotRead):
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("error"), str):
+        return " ".join(body["error"].split())
+    return f"{response.status_code} {response.reason_phrase}"

@@ -1,0 +1,328 @@
+"""A branch or a pull request of a repository, changed by one guarded commit at a time.
+
+The commit is posted as the Hub's own clients post it: newline-delimited JSON, a header that names the parent, then one
+line per operation. The parent is what makes it safe: the Hub refuses the commit with 412 when the head is another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import quote
+
+import httpx2
+
+from reshard.pipeline.errors import (
+    ObjectLost,
+    SourceCorrupt,
+    TargetConflict,
+    TargetNotFound,
+    TokenMissing,
+)
+from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE
+from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal
+from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.protocols import (
+    Addition,
+    AnswerLost,
+    Batch,
+    Change,
+    Commit,
+    HeadMoved,
+    HistoryRewritten,
+    Sink,
+    Source,
+    TargetState,
+)
+from reshard.pipeline.stores.retry import is_transient
+from reshard.pipeline.tensors import StoredFile
+
+DEFAULT_BRANCH = "main"
+MakeSink = Callable[[str], Sink]
+# Failures before the first byte of a request: it can be repeated without a doubt.
+NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+class HubTarget:
+    """A Target on the Hub; ``make_sink`` says how weights are uploaded."""
+
+    def __init__(
+        self, api: HubApi, place: Hub, ref: str, make_sink: MakeSink, transport: str, pull_request: bool = False
+    ) -> None:
+        self.api = api
+        self.place = place
+        self.transport = transport
+        self._ref = ref
+        self._make_sink = make_sink
+        self._pull_request = pull_request
+        self._open: dict[str, list[Batch]] = {}
+
+    @property
+    def branch(self) -> str:
+        return f"a pull request to {self._ref}" if self._pull_request else self._ref
+
+    # ------------------------------------------------------------------------------------------------- its state
+
+    def state(self) -> TargetState:
+        try:
+            info = self.api.info(self.place.repo)
+        except Refusal as refusal:
+            # Who has no token cannot tell a private repository from none; `prepare` will ask for one.
+            if refusal.code == "RepoNotFound":
+                return TargetState(False, "private", None)
+            raise refusal.as_target(self.place.repo) from refusal
+        try:
+            head = self.api.info(self.place.repo, self._ref).sha
+        except Refusal as refusal:
+            if refusal.code == "RevisionNotFound":
+                return TargetState(True, info.visibility, None)
+            raise refusal.as_target(self.place.repo) from refusal
+        return TargetState(True, info.visibility, head)
+
+    def prepare(self, private: bool) -> str:
+        repo = self.place.repo
+        if self.api.credential is None:
+            raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", who=WHO)
+        state = self.state()
+        if self._pull_request:
+            if not state.exists or state.head is None:
+                raise TargetNotFound(repo=repo, endpoint=self.api.endpoint)
+            return state.head
+        try:
+            if not state.exists:
+                self.api.create_repo(repo, private)
+            self.api.check_writable(repo)
+            if state.head is None and self._ref != DEFAULT_BRANCH:
+                self.api.create_branch(repo, self._ref)
+        except Refusal as refusal:
+            raise refusal.as_target(repo) from refusal
+        return state.head or self.head()
+
+    def request(self, digest: str, base: str, title: str, message: str) -> HubTarget:
+        if not self._pull_request:
+            return self
+        try:
+            author = str(self.api.whoami()["name"])
+            number = self._find(author, digest)
+            retry = self.api.retry()
+            while number is None:
+                try:
+                    number = self.api.open_pull_request(self.place.repo, title, message)
+                except httpx2.TransportError as error:
+                    self.api.after(retry, error)
+                    number = self._find(author, digest)
+        except Refusal as refusal:
+            raise refusal.as_target(self.place.repo) from refusal
+        return HubTarget(self.api, self.place, f"refs/pr/{number}", self._make_sink, self.transport)
+
+    def _find(self, author: str, digest: str) -> int | None:
+        for found in self.api.pull_requests(self.place.repo, author):
+            if found.author == author and digest in found.description:
+                return found.number
+        return None
+
+    def head(self) -> str:
+        try:
+            return self.api.info(self.place.repo, self._ref).sha
+        except Refusal as refusal:
+            if refusal.code == "RevisionNotFound":
+                raise TargetConflict(target=str(self.place), what=f"{self._ref} is gone") from refusal
+            raise refusal.as_target(self.place.repo) from refusal
+
+    def at(self, commit: str) -> Source:
+        return HubSource(self.api, self.place, commit, self.state().visibility)
+
+    def history(self, at: str, since: str | None) -> Iterator[Commit]:
+        try:
+            for commit in self.api.commits(self.place.repo, at):
+                if commit.id == since:
+                    return
+                yield commit
+        except Refusal as refusal:
+            raise refusal.as_target(self.place.repo) from refusal
+        if since is not None:
+            raise HistoryRewritten(since)
+
+    # ------------------------------------------------------------------------------------------------- objects
+
+    def sink(self, token: str) -> Sink:
+        return _Listed(self._make_sink(token), self._open.setdefault(token, []))
+
+    def discard(self, token: str) -> None:
+        for batch in self._open.pop(token, []):
+            batch.abort()
+
+    def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        return missing(self.api, self.place.repo, stored)
+
+    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
+        """Objects stay objects: copied by the Hub where it has them, sent where it has not. Small files are content."""
+        additions: dict[str, Addition] = {}
+        lost = self.holds([file for file in files if file.sha256])
+        uncopied = {file.path for file in self._duplicate(lost, source)}
+        heavy: list[tuple[StoredFile, bytes | None]] = []
+        light: dict[str, bytes] = {}
+        for file in files:
+            if file.sha256 and file.path not in uncopied:
+                additions[file.path] = Addition(file.path, stored=file)
+            elif file.sha256 or file.size > REGULAR_MAX:
+                heavy.append((file, None))
+            else:
+                light[file.path] = _content(file, source)
+        modes = self._modes(light)
+        by_path = {file.path: file for file in files}
+        for path, content in light.items():
+            if modes[path] == "lfs":
+                heavy.append((by_path[path], content))
+            else:
+                additions[path] = Addition(path, content=content)
+        additions |= {stored.path: Addition(stored.path, stored=stored) for stored in self._send(heavy, source, token)}
+        return [additions[file.path] for file in files]
+
+    def _duplicate(self, files: Sequence[StoredFile], source: Source) -> list[StoredFile]:
+        """Have the Hub copy objects on its own; returns those that it would not."""
+        if not isinstance(source.place, Hub) or source.pin.endpoint != self.api.endpoint:
+            return list(files)
+        rest = [file for file in files if not file.xet]
+        copyable = [file for file in files if file.xet]
+        for first in range(0, len(copyable), DUPLICATE_BATCH):
+            some = copyable[first : first + DUPLICATE_BATCH]
+            try:
+                failed = self.api.duplicate(source.place.repo, self.place.repo, some)
+            except Refusal:
+                # The token that writes the target may not see the source, or the two are stored in different regions.
+                return rest + copyable[first:]
+            rest += [file for file in some if file.sha256 in failed]
+        return rest
+
+    def _modes(self, contents: dict[str, bytes]) -> dict[str, str]:
+        """``regular`` or ``lfs``, as the target's own .gitattributes and the Hub's limits decide; empty is regular."""
+        modes = {path: "regular" for path, content in contents.items() if not content}
+        asked = [
+            {"path": path, "size": len(content), "sample": base64.b64encode(content[:SAMPLE]).decode()}
+            for path, content in contents.items()
+            if content
+        ]
+        try:
+            for first in range(0, len(asked), PREUPLOAD_BATCH):
+                modes |= self.api.preupload(self.place.repo, self._ref, asked[first : first + PREUPLOAD_BATCH])
+        except Refusal as refusal:
+            raise refusal.as_target(self.place.repo) from refusal
+        return modes
+
+    def _send(
+        self, files: Sequence[tuple[StoredFile, bytes | None]], source: Source, token: str
+    ) -> Sequence[StoredFile]:
+        if not files:
+            return []
+        batch = self.sink(token).batch([file for file, _ in files])
+        try:
+            for file, content in files:
+                writer = batch.open(file.path, file.size)
+                for view in [memoryview(content)] if content is not None else source.read(file, 0, file.size):
+                    writer.write(view)
+                writer.finish()
+            sealed = batch.seal()
+        finally:
+            batch.abort()
+        for (file, _), stored in zip(files, sealed, strict=True):
+            if file.sha256 and file.sha256 != stored.sha256:
+                raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.sha256, actual=stored.sha256)
+        return sealed
+
+    # -------------------------------------------------------------------------------------------------- commit
+
+    def commit(self, change: Change, parent: str) -> str:
+        body = _Body(change, parent)
+        retry = self.api.retry()
+        url = f"{self.api.endpoint}/api/models/{self.place.repo}/commit/{quote(self._ref, safe='')}"
+        headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
+        while True:
+            self.api.pace.before("api")
+            try:
+                response = self.api.client.post(url, headers=self.api.headers | headers, content=iter(body))
+            except NOTHING_SENT as error:
+                self.api.after(retry, error)
+            except httpx2.TransportError as error:
+                raise AnswerLost(str(error)) from error
+            else:
+                if response.is_success:
+                    return str(response.json()["commitOid"])
+                if response.status_code == 412:
+                    raise HeadMoved(parent)
+                if response.status_code == 429:
+                    retry.after(response)  # it was turned away before anything was done
+                elif is_transient(response):
+                    raise AnswerLost(f"answered {response.status_code}")
+                else:
+                    raise self._commit_refused(Refusal(response, self.api), change)
+
+    def _commit_refused(self, refusal: Refusal, change: Change) -> Exception:
+        error = refusal.as_target(self.place.repo)
+        if isinstance(error, ObjectLost):
+            lost = self.holds([addition.stored for addition in change.additions if addition.stored])
+            return ObjectLost(repo=self.place.repo, what=refusal.why, lost=[object_.sha256 for object_ in lost])
+        return error
+
+    def show(self) -> None:
+        """Take a pull request out of its draft state, so that its readers see that it is complete."""
+        if self._ref.startswith("refs/pr/"):
+            try:
+                self.api.show_pull_request(self.place.repo, int(self._ref.rpartition("/")[2]))
+            except Refusal as refusal:
+                raise refusal.as_target(self.place.repo) from refusal
+
+
+class _Listed:
+    """A sink that remembers its batches, for ``discard``."""
+
+    def __init__(self, sink: Sink, opened: list[Batch]) -> None:
+        self._sink = sink
+        self._opened = opened
+
+    def batch(self, reads: Sequence[StoredFile]) -> Batch:
+        batch = self._sink.batch(reads)
+        self._opened.append(batch)
+        return batch
+
+
+class _Body:
+    """The ndjson of a commit, encoded line by line each time that it is sent."""
+
+    def __init__(self, change: Change, parent: str) -> None:
+        self._change = change
+        self._parent = parent
+        self.size = sum(len(line) for line in self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        header = {"summary": self._change.title, "description": self._change.message, "parentCommit": self._parent}
+        yield _line("header", header)
+        for addition in self._change.additions:
+            if addition.stored is not None:
+                stored = addition.stored
+                yield _line(
+                    "lfsFile", {"path": addition.path, "algo": "sha256", "oid": stored.sha256, "size": stored.size}
+                )
+            else:
+                content = base64.b64encode(addition.content or b"").decode()
+                yield _line("file", {"content": content, "path": addition.path, "encoding": "base64"})
+        for path in self._change.deletes:
+            yield _line("deletedFile", {"path": path})
+
+
+def _line(key: str, value: Mapping[str, object]) -> bytes:
+    return json.dumps({"key": key, "value": value}).encode() + b"\n"
+
+
+def _content(file: StoredFile, source: Source) -> bytes:
+    """A small file, held against its git blob id where the source has one."""
+    content = b"".join(source.read(file, 0, file.size))
+    if file.oid:
+        actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if actual != file.oid:
+            raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.oid, actual=actual)
+    return content

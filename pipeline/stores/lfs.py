@@ -1,0 +1,281 @@
+"""Shards into a repository over git LFS: spooled while their sha256 is taken, sent while the next one is read.
+
+The LFS protocol names an object by its sha256 before its first byte is sent, so a shard must lie somewhere until it
+is complete. It lies in a file without a name, which is gone with the process that made it, however that ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import IO, Any
+
+import httpx2
+
+from reshard.pipeline.errors import DiskFull, HubRefused, ObjectLost, ReshardError
+from reshard.pipeline.limits import CHUNK, SPOOLS
+from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
+from reshard.pipeline.stores.retry import Retry, is_transient
+from reshard.pipeline.tensors import StoredFile
+
+
+class LfsSink:
+    """A Sink for one repository."""
+
+    transport = "lfs"
+
+    def __init__(self, api: HubApi, repo: str, tmpdir: Path, disk_limit: int | None = None) -> None:
+        self._api = api
+        self._repo = repo
+        self._tmpdir = tmpdir
+        self._disk_limit = disk_limit
+
+    def batch(self, reads: Sequence[StoredFile]) -> LfsBatch:
+        return LfsBatch(self._api, self._repo, self._tmpdir, self._disk_limit)
+
+
+@dataclass
+class _Spool:
+    """A shard on disk; ``done`` is set when it is sent or its sending failed."""
+
+    path: str
+    size: int
+    file: IO[bytes]
+    sha256: str = ""
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class LfsBatch:
+    """At most ``SPOOLS`` shards on disk: the one being written, and the one that a background thread sends."""
+
+    def __init__(self, api: HubApi, repo: str, tmpdir: Path, disk_limit: int | None) -> None:
+        self._api = api
+        self._repo = repo
+        self._tmpdir = tmpdir
+        self._disk_limit = disk_limit
+        self._spools: list[_Spool] = []
+        self._sending: queue.SimpleQueue[_Spool | None] = queue.SimpleQueue()
+        self._sender: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._aborted = threading.Event()
+
+    def open(self, path: str, size: int) -> LfsWriter:
+        """Waits until there is room for one more spool; raises DiskFull when there is none even then."""
+        self._raise_failure()
+        pending = [spool for spool in self._spools if not spool.done.is_set()]
+        while len(pending) >= SPOOLS or (pending and not self._fits(size, pending)):
+            pending.pop(0).done.wait()
+            self._raise_failure()
+        if not self._fits(size, pending):
+            raise DiskFull(path=str(self._tmpdir), needed=size, free=self._room(pending))
+        try:
+            file = tempfile.TemporaryFile(dir=self._tmpdir, prefix="reshard-", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise _disk_error(error, self._tmpdir, size) from error
+        spool = _Spool(path, size, file)
+        self._spools.append(spool)
+        return LfsWriter(spool, self._tmpdir, self._send_later, self._forget)
+
+    def seal(self) -> list[StoredFile]:
+        """Waits for the last object, then asks the store once more about each."""
+        self._stop_sender()
+        self._raise_failure()
+        stored = [StoredFile(spool.path, spool.size, sha256=spool.sha256) for spool in self._spools]
+        if lost := missing(self._api, self._repo, stored):
+            raise ObjectLost(repo=self._repo, what=", ".join(o.path for o in lost), lost=[o.sha256 for o in lost])
+        return stored
+
+    def abort(self) -> None:
+        self._aborted.set()
+        self._stop_sender()
+        for spool in self._spools:
+            spool.file.close()
+        self._spools.clear()
+
+    # ------------------------------------------------------------------------------------------------ on disk
+
+    def _room(self, pending: list[_Spool]) -> int:
+        """Bytes that may be written: free on the disk, and left of the limit."""
+        free = shutil.disk_usage(self._tmpdir).free
+        if self._disk_limit is not None:
+            free = min(free, self._disk_limit - sum(spool.size for spool in pending))
+        return free
+
+    def _fits(self, size: int, pending: list[_Spool]) -> bool:
+        return size <= self._room(pending)
+
+    def _forget(self, spool: _Spool) -> None:
+        spool.file.close()
+        self._spools.remove(spool)
+
+    # ------------------------------------------------------------------------------------------------ sending
+
+    def _send_later(self, spool: _Spool) -> None:
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_all, name="reshard-lfs", daemon=True)
+            self._sender.start()
+        self._sending.put(spool)
+
+    def _stop_sender(self) -> None:
+        if self._sender is not None:
+            self._sending.put(None)
+            self._sender.join()
+            self._sender = None
+
+    def _send_all(self) -> None:
+        while (spool := self._sending.get()) is not None:
+            try:
+                if self._failure is None and not self._aborted.is_set():
+                    send(self._api, self._repo, spool.file, spool.size, spool.sha256, self._aborted)
+            except BaseException as error:  # handed to whoever calls open or seal  # noqa: BLE001
+                self._failure = error
+            finally:
+                spool.file.close()
+                spool.done.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class LfsWriter:
+    """Writes one spool and takes the one sha256 that its bytes ever get."""
+
+    def __init__(
+        self, spool: _Spool, tmpdir: Path, sealed: Callable[[_Spool], None], forget: Callable[[_Spool], None]
+    ) -> None:
+        self._spool = spool
+        self._tmpdir = tmpdir
+        self._sealed = sealed
+        self._forget = forget
+        self._sha256 = hashlib.sha256()
+        self._written = 0
+
+    def write(self, view: memoryview) -> None:
+        self._sha256.update(view)
+        self._written += len(view)
+        try:
+            while view:
+                view = view[self._spool.file.write(view) :]
+        except OSError as error:
+            raise _disk_error(error, self._tmpdir, self._spool.size) from error
+
+    def finish(self) -> None:
+        if self._written != self._spool.size:
+            raise ReshardError(what=f"{self._spool.path}: {self._written} of {self._spool.size} bytes were written")
+        self._spool.sha256 = self._sha256.hexdigest()
+        self._sealed(self._spool)
+
+    def abort(self) -> None:
+        self._forget(self._spool)
+
+
+def _disk_error(error: OSError, tmpdir: Path, needed: int) -> DiskFull | OSError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(path=str(tmpdir), needed=needed, free=shutil.disk_usage(tmpdir).free)
+    return error
+
+
+def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:
+    """Those of ``stored`` that the repository's LFS store would have to be sent; raises the error tree."""
+    try:
+        actions = api.lfs_batch(repo, stored)
+    except Refusal as refusal:
+        raise refusal.as_target(repo) from refusal
+    return [file for file in stored if actions.get(file.sha256 or "")]
+
+
+# ----------------------------------------------------------------------------------------------------- one object
+
+
+class Aborted(Exception):
+    """Nobody wants the object any more."""
+
+
+def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event) -> None:
+    """Bring an object into the store, in one request or in parts as the store asks; raises the error tree.
+
+    Nothing is sent when the store has it. Signed URLs that expire on the way are asked for anew.
+    """
+    retry = api.retry()
+    target = StoredFile(path=sha256, size=size, sha256=sha256)
+    try:
+        while actions := api.lfs_batch(repo, [target])[sha256]:
+            upload = _Upload(api, retry, file, size, sha256, aborted)
+            if upload.send(actions["upload"]):
+                if verify := actions.get("verify"):
+                    headers = LFS_HEADERS | (verify.get("header") or {})
+                    api.call("POST", verify["href"], headers=headers, json={"oid": sha256, "size": size})
+                return
+    except Refusal as refusal:
+        raise refusal.as_target(repo) from refusal
+
+
+class _Upload:
+    """One answer of the batch API, carried out."""
+
+    def __init__(
+        self, api: HubApi, retry: Retry, file: IO[bytes], size: int, sha256: str, aborted: threading.Event
+    ) -> None:
+        self._api = api
+        self._retry = retry
+        self._file = file
+        self._size = size
+        self._sha256 = sha256
+        self._aborted = aborted
+
+    def send(self, action: dict[str, Any]) -> bool:
+        """False when the URLs have expired and new ones must be asked for."""
+        header = action.get("header") or {}
+        if "chunk_size" not in header:
+            return self._put(action["href"], 0, self._size, header) is not None
+        part_size = int(header["chunk_size"])
+        urls = [url for _, url in sorted((int(n), url) for n, url in header.items() if n.isdigit())]
+        if len(urls) != ceil(self._size / part_size):
+            why = f"{len(urls)} parts of {part_size} bytes are not {self._size} bytes"
+            raise HubRefused(endpoint=self._api.endpoint, what=f"the object {self._sha256}", why=why)
+        parts = []
+        for number, url in enumerate(urls, 1):
+            start = (number - 1) * part_size
+            answer = self._put(url, start, min(start + part_size, self._size), {})
+            if answer is None:
+                return False
+            parts.append({"partNumber": number, "etag": answer.headers["etag"]})
+        body = {"oid": self._sha256, "parts": parts}
+        self._api.call("POST", action["href"], headers=LFS_HEADERS, json=body)
+        return True
+
+    def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response | None:
+        """The store's answer to bytes ``start <= b < stop``; None when it no longer honours the URL."""
+        while True:
+            try:
+                response = self._api.client.put(
+                    url, headers=headers | {"Content-Length": str(stop - start)}, content=self._blocks(start, stop)
+                )
+            except httpx2.TransportError as error:
+                self._api.after(self._retry, error)
+                continue
+            if response.is_success:
+                self._retry.progress()
+                return response
+            if response.status_code in (401, 403, 404, 410):
+                self._retry.after(response)
+                return None
+            if not is_transient(response):
+                raise Refusal(response, self._api)
+            self._retry.after(response)
+
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
+        for at in range(start, stop, CHUNK):
+            if self._aborted.is_set():
+                raise Aborted
+            yield os.pread(self._file.fileno(), min(CHUNK, stop - at), at)

@@ -1,0 +1,133 @@
+"""From a place that a person typed to a store: with which token, over which transport, within which limits."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from reshard.pipeline.errors import BadSize, UsageError
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.stores.credentials import Credentials, Use
+from reshard.pipeline.stores.folder import FolderSource, FolderTarget
+from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH, HubTarget
+from reshard.pipeline.stores.lfs import LfsSink
+from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.stores.retry import OwnPace, Pace
+
+PaceOf = Callable[[str], Pace]
+
+
+class _Settings(BaseSettings):
+    """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and RESHARD_DISK_LIMIT say; sizes as ``512MB``."""
+
+    model_config = SettingsConfigDict(env_prefix="RESHARD_", extra="ignore")
+
+    tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
+    memory_limit: int = MEMORY_FLOOR_XET
+    disk_limit: int | None = None
+
+    @field_validator("memory_limit", "disk_limit", mode="before")
+    @classmethod
+    def _size(cls, value: object, info: ValidationInfo) -> object:
+        try:
+            return parse_size(value) if isinstance(value, str) else value
+        except BadSize as error:
+            name = f"RESHARD_{(info.field_name or '').upper()}"
+            raise UsageError(what=f"{name}={value}: {error.facts['why']}") from error
+
+
+def _own_paces() -> PaceOf:
+    """One pace for each endpoint and credential, for the life of a context."""
+    paces: dict[str, OwnPace] = {}
+    lock = threading.Lock()
+
+    def pace_of(budget: str) -> Pace:
+        with lock:
+            return paces.setdefault(budget, OwnPace())
+
+    return pace_of
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a process brings to every job: tokens, limits, and the pace of its calls.
+
+    ``pace`` gives the Pace for one budget, which is named by an endpoint and a digest of the credential.
+    """
+
+    credentials: Credentials
+    tmpdir: Path
+    memory_limit: int  # bytes
+    disk_limit: int | None = None  # bytes; None: what the disk has
+    pace: PaceOf = field(default_factory=_own_paces)
+    _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_env(cls, pace: PaceOf | None = None) -> Context:
+        """Read from the environment, now; raises BadSize, BadCredentials."""
+        settings = _Settings()
+        return cls(
+            Credentials.from_env(),
+            settings.tmpdir,
+            settings.memory_limit,
+            settings.disk_limit,
+            pace or _own_paces(),
+        )
+
+    def endpoint(self, place: Hub) -> str:
+        return (place.endpoint or self.credentials.default_endpoint).rstrip("/")
+
+    def api(self, place: Hub, use: Use) -> HubApi:
+        """The Hub of ``place``, with the credential for its namespace; its connections are shared."""
+        endpoint = self.endpoint(place)
+        credential = self.credentials.find(endpoint, place.namespace, use)
+        identity = credential.id if credential else "anonymous"
+        api = self._apis.get((endpoint, identity))
+        if api is None:
+            api = HubApi(endpoint, credential, self.pace(f"{endpoint} {identity}"))
+            api = self._apis.setdefault((endpoint, identity), api)
+        return api
+
+
+def open_source(
+    place: Hub | Folder, context: Context, revision_override: str | None = None, transport: str = "auto"
+) -> Source:
+    """The source at ``place``, pinned to what it is now; raises the SourceError and AccessError families.
+
+    ``revision_override`` is read instead of the place's own revision, which stays in the place's name.
+    """
+    if isinstance(place, Folder):
+        return FolderSource.open(place)
+    if revision_override is not None:
+        place = place.model_copy(update={"revision": revision_override})
+    source: Source = HubSource.open(context.api(place, "read"), place)
+    return source
+
+
+def open_target(place: Hub | Folder, options: Options, context: Context) -> Target:
+    """The target at ``place``; nothing is asked of it yet. Raises UsageError for what a folder has not."""
+    if isinstance(place, Folder):
+        if options.pr or options.branch:
+            raise UsageError(what=f"{place} is a folder, which has neither branches nor pull requests")
+        return FolderTarget(place)
+    if options.branch and place.revision and options.branch != place.revision:
+        raise UsageError(what=f"--branch {options.branch} and {place} name two branches")
+    ref = options.branch or place.revision or DEFAULT_BRANCH
+    if options.pr and ref != DEFAULT_BRANCH:
+        raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
+    api = context.api(place, "write")
+
+    def lfs(token: str) -> LfsSink:
+        return LfsSink(api, place.repo, context.tmpdir, context.disk_limit)
+
+    return HubTarget(api, place, ref, lfs, "lfs", pull_request=options.pr)

@@ -1,0 +1,113 @@
+"""The one answer to the Hub's weather: what is tried again, after how long, and what it becomes when it stays away.
+
+Every request of every store goes through a ``Retry``: the metadata calls, the ranges read, the objects sent. Attempts
+are counted in a row: whoever makes progress (a byte read, a part sent) says so, and the count starts anew.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Protocol
+
+import httpx2
+
+from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
+from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
+
+# Answers that may differ the next time: timeouts, too many requests, and everything that is the server's own fault.
+TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+
+
+class Pace(Protocol):
+    """Who decides when the next request to one Hub with one credential may go; may raise to stop the work."""
+
+    def before(self, kind: str) -> None:
+        """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
+        ...
+
+    def slow_down(self, seconds: float) -> None:
+        """The Hub asked for ``seconds`` without requests."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Every wait between two attempts is spent here."""
+        ...
+
+
+class OwnPace:
+    """The pace of one process on its own: waits as long as the Hub asked, for all of its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+
+    def before(self, kind: str) -> None:
+        while (wait := self._not_before - time.monotonic()) > 0:
+            self.sleep(wait)
+
+    def slow_down(self, seconds: float) -> None:
+        with self._lock:
+            self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Retry:
+    """Counts attempts without progress, waits between them, and gives up with the right error."""
+
+    def __init__(self, endpoint: str, pace: Pace, attempts: int = ATTEMPTS) -> None:
+        self._endpoint = endpoint
+        self._pace = pace
+        self._attempts = attempts
+        self._failed = 0
+
+    def progress(self) -> None:
+        self._failed = 0
+
+    def after(self, problem: httpx2.TransportError | httpx2.Response) -> None:
+        """Wait until the next attempt; raises HubUnreachable, RateLimited or HubError when there is none left."""
+        self._failed += 1
+        asked = wait_asked(problem) if isinstance(problem, httpx2.Response) else None
+        if self._failed >= self._attempts:
+            raise self._given_up(problem, asked)
+        if asked is not None:
+            if asked > WAIT_MAX:
+                raise RateLimited(endpoint=self._endpoint, seconds=round(asked))
+            self._pace.slow_down(asked)
+            return  # the pace holds back the next request, and everybody else's
+        wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
+        self._pace.sleep(wait * random.uniform(0.5, 1.5))
+
+    def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
+        tried = f"{self._failed} attempts"
+        if isinstance(problem, httpx2.Response):
+            if problem.status_code == 429:
+                return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX))
+            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code} after {tried}")
+        return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)} after {tried}")
+
+
+def is_transient(response: httpx2.Response) -> bool:
+    return response.status_code in TRANSIENT_STATUS
+
+
+def wait_asked(response: httpx2.Response) -> float | None:
+    """Seconds that a 429 or 503 asks to wait, by ``Retry-After`` or the IETF draft's ``RateLimit`` header."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
+
+    after = response.headers.get("retry-after", "")
+    if after.isdigit():
+        return float(after)
+    limits = parse_ratelimit_headers(response.headers) if response.status_code == 429 else None
+    if limits is not None and limits.remaining == 0:
+        return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
+    return None
+
+
+def describe(problem: httpx2.TransportError) -> str:
+    """One line without the URL, which may be signed."""
+    text = str(problem).strip() or type(problem).__name__
+    return text.splitlines()[0]
