@@ -1,0 +1,356 @@
+"""Putting a tensor's bytes in order, window by window, when its source keeps them in another one.
+
+Strided, transposed, big-endian and sharded tensors have no `Tensor.range`. Their packed, little-endian, C-order bytes
+are made window by window: a window is cut into boxes, each box is met with the pieces that tile the tensor, and each
+meeting becomes a strided copy out of one or more stretches of the source. What a window reads, in how many requests,
+and what it holds in memory is known before a byte moves. Pure; `assemble` is handed what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from reshard.pipeline.limits import GAP_MAX, GATHER_READ
+from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
+
+# The parts of an element that a big-endian file stores in reverse, where they are not the element itself, in bytes.
+_PARTS = {"C64": 4}
+
+
+class Window(NamedTuple):
+    """``start <= byte < stop`` of a tensor's packed bytes."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stretch of a source file, and the strided copy of it into the window; strides and offsets are bytes.
+
+    Element ``i`` (a multi-index below ``shape``) is at ``sum(i * source_strides)`` of the stretch and goes to
+    ``target_at + sum(i * target_strides)`` of the window.
+    """
+
+    file: int
+    start: int
+    stop: int
+    order: Literal["little", "big"]
+    shape: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_at: int
+    target_strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Where a box of the window and a piece meet, and how its source is read.
+
+    One read spans ``span`` bytes and covers the dimensions that are neither in ``outer`` nor ``split``; the outer ones
+    are walked index by index, and ``split`` in runs of ``rows`` indices.
+    """
+
+    file: int
+    offset: int  # byte of the file where element 0 lies
+    order: Literal["little", "big"]
+    shape: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_at: int
+    target_strides: tuple[int, ...]
+    outer: tuple[int, ...]
+    split: int | None
+    rows: int
+    span: int
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """(first index, indices) of each run of the split dimension."""
+        if self.split is None:
+            yield 0, 1
+            return
+        for first in range(0, self.shape[self.split], self.rows):
+            yield first, min(self.rows, self.shape[self.split] - first)
+
+    def _bytes(self, rows: int) -> int:
+        """The span of a read that covers ``rows`` indices of the split dimension."""
+        return self.span + (rows - 1) * (self.source_strides[self.split] if self.split is not None else 0)
+
+    @property
+    def reads(self) -> int:
+        return prod(self.shape[axis] for axis in self.outer) * sum(1 for _ in self._runs())
+
+    @property
+    def bytes_read(self) -> int:
+        return prod(self.shape[axis] for axis in self.outer) * sum(self._bytes(rows) for _, rows in self._runs())
+
+    @property
+    def largest_read(self) -> int:
+        return max(self._bytes(rows) for _, rows in self._runs())
+
+    def steps(self) -> Iterator[Step]:
+        """The reads in ascending order of the file."""
+        for index in product(*(range(self.shape[axis]) for axis in self.outer)):
+            fixed = dict(zip(self.outer, index, strict=True))
+            for first, rows in self._runs():
+                shape = [1 if axis in fixed else extent for axis, extent in enumerate(self.shape)]
+                at = dict(fixed)
+                if self.split is not None:
+                    shape[self.split] = rows
+                    at[self.split] = first
+                start = self.offset + sum(i * self.source_strides[axis] for axis, i in at.items())
+                target_at = self.target_at + sum(i * self.target_strides[axis] for axis, i in at.items())
+                yield Step(
+                    file=self.file,
+                    start=start,
+                    stop=start + self._bytes(rows),
+                    order=self.order,
+                    shape=tuple(shape),
+                    source_strides=self.source_strides,
+                    target_at=target_at,
+                    target_strides=self.target_strides,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How one window of a tensor is put together."""
+
+    window: Window
+    dtype: str
+    meetings: tuple[_Meeting, ...]
+
+    @property
+    def reads(self) -> int:
+        """How many stretches are read."""
+        return sum(meeting.reads for meeting in self.meetings)
+
+    @property
+    def bytes_read(self) -> int:
+        """What is read of the source, gaps that are read through included."""
+        return sum(meeting.bytes_read for meeting in self.meetings)
+
+    @property
+    def memory(self) -> int:
+        """Bytes held at once: the window, and the longest stretch."""
+        longest = max((meeting.largest_read for meeting in self.meetings), default=0)
+        return self.window.stop - self.window.start + longest
+
+    def steps(self) -> Iterator[Step]:
+        for meeting in self.meetings:
+            yield from meeting.steps()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What gathering a whole tensor takes."""
+
+    reads: int
+    bytes_read: int
+    bytes_made: int
+    memory: int
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read per byte made; 1.0 for an empty tensor. Below 1 where a storage is repeated."""
+        return self.bytes_read / self.bytes_made if self.bytes_made else 1.0
+
+
+def runs(tensor: Tensor) -> tuple[ByteRange, ...] | None:
+    """The stretches that are the tensor's bytes as they stand, one after the other; None when it must be gathered.
+
+    A tensor that is sharded by rows, as FSDP does, has them: one long read per shard.
+    """
+    if tensor.size == 0:
+        return ()
+    found = []
+    position = 0
+    for piece in sorted(tensor.pieces, key=lambda piece: piece.at):
+        size = prod(piece.shape) * DTYPE_BITS[tensor.dtype] // 8
+        if size == 0:
+            continue
+        if piece.strides is not None or piece.order != "little" or not _is_run(piece, tensor.shape):
+            return None
+        found.append(ByteRange(piece.file, piece.offset, piece.offset + size))
+        position += size
+    return tuple(found) if position == tensor.size else None
+
+
+def _is_run(piece: Piece, shape: Sequence[int]) -> bool:
+    """Whether the piece's elements follow each other in the tensor: only its first real dimension may be a part."""
+    parted = next((axis for axis in range(len(shape)) if piece.shape[axis] != 1), len(shape))
+    return piece.shape[parted + 1 :] == tuple(shape[parted + 1 :])
+
+
+def windows(tensor: Tensor, limit: int) -> Iterator[Window]:
+    """Windows of at most ``limit`` bytes that cover the tensor in order, each of them a box.
+
+    Raises ValueError when ``limit`` is less than one element.
+    """
+    width = _width(tensor)
+    if limit < width:
+        raise ValueError(f"a window of {limit} bytes holds no element of {width}")
+    if tensor.size == 0:
+        return
+    # The first axis whose rows (everything behind one of its indices) fit; windows never cross an index before it.
+    row = block = tensor.size
+    for extent in tensor.shape:
+        block, row = row, row // extent
+        if row <= limit:
+            break
+    step = limit // row * row
+    for base in range(0, tensor.size, block):
+        for start in range(base, base + block, step):
+            yield Window(start, min(start + step, base + block))
+
+
+def gather(tensor: Tensor, window: Window, *, gap: int = GAP_MAX, read_max: int = GATHER_READ) -> Gathering:
+    """How to make ``window`` of the packed bytes of ``tensor``, whose pieces tile it exactly.
+
+    ``gap`` is how many unwanted bytes are read through rather than asking again: large for a network, nothing for a
+    local file. A read is at most ``read_max`` bytes, or one element.
+    Raises ValueError when the window does not begin and end between elements.
+    """
+    width = _width(tensor)
+    start, stop = window
+    if start % width or stop % width or not 0 <= start <= stop <= tensor.size:
+        raise ValueError(f"{window} is no window of {tensor.size} bytes in elements of {width}")
+    target_strides = _packed(tensor.shape, width)
+    meetings = []
+    if start < stop:
+        for at, extent in _boxes(tensor.shape, start // width, stop // width):
+            for piece in tensor.pieces:
+                meeting = _meet(at, extent, piece, width, start, target_strides, gap, read_max)
+                if meeting is not None:
+                    meetings.append(meeting)
+    return Gathering(window, tensor.dtype, tuple(meetings))
+
+
+def cost(tensor: Tensor, limit: int, *, gap: int = GAP_MAX, read_max: int = GATHER_READ) -> Cost:
+    """What gathering all of ``tensor`` in windows of ``limit`` bytes takes, without reading anything."""
+    reads = bytes_read = memory = 0
+    for window in windows(tensor, limit):
+        gathering = gather(tensor, window, gap=gap, read_max=read_max)
+        reads += gathering.reads
+        bytes_read += gathering.bytes_read
+        memory = max(memory, gathering.memory)
+    return Cost(reads, bytes_read, tensor.size, memory)
+
+
+def assemble(gathering: Gathering, read: Callable[[int, int, int], Iterator[memoryview]]) -> bytearray:
+    """The bytes of the window; ``read(file, start, stop)`` yields exactly those bytes of a source file."""
+    made = bytearray(gathering.window.stop - gathering.window.start)
+    for step in gathering.steps():
+        stretch = bytearray(step.stop - step.start)
+        at = 0
+        for view in read(step.file, step.start, step.stop):
+            stretch[at : at + len(view)] = view
+            at += len(view)
+        place(step, gathering.dtype, stretch, made)
+    return made
+
+
+def place(step: Step, dtype: str, stretch: bytes | bytearray | memoryview, made: bytearray) -> None:
+    """Copy what ``step`` wants out of the ``stretch`` that it asked for into the window that is ``made``."""
+    width = DTYPE_BITS[dtype] // 8
+    part = _PARTS.get(dtype, width)
+    shape = step.shape
+    source_strides, target_strides = step.source_strides, step.target_strides
+    if part != width:
+        shape = (*shape, width // part)
+        source_strides, target_strides = (*source_strides, part), (*target_strides, part)
+    order = ">" if step.order == "big" else "<"
+    source: np.ndarray[Any, Any] = np.ndarray(shape, f"{order}u{part}", stretch, 0, source_strides)
+    target: np.ndarray[Any, Any] = np.ndarray(shape, f"<u{part}", made, step.target_at, target_strides)
+    target[...] = source
+
+
+# ------------------------------------------------------------------------------------------------------- the parts
+
+
+def _width(tensor: Tensor) -> int:
+    bits = DTYPE_BITS[tensor.dtype]
+    if bits % 8:
+        raise ValueError(f"{tensor.dtype} is packed: its elements cannot be moved one by one")
+    return bits // 8
+
+
+def _packed(shape: Sequence[int], width: int) -> tuple[int, ...]:
+    """The strides of C order."""
+    return tuple(width * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(first index, extent) of the boxes that elements ``start <= i < stop`` of C order are made of, in order."""
+    if not shape:
+        yield (), ()
+        return
+    rest = shape[1:]
+    row = prod(rest)
+    first, into = divmod(start, row)
+    last, beyond = divmod(stop, row)
+    if first == last:
+        for at, extent in _boxes(rest, into, beyond):
+            yield (first, *at), (1, *extent)
+        return
+    if into:
+        for at, extent in _boxes(rest, into, row):
+            yield (first, *at), (1, *extent)
+        first += 1
+    if first < last:
+        yield (first, *(0 for _ in rest)), (last - first, *rest)
+    if beyond:
+        for at, extent in _boxes(rest, 0, beyond):
+            yield (last, *at), (1, *extent)
+
+
+def _meet(
+    at: tuple[int, ...],
+    extent: tuple[int, ...],
+    piece: Piece,
+    width: int,
+    window_start: int,
+    target_strides: tuple[int, ...],
+    gap: int,
+    read_max: int,
+) -> _Meeting | None:
+    low = tuple(max(a, b) for a, b in zip(at, piece.at, strict=True))
+    high = tuple(min(a + n, b + m) for a, n, b, m in zip(at, extent, piece.at, piece.shape, strict=True))
+    shape = tuple(last - first for last, first in zip(high, low, strict=True))
+    if any(n <= 0 for n in shape):
+        return None
+    strides = piece.strides if piece.strides is not None else _packed(piece.shape, width)
+    offset = piece.offset + sum((i - j) * stride for i, j, stride in zip(low, piece.at, strides, strict=True))
+    target_at = sum(i * stride for i, stride in zip(low, target_strides, strict=True)) - window_start
+    outer, split, rows, span = _cover(shape, strides, width, gap, read_max)
+    return _Meeting(
+        piece.file, offset, piece.order, shape, strides, target_at, target_strides, outer, split, rows, span
+    )
+
+
+def _cover(
+    shape: tuple[int, ...], strides: tuple[int, ...], width: int, gap: int, read_max: int
+) -> tuple[tuple[int, ...], int | None, int, int]:
+    """(outer, split, rows, span) of a meeting: which dimensions one read covers, from the tightest stride outwards."""
+    by_stride = sorted((axis for axis, extent in enumerate(shape) if extent > 1), key=lambda axis: strides[axis])
+    covered: list[int] = []
+    span = width
+    for axis in by_stride:
+        if strides[axis] > span + gap:
+            break
+        covered.append(axis)
+        span += (shape[axis] - 1) * strides[axis]
+    outer = by_stride[len(covered) :]
+    split, rows = None, 1
+    while span > read_max and covered:
+        axis = covered.pop()
+        span -= (shape[axis] - 1) * strides[axis]
+        if span <= read_max:
+            split, rows = axis, (read_max - span) // strides[axis] + 1
+            break
+        outer.insert(0, axis)
+    return tuple(reversed(outer)), split, rows, span
