@@ -168,14 +168,13 @@ class FolderSource:
             raise self._changed(f"{file.path}: {error.strerror}") from error
         try:
             self._untouched(file, descriptor)
-            buffer = memoryview(bytearray(min(CHUNK, stop - start)))
             at = start
             while at < stop:
-                got = os.preadv(descriptor, [buffer[: stop - at]], at)
-                if not got:
+                chunk = os.pread(descriptor, min(CHUNK, stop - at), at)
+                if not chunk:
                     raise self._changed(f"{file.path} ends at byte {at}")
-                at += got
-                yield buffer[:got]
+                at += len(chunk)
+                yield memoryview(chunk)
             self._untouched(file, descriptor)
         finally:
             os.close(descriptor)
@@ -232,8 +231,7 @@ class FolderBatch:
 
     def open(self, path: str, size: int) -> FolderWriter:
         with _disk_errors(self._mine, size):
-            for folder in (self._mine, self._objects):
-                folder.mkdir(parents=True, exist_ok=True)
+            self._mine.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self._mine).free
             if free < size:
                 raise DiskFull(path=str(self._mine), needed=size, free=free)
@@ -250,6 +248,7 @@ class FolderBatch:
             with _disk_errors(staged.temporary, staged.size):
                 os.fsync(staged.file.fileno())
                 staged.file.close()
+                self._objects.mkdir(exist_ok=True)
                 staged.temporary.replace(self._objects / staged.sha256)
             sealed.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
         if sealed:
@@ -411,8 +410,10 @@ class FolderTarget:
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         """Our publications; whatever lies between them and did not come from us is one commit of nobody's."""
+        publications = _Record.load(self._root).publications
+        known = [ours.id for ours in publications]
         reached = at
-        for ours in reversed(_Record.load(self._root).publications):
+        for ours in reversed(publications[: known.index(at) + 1] if at in known else publications):
             if reached == since:
                 return
             if ours.id != reached:
@@ -428,7 +429,7 @@ class FolderTarget:
         return FolderSink(self._staging, token)
 
     def discard(self, token: str) -> None:
-        shutil.rmtree(_token_folder(self._staging, token), ignore_errors=not self._staging.exists())
+        _remove(_token_folder(self._staging, token))
         for folder in (self._staging / "objects", self._staging):
             _remove_if_empty(folder)
 

@@ -66,7 +66,6 @@ class HubSource:
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
         retry = self.api.retry()
-        buffer = memoryview(bytearray(min(CHUNK, stop - start)))
         at, renewed, hops = start, False, 0
         while at < stop:
             url, signed = self._url(file.path)
@@ -77,7 +76,7 @@ class HubSource:
                         self._learn(file, url, response)
                     elif response.status_code in (200, 206):
                         self._check(file, at, stop, response, signed)
-                        for view in _views(response, buffer, stop - at):
+                        for view in _views(response, stop - at):
                             at, renewed, hops = at + len(view), False, 0
                             retry.progress()
                             yield view
@@ -156,27 +155,26 @@ class HubSource:
         return SourceChanged(place=str(self.place), what=what)
 
 
-def _views(response: httpx2.Response, buffer: memoryview, wanted: int) -> Iterator[memoryview]:
-    """``wanted`` bytes of the body, gathered into ``buffer``: a socket brings 64 KiB at most, and views cost each.
+def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
+    """``wanted`` bytes of the body, gathered into chunks: a socket brings 64 KiB at most, and every view costs.
 
     What came before a break is handed out before the break is raised. A trickle too slow to ever trip a socket's
     timeout counts as a break.
     """
-    filled, mark, brought = 0, time.monotonic(), 0
+    chunk, filled, mark, brought = memoryview(bytearray(min(CHUNK, wanted))), 0, time.monotonic(), 0
     try:
         for piece in response.iter_raw():
             if not wanted:
                 break  # a server that ignores ranges has more, and nobody wants it
             rest = memoryview(piece)[:wanted]
-            wanted -= len(rest)
             brought += len(rest)
             while rest:
-                step = min(len(rest), len(buffer) - filled)
-                buffer[filled : filled + step] = rest[:step]
-                filled, rest = filled + step, rest[step:]
-                if filled == len(buffer):
-                    filled = 0
-                    yield buffer
+                step = min(len(rest), len(chunk) - filled)
+                chunk[filled : filled + step] = rest[:step]
+                filled, wanted, rest = filled + step, wanted - step, rest[step:]
+                if filled == len(chunk):
+                    yield chunk
+                    chunk, filled = memoryview(bytearray(min(CHUNK, wanted))), 0
                     mark, brought = time.monotonic(), 0  # time that the consumer took is no stall
             if time.monotonic() - mark > STALL_WINDOW:
                 if brought < STALL_BYTES:
@@ -184,9 +182,7 @@ def _views(response: httpx2.Response, buffer: memoryview, wanted: int) -> Iterat
                 mark, brought = time.monotonic(), 0
     except httpx2.TransportError:
         if filled:
-            yield buffer[:filled]
+            yield chunk[:filled]
         raise
-    if filled:
-        yield buffer[:filled]
     if wanted:
         raise httpx2.RemoteProtocolError(f"the answer ended {wanted} bytes early")

@@ -34,7 +34,7 @@ class Source(Protocol):
         ...
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views that are valid until the next one.
+        """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views of memory that nobody writes again.
 
         Resumes where a connection broke. Raises SourceChanged when the file is no longer there or shorter, and the
         HubError family when the store stays away. Closing the iterator early ends the request.

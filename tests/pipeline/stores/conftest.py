@@ -1,0 +1,134 @@
+"""Stores of every kind behind the same two makers, so that one suite holds all of them to the protocols."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.credentials import Credentials
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.protocols import Source, Target
+from tests.support.hub.admin import HubAdmin
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+_names = itertools.count(1)
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    """Bytes that do not compress and repeat nowhere."""
+    return random.Random(seed).randbytes(size)
+
+
+@dataclass
+class Impatient:
+    """A pace that waits for nothing and remembers what it was asked to wait for."""
+
+    kinds: list[str] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)
+    slowed: list[float] = field(default_factory=list)
+
+    def before(self, kind: str) -> None:
+        self.kinds.append(kind)
+
+    def slow_down(self, seconds: float) -> None:
+        self.slowed.append(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def pace() -> Impatient:
+    return Impatient()
+
+
+@pytest.fixture
+def context(namespace: Namespace, pace: Impatient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """Signed in as the namespace's user, with a temporary folder of its own."""
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    (tmp_path / "tmp").mkdir()
+    return Context(Credentials(namespace.endpoint), tmp_path / "tmp", MEMORY_FLOOR_XET, pace=lambda budget: pace)
+
+
+MakeSource = Callable[[Mapping[str, bytes]], Source]
+MakeTarget = Callable[..., Target]
+
+
+@pytest.fixture
+def hub_source(namespace: Namespace, hub: HubAdmin, context: Context) -> MakeSource:
+    """A repository with these files, the larger ones as large files, read over HTTP."""
+
+    def make(files: Mapping[str, bytes]) -> Source:
+        repo = namespace.repo(f"source{next(_names)}")
+        hub.create_repo(repo)
+        hub.put_files(repo, files, lfs=[path for path, data in files.items() if len(data) > MB])
+        return open_source(Hub(repo=repo), context, transport="http")
+
+    return make
+
+
+@pytest.fixture
+def folder_source(tmp_path: Path, context: Context) -> MakeSource:
+    """A folder with these files."""
+
+    def make(files: Mapping[str, bytes]) -> Source:
+        root = tmp_path / f"source{next(_names)}"
+        write_files(root, files)
+        return open_source(Folder(path=str(root)), context)
+
+    return make
+
+
+@pytest.fixture
+def hub_target(namespace: Namespace, context: Context) -> MakeTarget:
+    """A repository that is not there yet, written over LFS."""
+
+    def make(**options: object) -> Target:
+        repo = namespace.repo(f"target{next(_names)}")
+        return open_target(Hub(repo=repo), Options.model_validate({"transport": "http", **options}), context)
+
+    return make
+
+
+@pytest.fixture
+def folder_target(tmp_path: Path, context: Context) -> MakeTarget:
+    """A folder that is not there yet."""
+
+    def make(**options: object) -> Target:
+        root = tmp_path / f"target{next(_names)}"
+        return open_target(Folder(path=str(root)), Options.model_validate(options), context)
+
+    return make
+
+
+@pytest.fixture(params=["folder", "http"])
+def make_source(request: pytest.FixtureRequest) -> Iterator[MakeSource]:
+    names = {"folder": "folder_source", "http": "hub_source"}
+    yield request.getfixturevalue(names[request.param])
+
+
+@pytest.fixture(params=["folder", "lfs"])
+def make_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
+    names = {"folder": "folder_target", "lfs": "hub_target"}
+    yield request.getfixturevalue(names[request.param])
+
+
+def write_files(root: Path, files: Mapping[str, bytes]) -> None:
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+
+def read(source: Source, path: str, start: int = 0, stop: int | None = None) -> bytes:
+    file = source.files()[path]
+    return b"".join(source.read(file, start, file.size if stop is None else stop))
