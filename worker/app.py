@@ -1,0 +1,118 @@
+"""The Celery app: it carries one kind of message, ``wake(job)``, and every setting has its reason."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import redis
+from celery import Celery, bootsteps, signals
+from kombu import Queue
+from kombu.exceptions import OperationalError
+
+from reshard.worker import drain
+from reshard.worker.broker import broker_url
+from reshard.worker.jobs import HEALTH_CHECK, QUEUES, Process, open_redis
+from reshard.worker.presence import announce, withdraw
+from reshard.worker.scripts import PREFIX
+from reshard.worker.settings import HEARTBEAT, settings
+
+log = logging.getLogger(__name__)
+
+WAKE = "reshard.wake"
+PRESENCE_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
+
+VISIBILITY = 2 * 3600  # seconds; a backstop only: a lost wake is sent again within seconds, a doubled one does nothing
+SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
+
+app = Celery("reshard", broker=broker_url(settings()), include=["reshard.worker.steps"])
+app.conf.update(
+    # The message is acknowledged after the work, and given back when the child that did it dies. Both only save time:
+    # what a job still needs is known by the store, and how often it may be tried is counted there.
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    # The job in Redis is the truth; a result backend would be a second one.
+    task_ignore_result=True,
+    task_serializer="json",
+    accept_content=["json"],
+    # No time limits: a 50 GB file at 10 MB/s takes 5,000 s. A copy may take for ever as long as bytes come.
+    task_time_limit=None,
+    # A worker takes no more than it works on, so an idle one always finds what there is.
+    worker_prefetch_multiplier=1,
+    task_queues=[Queue(name, routing_key=name) for name in QUEUES],
+    task_default_queue=QUEUES[0],
+    task_create_missing_queues=False,
+    broker_transport_options={
+        "visibility_timeout": VISIBILITY,
+        "queue_order_strategy": "priority",  # strictly in the order of QUEUES: interactive first
+        "unacked_restore_throttle": 1,  # look for unacknowledged messages each 10 s; the default is each 100 s
+        "socket_keepalive": True,
+        "socket_timeout": SOCKET_TIMEOUT,
+        "health_check_interval": HEALTH_CHECK,
+        "global_keyprefix": "",
+        "unacked_key": f"{PREFIX}unacked",
+        "unacked_index_key": f"{PREFIX}unacked_index",
+        "unacked_mutex_key": f"{PREFIX}unacked_mutex",
+    },
+    # Copies go on while the broker is away. The opposite loses them (they are revoked, not returned).
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,  # a worker waits for its broker; the default gives up after 100 tries
+    # Leases are handed back by us (drain.py), in Celery's warm shutdown; prefork is what a kill can be survived in.
+    worker_pool="prefork",
+    worker_concurrency=settings().concurrency,
+    # A child that served this many units is replaced, against slow leaks; its reload child goes with it.
+    worker_max_tasks_per_child=500,
+    # For Flower and exporters.
+    worker_send_task_events=True,
+    task_send_sent_event=True,
+    worker_hijack_root_logger=True,
+)
+
+
+def send(queue: str, job: str) -> None:
+    """Send a wake; one that cannot be sent is made good by the control process, which is why nothing is retried."""
+    try:
+        app.send_task(WAKE, (job,), queue=queue, retry=False)
+    except OperationalError as error:
+        log.warning("the wake of job %s is left to the control process: %s", job, error)
+
+
+class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """The sign of life of a worker's main process, from the timer of its event loop."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def start(self, worker: Any) -> None:
+        host, pid = socket.gethostname(), os.getpid()
+        self._process = Process(
+            f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False
+        )
+        self._client = open_redis(broker_url(settings()), timeout=PRESENCE_TIMEOUT)
+        self._tell()
+        self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
+
+    def stop(self, worker: Any) -> None:
+        self._timer.cancel()
+        try:
+            withdraw(self._client, self._process)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            log.warning("the broker is away at the end: %s", error)
+
+    terminate = stop
+
+    def _tell(self) -> None:
+        try:
+            announce(self._client, replace(self._process, draining=drain.wanted()))
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
+            log.warning("no sign of life, the broker is away: %s", error)
+
+
+app.steps["worker"].add(Presence)
+signals.worker_shutting_down.connect(drain.in_main)
+signals.worker_process_init.connect(drain.in_child)

@@ -1,0 +1,99 @@
+"""The small process beside the workers: it hears the bell, sends again what got lost, and puts old things away.
+
+Two may run: each look at what is due is one step in Redis, and the rest does no harm when done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from importlib.metadata import version
+from types import FrameType
+
+import redis
+
+from reshard.worker.jobs import JobStore, Process, open_redis
+from reshard.worker.leases import Leases
+from reshard.worker.presence import announce, withdraw
+from reshard.worker.scripts import PREFIX, texts
+from reshard.worker.settings import HEARTBEAT, Settings
+
+log = logging.getLogger(__name__)
+
+LISTEN = 1  # seconds to wait for the bell; what is due because time has passed is seen this late at most
+JANITOR = 600.0  # seconds between two looks for jobs that are too old
+JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
+PAUSE = 1.0  # seconds before the broker is tried again
+
+
+class Control:
+    """The loop; ``stop`` ends it from a signal."""
+
+    def __init__(self, store: JobStore, leases: Leases, settings: Settings) -> None:
+        self._store = store
+        self._leases = leases
+        self._keep = settings.keep_days * 86400
+        self._ending = threading.Event()
+        host, pid = socket.gethostname(), os.getpid()
+        self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
+        self._announced = self._cleaned = float("-inf")
+
+    def stop(self, *_: int | FrameType | None) -> None:
+        self._ending.set()
+
+    def run(self) -> None:
+        """Until ``stop``; waits for a broker that is away."""
+        while not self._ending.is_set():
+            try:
+                self.look(LISTEN)
+            except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
+                log.warning("the broker is away: %s", error)
+                self._ending.wait(PAUSE)
+        withdraw(self._store.redis, self._self)
+
+    def look(self, listen: float) -> int:
+        """Wait up to ``listen`` seconds for the bell, then send every wake that is due; returns how many."""
+        if time.monotonic() - self._announced >= HEARTBEAT:
+            announce(self._store.redis, self._self)
+            self._announced = time.monotonic()
+        self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
+        sent = self._leases.due()
+        if time.monotonic() - self._cleaned >= JANITOR:
+            self.clean()
+            self._cleaned = time.monotonic()
+        return sent
+
+    def clean(self) -> int:
+        """Delete jobs that ended too long ago; returns how many."""
+        seconds, _ = self._store.redis.time()
+        horizon = (seconds - self._keep) * 1000
+        deleted = 0
+        for state in ("done", "failed", "cancelled", "published_unverified"):
+            old = texts(self._store.redis.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, JANITOR_BATCH))
+            deleted += sum(self._store.run("delete", id) for id in old)
+        return deleted
+
+
+def main(settings: Settings) -> None:
+    """The process `reshard control`."""
+    from reshard.worker.app import send
+    from reshard.worker.broker import broker_url
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    url = broker_url(settings)
+    store = JobStore(open_redis(url), url)
+    control = Control(store, Leases(store, send, "control"), settings)
+    signal.signal(signal.SIGTERM, control.stop)
+    signal.signal(signal.SIGINT, control.stop)
+    log.info("control runs")
+    control.run()
+
+
+if __name__ == "__main__":
+    from reshard.worker.settings import settings
+
+    main(settings())

@@ -1,0 +1,129 @@
+"""A process that outlives the command that starts it, and is found again by the lock that it holds.
+
+The lock belongs to an open file that the process inherits, and the system frees it when the last holder ends, however
+that happens. So a pid that was given to somebody else in the meantime is never taken for ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from reshard.pipeline.errors import NotStarted
+
+POLL = 0.02  # seconds between two looks at a process that starts or stops
+LOG_TAIL = 400  # bytes of a log that an error shows
+
+
+class Daemon:
+    """One process by its name in a data folder: ``<name>.lock`` says who it is, ``<name>.log`` what it said."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._lock = folder / f"{name}.lock"
+
+    def facts(self) -> dict[str, Any] | None:
+        """What was noted when it was last started, alive or not; at least its pid."""
+        try:
+            return dict(json.loads(self._lock.read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def running(self) -> dict[str, Any] | None:
+        """Its facts if it is alive."""
+        try:
+            file = os.open(self._lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            return self.facts()
+        finally:
+            os.close(file)
+
+    def start(
+        self,
+        command: Sequence[str],
+        facts: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        ready: Callable[[], bool] = lambda: True,
+        timeout: float = 30.0,
+    ) -> dict[str, Any]:
+        """Start it unless it runs, and wait until it is ``ready``; returns its facts. Raises NotStarted.
+
+        ``facts`` are JSON-able and kept in a file that only this user can read.
+        """
+        self._lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if (running := self.running()) is not None:
+                    return running
+                fcntl.flock(file, fcntl.LOCK_EX)  # whoever only looked is gone in a moment
+            with self.log.open("ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(env or {})},
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=(file,),
+                )
+            noted = {**(facts or {}), "pid": process.pid}
+            os.ftruncate(file, 0)
+            os.pwrite(file, json.dumps(noted).encode(), 0)
+        finally:
+            os.close(file)
+        self._wait_until(ready, process, timeout)
+        return noted
+
+    def stop(self, timeout: float) -> bool:
+        """Ask it to end and wait until it and its children have, by force after ``timeout`` seconds; False if none ran."""
+        running = self.running()
+        if running is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(running["pid"], signal.SIGTERM)
+        if not self._gone_within(timeout):
+            with suppress(ProcessLookupError):
+                os.killpg(running["pid"], signal.SIGKILL)
+            self._gone_within(timeout)
+        return True
+
+    def _gone_within(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self.running() is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL)
+        return True
+
+    def _wait_until(self, ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not ready():
+            status = process.poll()
+            if status is not None:
+                raise NotStarted(what=self.name, why=f"it ended with {status}: {self._last_words()}", log=str(self.log))
+            if time.monotonic() > deadline:
+                raise NotStarted(what=self.name, why=f"it was not ready after {timeout:.0f} s", log=str(self.log))
+            time.sleep(POLL)
+
+    def _last_words(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - LOG_TAIL))
+            return log.read().decode(errors="replace").strip().rpartition("\n")[2]

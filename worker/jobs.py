@@ -1,0 +1,366 @@
+"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file.
+
+    queued -> planning -> copying -> publishing -> committing -> confirming -> done
+                                                   ^ the point of no return
+    failed, cancelled            from any state before `committing`; `retry` goes on from what was copied
+    failed                       from `committing`, once the target was read and holds no commit of ours
+    published_unverified         from `committing` or `confirming`: a commit stands, or may stand, unproved
+
+A client needs redis-py and nothing of Celery. ``submit`` writes the job, notes that it is due and rings a bell, in one
+step; the control process hears the bell and sends the wake. So a job cannot be written without being due, the client
+knows nothing of the message format of the queue, and a bell that nobody heard is made good by what is due.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import redis
+
+from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
+from reshard.pipeline.places import Hub
+from reshard.pipeline.plan import Plan, decode_head, decode_shard
+from reshard.pipeline.request import Request, key_of
+from reshard.worker.scripts import PREFIX, Scripts, job_key, texts
+
+SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
+CONNECT_TIMEOUT = 5.0  # seconds
+HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
+ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
+ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JobState(StrEnum):
+    queued = "queued"
+    planning = "planning"
+    copying = "copying"
+    publishing = "publishing"
+    committing = "committing"
+    confirming = "confirming"
+    done = "done"
+    failed = "failed"
+    cancelled = "cancelled"
+    published_unverified = "published_unverified"
+
+    @property
+    def ended(self) -> bool:
+        return self in {JobState.done, JobState.failed, JobState.cancelled, JobState.published_unverified}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A unit of work that a worker holds now."""
+
+    unit: str  # plan, check, group:00000, publish, confirm
+    worker: str
+    since: float  # seconds since the epoch
+    bytes: int  # copied since its last seal
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as it was at one moment; sizes in bytes, times in seconds since the epoch by the server's clock."""
+
+    id: str
+    state: JobState
+    request: Request
+    created: float
+    since: float  # when it came into this state
+    bytes: int = 0  # to copy; 0 before there is a plan
+    bytes_done: int = 0
+    shards: int = 0
+    shards_done: int = 0
+    held: tuple[Held, ...] = ()
+    error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
+    last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
+    note: str | None = None  # why it waits
+    notes: tuple[str, ...] = ()  # the plan's
+    checked: dict[str, Any] | None = None  # the reload
+    published: dict[str, Any] | None = None  # commit, ref, url, found
+    confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return {**asdict(self), "request": self.request.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    id: str
+    existed: bool  # the same request was queued or running already
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A worker or control process that gave a sign of life."""
+
+    name: str
+    kind: str  # worker, control
+    version: str
+    host: str
+    pid: int
+    concurrency: int
+    started: float
+    draining: bool
+
+
+def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concatenate[JobStore, P], R]:
+    @wraps(method)
+    def guarded(self: JobStore, *args: P.args, **kwargs: P.kwargs) -> R:
+        with broker_errors(self.url):
+            return method(self, *args, **kwargs)
+
+    return cast(Callable[Concatenate[JobStore, P], R], guarded)
+
+
+@contextmanager
+def broker_errors(url: str) -> Iterator[None]:
+    """Inside, a Redis that does not answer is BrokerUnavailable."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.ReadOnlyError) as error:
+        raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
+
+
+class JobStore:
+    """What a client may do with jobs. Every method raises BrokerUnavailable when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis, url: str = "redis") -> None:
+        self.redis = client
+        self.url = url
+        self.run = Scripts(client)
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[JobStore]:
+        """The store behind a Redis URL."""
+        client = open_redis(url)
+        try:
+            yield cls(client, url)
+        finally:
+            client.close()
+
+    # ------------------------------------------------------------------------------------------------------ change
+
+    @_answering
+    def submit(self, request: Request) -> Submitted:
+        """Queue ``request``, or find the job that already carries it out; raises TargetBusy."""
+        key = key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
+        target = slot(request, key)
+        id, existed, active_key = texts(
+            self.run("submit", new_id(), key, target, request.priority, request.model_dump_json(), request.asked_by)
+        )
+        if active_key != key:
+            raise TargetBusy(job=id, target=str(request.target))
+        return Submitted(id, existed == "1")
+
+    @_answering
+    def cancel(self, id: str) -> JobState:
+        """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""
+        id = self.resolve(id)
+        answer, state = texts(self.run("cancel", id))
+        if answer == "missing":
+            raise JobNotFound(job=id)
+        if answer == "refused":
+            ended = JobState(state).ended
+            why = "it has ended already" if ended else "its commit is being made and cannot be taken back any more"
+            raise WrongState(job=id, state=state, why=why)
+        return JobState(state)
+
+    @_answering
+    def retry(self, id: str, anew: bool = False) -> JobState:
+        """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
+
+        ``anew`` plans once more, from what source and target are now; shards that stay the same are not copied again.
+        Raises JobNotFound, WrongState, and TargetBusy when another job has the target by now.
+        """
+        id = self.resolve(id)
+        answer, what = texts(self.run("retry", id, int(anew)))
+        if answer == "missing":
+            raise JobNotFound(job=id)
+        if answer == "busy":
+            raise TargetBusy(job=what, target=str(self.get(id).request.target))
+        if answer == "refused":
+            why = "there is nothing to retry" if what == JobState.done else "it is still under way"
+            raise WrongState(job=id, state=what, why=why)
+        return JobState(what)
+
+    @_answering
+    def delete(self, id: str) -> None:
+        """Forget a job that has ended; raises JobNotFound, WrongState."""
+        id = self.resolve(id)
+        if not self.run("delete", id):
+            raise WrongState(job=id, state=self.get(id).state, why="only a job that has ended can be deleted")
+
+    # -------------------------------------------------------------------------------------------------------- look
+
+    @_answering
+    def resolve(self, start: str) -> str:
+        """The id of the one job whose id begins so; raises JobNotFound, Ambiguous."""
+        found = texts(self.redis.zrangebylex(f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5))
+        if start in found:
+            return start
+        if not start or not found:
+            raise JobNotFound(job=start)
+        if len(found) > 1:
+            raise Ambiguous(job=start, jobs=", ".join(found))
+        return found[0]
+
+    @_answering
+    def get(self, id: str) -> Job:
+        """The job, with who works on what now; raises JobNotFound."""
+        jobs = self._load([self.resolve(id)], with_units=True)
+        if not jobs:
+            raise JobNotFound(job=id)
+        return jobs[0]
+
+    @_answering
+    def recent(self, states: Iterable[JobState] = (), limit: int = 50) -> list[Job]:
+        """The newest ``limit`` jobs, of these states or of all."""
+        names = [f"jobs:{state}" for state in states] or ["jobs"]
+        newest: list[tuple[bytes, float]] = []
+        for name in names:
+            newest += cast(Any, self.redis.zrevrange(PREFIX + name, 0, limit - 1, withscores=True))
+        newest.sort(key=lambda pair: pair[1], reverse=True)
+        return self._load([id.decode() for id, _ in newest[:limit]], with_units=False)
+
+    @_answering
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for state in JobState:
+            pipeline.zcard(f"{PREFIX}jobs:{state}")
+        return dict(zip(JobState, pipeline.execute(), strict=True))
+
+    @_answering
+    def plan(self, id: str) -> Plan | None:
+        """The whole plan; None before it is made and some time after the job is done."""
+        fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
+        if b"head" not in fields:
+            return None
+        shards = [decode_shard(fields[b"%d" % number]) for number in range(len(fields) - 1)]
+        return replace(decode_head(fields[b"head"]), shards=tuple(shards))
+
+    @_answering
+    def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
+        """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
+        block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
+        answer = self.redis.xread({job_key(self.resolve(id), "events"): after}, block=block) or []
+        return [
+            (event.decode(), {k.decode(): v.decode() for k, v in fields.items()})
+            for _, events in cast(Any, answer)
+            for event, fields in events
+        ]
+
+    @_answering
+    def processes(self) -> list[Process]:
+        """The workers and control processes that are alive."""
+        names = sorted(cast(set[bytes], self.redis.smembers(f"{PREFIX}processes")))
+        found = self.redis.mget([f"{PREFIX}process:".encode() + name for name in names]) if names else []
+        gone = [name for name, data in zip(names, found, strict=True) if data is None]
+        if gone:
+            self.redis.srem(f"{PREFIX}processes", *gone)
+        return [Process(**json.loads(data)) for data in found if data is not None]
+
+    @_answering
+    def waiting(self) -> dict[str, int]:
+        """The wakes that no worker has taken yet, by queue."""
+        return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
+
+    def _load(self, ids: list[str], with_units: bool) -> list[Job]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for id in ids:
+            pipeline.hgetall(job_key(id))
+            pipeline.hgetall(job_key(id, "units")) if with_units else pipeline.echo("")
+        answers = pipeline.execute()
+        return [
+            _job(_decoded(answers[i]), _decoded(answers[i + 1]) if with_units else {})
+            for i in range(0, len(answers), 2)
+            if answers[i]  # deleted since we read its id
+        ]
+
+
+# The queues, in the order in which workers serve them.
+QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")
+
+
+def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
+    """A client for a broker's URL; connects at the first command."""
+    return redis.Redis.from_url(
+        url.replace("redis+socket://", "unix://", 1),
+        socket_timeout=timeout,
+        socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
+        health_check_interval=HEALTH_CHECK,
+        protocol=2,  # the newer one shapes some answers otherwise, and redis-py changed its default
+    )
+
+
+def without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def new_id() -> str:
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+
+
+def slot(request: Request, key: str) -> str:
+    """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""
+    target, options = request.target, request.options
+    if not isinstance(target, Hub):
+        return target.path
+    endpoint = target.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    branch = f"pr:{key}" if options.pr else options.branch or ""
+    return f"{endpoint.rstrip('/')}/{target.repo.lower()}@{branch}"
+
+
+def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
+def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
+    def parsed(name: str, default: Any = None) -> Any:
+        return json.loads(fields[name]) if fields.get(name) else default
+
+    held = tuple(_held(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
+    return Job(
+        id=fields["id"],
+        state=JobState(fields["state"]),
+        request=Request.model_validate_json(fields["request"]),
+        created=int(fields["created"]) / 1000,
+        since=int(fields["since"]) / 1000,
+        bytes=int(fields.get("bytes", 0)),
+        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in held),
+        shards=int(fields.get("shards", 0)),
+        shards_done=int(fields.get("shards_sealed", 0)),
+        held=held,
+        error=parsed("error"),
+        last_error=parsed("last_error"),
+        note=fields.get("note"),
+        notes=tuple(parsed("notes", ())),
+        checked=parsed("checked"),
+        published=parsed("published"),
+        confirmed=parsed("confirmed", []),
+    )
+
+
+def _held(unit: str, units: dict[str, str]) -> Held:
+    return Held(
+        unit=unit,
+        worker=units.get(f"{unit}.worker", ""),
+        since=int(units.get(f"{unit}.since", 0)) / 1000,
+        bytes=int(units.get(f"{unit}.bytes", 0)),
+        attempt=int(units.get(f"{unit}.attempts", 0)),
+    )

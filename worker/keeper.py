@@ -1,0 +1,160 @@
+"""Keeps one lease while its work makes progress, and tells the work when to stop.
+
+A thread renews the lease each second and carries the progress along. It stops renewing when no byte came for too long,
+so a copy that hangs loses its lease although its thread is well. While the broker is away the work goes on, and what
+was sealed is kept here until it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import redis
+
+from reshard.pipeline.copy import Reason, Stopped
+from reshard.pipeline.plan import Receipt
+from reshard.worker import drain
+from reshard.worker.leases import Lease, Leases
+from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.2  # seconds between two looks at the drain flag; it is one byte of shared memory
+RETRY_FIRST, RETRY_MAX = 0.5, 5.0  # seconds between two tries to reach the broker
+
+R = TypeVar("R")
+
+_REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel", "yield": "yield"}
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+
+
+class Keeper:
+    """Inside ``with``, the lease is renewed; ``tick``, ``sealed`` and ``begin`` are what the pipeline is given."""
+
+    def __init__(self, leases: Leases, lease: Lease, settings: Settings) -> None:
+        self.lease = lease
+        self._leases = leases
+        self._settings = settings
+        self._stall = settings.stall if lease.kind == "group" else STEP_STALL
+        self._stop: Reason | None = None
+        self._yield = False
+        self._at_boundary = True
+        self._bytes = 0  # since the last seal
+        self._moved = time.monotonic()
+        self._unsaved: list[Receipt] = []
+        self._saving = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    # ------------------------------------------------------------------------------------- what the work calls
+
+    def tick(self, count: int) -> None:
+        """``count`` bytes came; raises Stopped when the work shall end."""
+        self._bytes += count
+        if self._at_boundary and self._yield:
+            raise Stopped("yield")
+        self._at_boundary = False
+        self.check()
+
+    def check(self) -> None:
+        """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
+        self._moved = time.monotonic()
+        if self._stop is not None:
+            raise Stopped(self._stop)
+        if self.lease.kind == "group" and drain.wanted():
+            raise Stopped("drain")
+
+    def sealed(self, receipts: Sequence[Receipt]) -> None:
+        """Keep receipts: in the store, or here while it is away; raises Stopped when they are not ours to write."""
+        with self._saving:
+            self._unsaved += receipts
+            self._bytes = 0
+        self._moved = time.monotonic()
+        self._at_boundary = True
+        try:
+            self._save()
+        except AWAY as error:
+            log.warning("%s: the broker is away, its receipts are kept here: %s", self.lease.unit, error)
+
+    def begin(self) -> None:
+        """The point of no return; raises Stopped when it must not be passed."""
+        self._heed(self.patiently(lambda: self._leases.begin(self.lease)))
+
+    def finish(self, step: Callable[[], str]) -> None:
+        """Hand in what was done, waiting for the broker if need be; raises Stopped when it is not ours any more."""
+        self.patiently(self._save)
+        self._heed(self.patiently(step))
+
+    def patiently(self, step: Callable[[], R]) -> R:
+        """``step``, tried again while the broker is away; what it raises after that patience is over."""
+        deadline = time.monotonic() + self._settings.broker_patience
+        pause = RETRY_FIRST
+        while True:
+            try:
+                return step()
+            except AWAY as error:
+                if time.monotonic() + pause > deadline or drain.overdue(self._settings.drain):
+                    raise
+                log.warning("%s waits for the broker: %s", self.lease.unit, error)
+            time.sleep(pause)
+            pause = min(2 * pause, RETRY_MAX)
+
+    # ---------------------------------------------------------------------------------------------- the thread
+
+    def _keep(self) -> None:
+        renewed = time.monotonic()
+        while not self._ended.wait(LOOK):
+            if drain.overdue(self._settings.drain):
+                self._hand_over()
+            if time.monotonic() - renewed >= RENEWALS:
+                self._renew()
+                renewed = time.monotonic()
+
+    def _renew(self) -> None:
+        progress = time.monotonic() - self._moved < self._stall
+        try:
+            self._save()
+            answer = self._leases.renew(self.lease, self._bytes, progress)
+        except AWAY as error:
+            log.warning("%s of %s is not renewed, the broker is away: %s", self.lease.unit, self.lease.job, error)
+        except Stopped as stopped:
+            self._stop = stopped.reason
+        else:
+            if answer == "yield":
+                self._yield = True
+            elif answer != "ok":
+                self._stop = _REASONS[answer]
+
+    def _save(self) -> None:
+        with self._saving:
+            if self._unsaved:
+                self._heed(self._leases.seal(self.lease, self._unsaved))
+                self._unsaved = []
+
+    def _hand_over(self) -> None:
+        """The time to end is over, and the work did not heed it: give the unit back and end this process."""
+        log.warning("%s of %s is handed back unfinished", self.lease.unit, self.lease.job)
+        try:
+            self._leases.release(self.lease, "drain")
+        except AWAY as error:
+            log.warning("it could not be handed back and will be missed: %s", error)
+        finally:
+            os._exit(drain.HANDED_OVER)
+
+    @staticmethod
+    def _heed(answer: str) -> None:
+        if answer != "ok":
+            raise Stopped(_REASONS[answer])

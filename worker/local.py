@@ -1,0 +1,102 @@
+"""The service on one machine: a broker, one worker and one control process that live on when the command ends.
+
+Each is found again and reused, so `up` twice is `up` once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from reshard.pipeline.errors import QueueError
+from reshard.worker import broker
+from reshard.worker.daemon import Daemon
+from reshard.worker.jobs import QUEUES, JobStore, broker_errors, without_password
+from reshard.worker.settings import Settings
+
+READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
+STOP = 40.0  # seconds; a worker hands back what it has within 30
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What `up` found or started."""
+
+    broker: str  # URL without its password
+    started: tuple[str, ...]  # of broker, control, worker
+    found: tuple[str, ...]
+    data_dir: Path
+
+
+def up(settings: Settings) -> Service:
+    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, BrokerUnavailable."""
+    ran = {name for name in ("broker", "control", "worker") if Daemon(settings.data_dir, name).running()}
+    if settings.broker_url is None:
+        url = broker.start(settings)
+    else:
+        url = broker.broker_url(settings)
+        ran.add("broker")
+    with JobStore.at(url) as store:
+        with broker_errors(url):
+            store.redis.ping()
+        for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
+            daemon = Daemon(settings.data_dir, name)
+            env = {"RESHARD_DATA_DIR": str(settings.data_dir)}
+            if settings.broker_url is not None:
+                env["RESHARD_BROKER_URL"] = url
+            daemon.start(command, env=env, ready=partial(_alive, store, daemon), timeout=READY)
+    names = ("broker", "control", "worker")
+    return Service(
+        without_password(url),
+        tuple(name for name in names if name not in ran),
+        tuple(name for name in names if name in ran),
+        settings.data_dir,
+    )
+
+
+def down(settings: Settings) -> tuple[str, ...]:
+    """Stop what `up` started; returns what ran. Jobs stay on disk and go on at the next `up`."""
+    stopped = [name for name in ("worker", "control") if Daemon(settings.data_dir, name).stop(STOP)]
+    if broker.stop(settings):
+        stopped.append("broker")
+    return tuple(stopped)
+
+
+def worker_command(concurrency: int) -> list[str]:
+    """What `reshard worker` becomes."""
+    return [
+        sys.executable, "-m", "celery", "--app", "reshard.worker.app", "worker",
+        "--pool", "prefork", "--concurrency", str(concurrency), "--queues", ",".join(QUEUES),
+        "--hostname", f"{os.getpid()}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
+
+
+def control_command() -> list[str]:
+    """What `reshard control` is."""
+    return [sys.executable, "-m", "reshard.worker.control"]
+
+
+def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
+    """Turn this process into a worker. Raises NoBroker, BrokerUnavailable before it does."""
+    _refuse_without_celery()
+    url = broker.broker_url(settings)
+    with JobStore.at(url) as store, broker_errors(url):
+        store.redis.ping()
+    command = worker_command(concurrency or settings.concurrency)
+    os.execv(command[0], command)
+
+
+def _refuse_without_celery() -> None:
+    try:
+        import celery  # noqa: F401
+    except ImportError:
+        raise QueueError(what="celery is not installed here; `pip install 'reshard[worker]'` brings it") from None
+
+
+def _alive(store: JobStore, daemon: Daemon) -> bool:
+    facts = daemon.running()
+    return facts is not None and any(process.pid == facts["pid"] for process in store.processes())

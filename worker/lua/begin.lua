@@ -1,0 +1,7 @@
+-- id, token -> 'ok' | 'lost' | 'cancelled'
+-- The point of no return, in one step with cancel: whichever comes first wins.
+local id, token = ARGV[1], ARGV[2]
+if get(id, 'state') == 'cancelled' then return 'cancelled' end
+if not owns(id, 'publish', token) then return 'lost' end
+set_state(id, 'committing', now())
+return 'ok'

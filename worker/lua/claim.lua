@@ -1,0 +1,36 @@
+-- id, token, worker, lease ms, resend ms, schema, hand-back ms
+-- -> {queue to wake or '', unit or '', attempts, last error, state, the dead owner's token}
+local id, token, worker, lease, resend = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local t = now()
+local state = get(id, 'state')
+local nothing = { '', '', 0, '', state or '', '' }
+if not state or ENDED[state] then
+  redis.call('ZREM', PREFIX .. 'due', id)
+  return nothing
+end
+redis.call('HDEL', key(id), 'waked') -- the wake that brought us here has arrived
+
+local schema = get(id, 'schema')
+if schema and schema ~= ARGV[6] then -- another version's plan: leave it to a worker who reads it
+  redis.call('ZADD', PREFIX .. 'due', t + tonumber(ARGV[7]), id)
+  redis.call('HSET', key(id), 'note', 'its plan has schema ' .. schema .. ', and ' .. worker .. ' reads ' .. ARGV[6])
+  return nothing
+end
+
+local free_now = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)
+local name = free_now[1]
+if not name then return { settle(id, t, resend), '', 0, '', state, '' } end
+
+local dead = unit(id, name, 'token')
+if dead then event(id, 'lost', 'unit', name, 'worker', unit(id, name, 'worker') or '') end
+set_unit(id, name, 'token', token)
+set_unit(id, name, 'worker', worker)
+set_unit(id, name, 'since', t)
+set_unit(id, name, 'bytes', 0)
+local attempts = redis.call('HINCRBY', key(id, 'units'), name .. '.attempts', 1)
+redis.call('ZADD', key(id, 'todo'), t + lease, name)
+redis.call('HDEL', key(id), 'note')
+event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts)
+if state == 'queued' then set_state(id, 'planning', t) end
+if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
+return { settle(id, t, resend), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '' }

@@ -1,0 +1,122 @@
+-- What every step shares; the store puts this file before each of the others.
+-- Times are milliseconds of this server's clock, the only clock that decides anything.
+--
+-- A job is a hash, and beside it:
+--   :todo      sorted set: unit of work -> when it may be claimed. A lease, a backoff and "now" are all just a time.
+--   :units     hash: <unit>.token, .worker, .attempts, .bytes, ... of every unit
+--   :plan      hash: head, and one field per shard
+--   :receipts  hash: shard digest -> receipt
+--   :attested  hash: group -> what attests its bytes
+--   :events    stream, for who watches
+
+local PREFIX = 'reshard:'
+local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events' }
+local ENDED = { done = true, failed = true, cancelled = true, published_unverified = true }
+
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function key(id, part)
+  local base = PREFIX .. 'job:' .. id
+  return part and (base .. ':' .. part) or base
+end
+
+local function get(id, field)
+  return redis.call('HGET', key(id), field)
+end
+
+local function unit(id, name, field)
+  return redis.call('HGET', key(id, 'units'), name .. '.' .. field)
+end
+
+local function set_unit(id, name, field, value)
+  redis.call('HSET', key(id, 'units'), name .. '.' .. field, value)
+end
+
+local function event(id, kind, ...)
+  redis.call('XADD', key(id, 'events'), 'MAXLEN', '~', 1000, '*', 'kind', kind, 'at', now(), ...)
+end
+
+local function set_state(id, state, t)
+  local before = get(id, 'state')
+  if before == state then return end
+  if before then redis.call('ZREM', PREFIX .. 'jobs:' .. before, id) end
+  redis.call('HSET', key(id), 'state', state, 'since', t)
+  redis.call('ZADD', PREFIX .. 'jobs:' .. state, t, id)
+  event(id, 'state', 'state', state)
+end
+
+-- A unit belongs to the latest token that claimed it, expired or not, until it is done.
+local function owns(id, name, token)
+  return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
+end
+
+local function free(id, name, at)
+  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes')
+  redis.call('ZADD', key(id, 'todo'), at, name)
+end
+
+local function free_all(id)
+  for _, name in ipairs(redis.call('ZRANGE', key(id, 'todo'), 0, -1)) do free(id, name, 0) end
+end
+
+local function drop_plan(id)
+  redis.call('DEL', key(id, 'plan'), key(id, 'attested'), key(id, 'todo'), key(id, 'units'))
+  redis.call('HDEL', key(id), 'schema', 'digest')
+end
+
+-- The queue that a job's wakes go to. A bulk job that has begun goes before those that have not, so that jobs end
+-- one after the other instead of all at the end.
+local function queue(id)
+  if get(id, 'priority') == 'interactive' then return PREFIX .. 'interactive' end
+  return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
+end
+
+-- Looks at what is left of a job, notes when to look again, and returns the queue to send a wake to, or ''.
+-- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
+local function settle(id, t, resend)
+  local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
+  if #first == 0 or ENDED[get(id, 'state')] then
+    redis.call('ZREM', PREFIX .. 'due', id)
+    redis.call('HDEL', key(id), 'waked')
+    return ''
+  end
+  local at = tonumber(first[2])
+  if at > t then
+    redis.call('ZADD', PREFIX .. 'due', at, id)
+    return ''
+  end
+  local waked = get(id, 'waked')
+  if waked then
+    redis.call('ZADD', PREFIX .. 'due', waked + resend, id)
+    return ''
+  end
+  redis.call('HSET', key(id), 'waked', t)
+  redis.call('ZADD', PREFIX .. 'due', t + resend, id)
+  return queue(id)
+end
+
+-- The same for a caller who cannot send: the control process hears the bell and sends.
+local function ring(id, t)
+  redis.call('HDEL', key(id), 'waked')
+  redis.call('ZADD', PREFIX .. 'due', t, id)
+  redis.call('LPUSH', PREFIX .. 'bell', id)
+  redis.call('LTRIM', PREFIX .. 'bell', 0, 999)
+end
+
+local function finish(id, state, t)
+  free_all(id)
+  set_state(id, state, t)
+  redis.call('ZREM', PREFIX .. 'due', id)
+  redis.call('HDEL', key(id), 'waked')
+  local target = get(id, 'target')
+  if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
+end
+
+-- A job that was carried to its end needs its details only for who is still watching.
+local function complete(id, t, keep)
+  finish(id, 'done', t)
+  for _, part in ipairs(PARTS) do redis.call('PEXPIRE', key(id, part), keep) end
+end

@@ -1,0 +1,13 @@
+-- id -> 1 if it was deleted; a job that has not ended never is
+local id = ARGV[1]
+local state = get(id, 'state')
+if state and not ENDED[state] then return 0 end
+redis.call('DEL', key(id))
+for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
+redis.call('ZREM', PREFIX .. 'jobs', id)
+redis.call('ZREM', PREFIX .. 'ids', id)
+redis.call('ZREM', PREFIX .. 'due', id)
+for _, ended in ipairs({ 'done', 'failed', 'cancelled', 'published_unverified' }) do
+  redis.call('ZREM', PREFIX .. 'jobs:' .. ended, id)
+end
+return 1

@@ -1,0 +1,33 @@
+-- id, 1 to plan anew -> {'ok' | 'missing' | 'refused' | 'busy', the state it found, or the job that has the target}
+-- The job goes on where it ended: receipts stay, and attempts are forgiven.
+local id, anew = ARGV[1], ARGV[2] == '1'
+local t = now()
+local state = get(id, 'state')
+if not state then return { 'missing', '' } end
+if not ENDED[state] or state == 'done' then return { 'refused', state } end
+local target = get(id, 'target')
+local active = redis.call('HGET', PREFIX .. 'active', target)
+if active and active ~= id then return { 'busy', active } end
+
+local todo = key(id, 'todo')
+local confirm = redis.call('ZSCORE', todo, 'confirm')
+if anew and not confirm then
+  drop_plan(id)
+  redis.call('ZADD', todo, 0, 'plan')
+end
+free_all(id)
+for _, name in ipairs(redis.call('ZRANGE', todo, 0, -1)) do
+  redis.call('HDEL', key(id, 'units'), name .. '.attempts', name .. '.error')
+end
+redis.call('HDEL', key(id), 'error', 'last_error', 'voids', 'note')
+redis.call('HSET', PREFIX .. 'active', target, id)
+
+local next_state = 'copying'
+if redis.call('ZSCORE', todo, 'plan') then next_state = 'queued'
+elseif confirm then next_state = 'confirming'
+-- whether a commit stands is still open, so the job stays behind the point of no return
+elseif state == 'published_unverified' then next_state = 'committing' end
+event(id, 'retried', 'from', state)
+set_state(id, next_state, t)
+ring(id, t)
+return { 'ok', state }

@@ -1,0 +1,41 @@
+"""The atomic steps: each Lua file of this package, run as one indivisible command of the Redis server."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import redis
+from redis.commands.core import Script
+
+PREFIX = "reshard:"  # of every key that this service writes
+
+
+class Scripts:
+    """Calls a step by its file's name; the server keeps the text and is sent only its digest."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._scripts: dict[str, Script] = {}
+
+    def __call__(self, name: str, *arguments: str | bytes | int) -> Any:
+        if name not in self._scripts:
+            self._scripts[name] = self._client.register_script(_text(name))
+        return self._scripts[name](args=list(arguments))
+
+
+def job_key(id: str, part: str | None = None) -> str:
+    """The key of a job's hash, or of one of the parts that common.lua lists."""
+    return f"{PREFIX}job:{id}:{part}" if part else f"{PREFIX}job:{id}"
+
+
+def texts(answer: Any) -> list[str]:
+    """A step's answer, or a list of members, as text."""
+    return [item.decode() if isinstance(item, bytes) else str(item) for item in answer]
+
+
+@cache
+def _text(name: str) -> str:
+    lua = files("reshard.worker").joinpath("lua")
+    return lua.joinpath("common.lua").read_text() + lua.joinpath(f"{name}.lua").read_text()

@@ -1,0 +1,96 @@
+"""What an operator may set, by variables that start with ``RESHARD_``; each default with its unit and reason.
+
+The client reads the same settings, so this module imports neither Celery nor the pipeline's heavy parts.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from reshard.pipeline.errors import BadSetting
+
+# ------------------------------------------------------------------------------------------------------------ leases
+LEASE = 30.0  # seconds; with the control process's second, a killed worker's share is taken over within 45 s
+RENEWALS = 1.0  # seconds between renewals; they carry the progress, and a cancel is seen no later than this
+STALL = 120.0  # seconds without a byte after which a copy is no longer renewed, so that another worker may have it
+STEP_STALL = 900.0  # seconds; the same for the steps that move no counted bytes: plan, check, publish, confirm
+ATTEMPTS = 8  # claims of one unit in a row without lasting progress; with the pauses below they span half an hour
+ATTEMPTS_AT_A_BUG = 3  # the same for an error that reshard does not know: trying longer hides it
+BACKOFF_FIRST = 15.0  # seconds before a failed unit is tried again; doubles each time
+BACKOFF_MAX = 900.0  # seconds; a Hub that is away for hours is asked four times an hour
+VOIDS = 3  # times that receipts may be voided because the store lost an object
+
+# ------------------------------------------------------------------------------------------------------------- wakes
+RESEND = 10.0  # seconds; a wake that an idle worker has not taken by then is taken for lost
+BUSY_RESEND = 600.0  # seconds; the same while the queue is not empty, which says that the workers are merely busy
+HAND_BACK = 5.0  # seconds until a job whose plan this worker does not understand is offered again
+YIELD_PAUSE = 2.0  # seconds; one bulk copy at most gives way in this time, or one interactive job would stop them all
+
+# ------------------------------------------------------------------------------------------------------------ worker
+CONCURRENCY = 2  # copies at once in one worker; the bytes move in threads below, so more only costs memory
+DRAIN = 25.0  # seconds after SIGTERM at which a step is handed back unfinished; orchestrators kill after 30
+BROKER_PATIENCE = 900.0  # seconds that a finished copy is kept while the broker is away
+HEARTBEAT = 5.0  # seconds between a process's signs of life
+PRESUMED_DEAD = 20.0  # seconds without one
+
+# ------------------------------------------------------------------------------------------------------------- store
+KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
+KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
+EVENTS = 1000  # events kept of one job
+KEEP_SPOOL = 3600.0  # seconds; a temporary folder of nobody that is older goes
+
+
+class Settings(BaseSettings):
+    """The service's settings. Lists are separated by commas."""
+
+    model_config = SettingsConfigDict(env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
+    data_dir: Path = Field(default_factory=lambda: default_data_dir())
+    tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
+
+    concurrency: int = Field(default=CONCURRENCY, ge=1, le=64)
+    lease: float = Field(default=LEASE, gt=0)
+    stall: float = Field(default=STALL, gt=0)
+    attempts: int = Field(default=ATTEMPTS, ge=1)
+    backoff_first: float = Field(default=BACKOFF_FIRST, ge=0)
+    backoff_max: float = Field(default=BACKOFF_MAX, ge=0)
+    drain: float = Field(default=DRAIN, ge=0)
+    broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
+    keep_days: float = Field(default=KEEP_DAYS, gt=0)
+
+    # Trust. None and empty differ: no list of targets means the token's own namespaces, an empty one means nobody's.
+    allowed_targets: Annotated[tuple[str, ...] | None, NoDecode] = None
+    allowed_sources: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: whatever the token may read
+    allowed_folders: Annotated[tuple[Path, ...], NoDecode] = ()  # workers use no folders unless told
+
+    @field_validator("allowed_targets", "allowed_sources", "allowed_folders", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def default_data_dir() -> Path:
+    """Where the local service keeps its broker's data, its pid files and its logs.
+
+    By the XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/
+    """
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "reshard"
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once; raises BadSetting."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "RESHARD_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise BadSetting(name=name, value=first["input"], why=first["msg"]) from None

@@ -1,0 +1,325 @@
+"""The one message, ``wake(job)``: claim what there is to do, do that one thing, and say what came of it.
+
+    claim -> plan | check | copy a group | publish | confirm -> hand in -> wake whoever comes next
+
+A wake carries nothing but the job's id; it may be lost, late or doubled. Everything a step needs is in the store, and
+everything it leaves behind is written there under its token.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+
+from celery import signals
+from celery.exceptions import Reject
+
+from reshard.pipeline import reshard as pipeline
+from reshard.pipeline.copy import Attested, Stopped, Witness
+from reshard.pipeline.errors import (
+    ObjectLost,
+    ReceiptWrong,
+    ReshardError,
+    ResourceError,
+    SourceChanged,
+    SourceCorrupt,
+    TapsDiffer,
+    TokenMissing,
+    TooManyAttempts,
+)
+from reshard.pipeline.places import Hub
+from reshard.pipeline.plan import Plan, Shard
+from reshard.pipeline.publish import Published
+from reshard.pipeline.stores.hub_api import Refusal
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.verify.reload import Reload
+from reshard.worker import drain, trust
+from reshard.worker.app import WAKE, app, send
+from reshard.worker.broker import broker_url
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.keeper import AWAY, Keeper
+from reshard.worker.leases import Lease, Leases
+from reshard.worker.pace import paces
+from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
+from reshard.worker.spool import spool, sweep
+
+log = logging.getLogger(__name__)
+
+
+def wake(job: str) -> None:
+    """Do the next thing that ``job`` needs, if there is one."""
+    if drain.wanted():
+        raise Reject("this worker is ending", requeue=True)
+    try:
+        lease = _leases().claim(job)
+    except AWAY as error:
+        log.warning("job %s is not claimed, the broker is away: %s", job, error)
+        return
+    if lease is None:
+        return
+    drain.busy(True)
+    try:
+        work(_leases(), lease, settings())
+    finally:
+        drain.busy(False)
+
+
+app.task(name=WAKE)(wake)
+
+
+def work(leases: Leases, lease: Lease, settings: Settings) -> None:
+    """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
+    log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
+    try:
+        with Keeper(leases, lease, settings) as keeper:
+            try:
+                if lease.attempts > settings.attempts:
+                    raise _given_up(lease, lease.last_error)
+                Step(leases, lease, keeper, settings).run()
+            except Stopped as stopped:
+                reason = stopped.reason
+                log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
+                if reason in {"drain", "yield", "stall"}:
+                    keeper.finish(lambda: leases.release(lease, reason))
+            except ReshardError as error:
+                log.warning("%s of job %s: %s", lease.unit, lease.job, error)
+                _trouble(leases, lease, keeper, settings, error)
+            except AWAY:
+                raise
+            except Exception as error:
+                log.exception("%s of job %s met what it does not know", lease.unit, lease.job)
+                unknown = ReshardError(what=f"{type(error).__name__}: {error}")
+                _trouble(leases, lease, keeper, settings, unknown)
+    except Stopped as stopped:
+        log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
+    except AWAY as error:
+        log.error("%s of job %s is lost, the broker stayed away: %s", lease.unit, lease.job, error)
+
+
+class Step:
+    """One unit of one job, from what the store knows to what it is told."""
+
+    def __init__(self, leases: Leases, lease: Lease, keeper: Keeper, settings: Settings) -> None:
+        self._leases = leases
+        self._lease = lease
+        self._keeper = keeper
+        self._settings = settings
+        self._job = lease.job
+
+    def run(self) -> None:
+        """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
+        with ExitStack() as stack:
+            folder = stack.enter_context(spool(self._settings.tmpdir, self._lease.token))
+            self._context = replace(Context.from_env(paces(self._keeper.check)), tmpdir=folder)
+            self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
+            trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
+            steps: dict[str, Callable[[], None]] = {
+                "plan": self._plan,
+                "check": self._check,
+                "group": self._copy,
+                "publish": self._publish,
+                "confirm": self._confirm,
+            }
+            steps[self._lease.kind]()
+
+    def _plan(self) -> None:
+        source, target = self._source(), self._target()
+        plan = pipeline.plan(self._request, source, target, _reload())
+        if plan.published is not None:
+            published = asdict(Published(plan.published, target.branch, found=True))
+            self._keeper.finish(lambda: self._leases.done(self._lease, published))
+        else:
+            self._keeper.finish(lambda: self._leases.planned(self._lease, plan))
+
+    def _copy(self) -> None:
+        plan, target = self._load(all_shards=False), self._target()
+        group = plan.groups[self._lease.group]
+        shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
+        digests = [shard.digest for shard in shards.values()]
+        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
+        token, keeper = self._lease.token, self._keeper
+        if self._lease.dead is not None:
+            target.discard(self._lease.dead)
+        try:
+            attested = pipeline.copy(
+                plan, group, shards, self._pinned(plan), target.sink(token), receipts, keeper.sealed, keeper.tick
+            )
+        except SourceCorrupt as error:
+            # What passed on to the store before the file was known to be bad is as bad as the rest.
+            self._void(error, shards.values(), ())
+            raise
+        finally:
+            target.discard(token)
+        keeper.finish(lambda: self._leases.done(self._lease, attested))
+
+    def _check(self) -> None:
+        plan = self._load()
+        checks = pipeline.check_model(plan, plan.shards, self._pinned(plan), _reload())
+        self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict() for check in checks]))
+
+    def _publish(self) -> None:
+        plan, target = self._load(), self._target()
+        digests = [shard.digest for shard in plan.shards]
+        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
+        attested = [
+            Attested(tuple(files), tuple(Witness(*witness) for witness in witnesses))
+            for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
+        ]
+        token, begin = self._lease.token, self._keeper.begin
+        try:
+            published = pipeline.publish(
+                plan, plan.shards, receipts, attested, self._pinned(plan), target, token, begin
+            )
+        except (ObjectLost, ReceiptWrong) as error:
+            lost = set(error.facts.get("lost", ()))
+            void = set(error.facts.get("void", ())) | {d for d, r in receipts.items() if r.sha256 in lost}
+            groups = [n for n, g in enumerate(plan.groups) if any(plan.shards[i].digest in void for i in g.shards)]
+            if not groups:
+                raise
+            self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
+        else:
+            self._keeper.finish(lambda: self._leases.done(self._lease, asdict(published)))
+        finally:
+            target.discard(token)
+
+    def _confirm(self) -> None:
+        plan, target = self._load(), self._target()
+        digests = [shard.digest for shard in plan.shards]
+        receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
+        published = Published(**self._keeper.patiently(lambda: self._leases.published(self._job)))
+        check = pipeline.confirm(plan, plan.shards, receipts, published, target)
+        self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict()]))
+
+    # ------------------------------------------------------------------------------------------- what they share
+
+    def _void(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
+        answer = self._keeper.patiently(lambda: self._leases.void(self._lease, error.to_dict(), shards, groups))
+        if answer == "often":
+            raise error
+        if answer != "ok":
+            raise Stopped("lease" if answer == "lost" else "cancel")
+
+    def _load(self, all_shards: bool = True) -> Plan:
+        plan = self._keeper.patiently(lambda: self._leases.head(self._job))
+        if not all_shards:
+            return plan
+        count = self._keeper.patiently(lambda: self._leases.shard_count(self._job))
+        shards = self._keeper.patiently(lambda: self._leases.shards(self._job, range(count)))
+        return replace(plan, shards=tuple(shards.values()))
+
+    def _source(self, commit: str | None = None) -> Source:
+        place = self._request.source
+        return open_source(place, self._context, commit, self._request.options.transport)
+
+    def _pinned(self, plan: Plan) -> Source:
+        """The source at the very state that was planned; raises SourceChanged when there is none any more."""
+        source = self._source(plan.pin.commit)
+        if source.pin != plan.pin:
+            raise SourceChanged(
+                place=str(self._request.source), what=f"it is at {source.pin} and was planned at {plan.pin}"
+            )
+        return source
+
+    def _target(self) -> Target:
+        return open_target(self._request.target, self._request.options, self._context)
+
+
+# ----------------------------------------------------------------------------------------------------------- trouble
+
+# Errors that stop a job but may have come from one machine or one moment: they are tried again, though not for long.
+DOUBTFUL = (ResourceError, SourceCorrupt, TapsDiffer)
+
+
+def _trouble(leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, error: ReshardError) -> None:
+    """Have the unit tried again later, or end the job."""
+    data = error.to_dict()
+    doubtful = isinstance(error, DOUBTFUL) or type(error) is ReshardError
+    allowed = ATTEMPTS_AT_A_BUG if doubtful else settings.attempts
+    if not (error.retryable or doubtful):
+        keeper.finish(lambda: leases.fail(lease, data, unsure=isinstance(error, TooManyAttempts)))
+    elif lease.attempts < allowed:
+        pause = backoff(lease.attempts, settings) if error.retryable else 0.0
+        keeper.finish(lambda: leases.again(lease, data, pause))
+    elif error.retryable:
+        keeper.finish(lambda: leases.fail(lease, _given_up(lease, data).to_dict(), unsure=True))
+    else:
+        keeper.finish(lambda: leases.fail(lease, data))
+
+
+def backoff(attempts: int, settings: Settings) -> float:
+    """Seconds to wait after the ``attempts``-th failure in a row; spread, so that workers do not return together."""
+    longest: float = min(settings.backoff_max, settings.backoff_first * 2 ** max(0, attempts - 1))
+    return longest * random.uniform(0.5, 1.0)
+
+
+def _given_up(lease: Lease, last: dict[str, Any] | None) -> TooManyAttempts:
+    if last is None:
+        last = {"code": "job.died", "message": f"the worker died at {lease.unit}", "hint": "look at the workers' logs"}
+    return TooManyAttempts(
+        job=lease.job,
+        attempts=lease.attempts,
+        last=f"{last['message']} ({last['hint']})",
+        code=last["code"],
+        unit=lease.unit,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- of this process
+
+
+def namespaces(target: Hub, context: Context) -> list[str]:
+    """The namespaces of the token that would write to ``target``: its owner's and its organisations'."""
+    api = context.api(target, "write")
+    if api.credential is None:
+        raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", who="worker")
+    if (api.endpoint, api.credential.id) not in _accounts:
+        try:
+            account = api.whoami()
+        except Refusal as refusal:
+            raise refusal.as_target(target.repo) from refusal
+        names = [account["name"], *(org["name"] for org in account.get("orgs", ()))]
+        _accounts[api.endpoint, api.credential.id] = names
+    return _accounts[api.endpoint, api.credential.id]
+
+
+_accounts: dict[tuple[str, str], list[str]] = {}  # by endpoint and credential; a token's owner never changes
+
+
+@cache
+def _leases() -> Leases:
+    """Made in the child, after the fork: connections are not shared between processes."""
+    url = broker_url(settings())
+    return Leases(JobStore(open_redis(url), url), send, worker_name(), settings().lease)
+
+
+@cache
+def _reload() -> Reload:
+    """One warm reload child for each worker process."""
+    return Reload()
+
+
+def worker_name() -> str:
+    """Main process and child, as leases name them."""
+    return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
+
+
+def _end_reload(**_: Any) -> None:
+    if _reload.cache_info().currsize:
+        _reload().close()
+
+
+def _clean_up(**_: Any) -> None:
+    sweep(settings().tmpdir, time.time())
+
+
+signals.worker_process_shutdown.connect(_end_reload)
+signals.worker_init.connect(_clean_up)

@@ -1,0 +1,51 @@
+"""What a worker's operator allows: which targets, sources and folders a job may name.
+
+A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Request
+from reshard.worker.settings import Settings
+
+
+def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[str]]) -> None:
+    """Raises TargetNotAllowed, SourceNotAllowed or FolderNotAllowed unless every place of ``request`` is allowed.
+
+    ``own(target)`` names the namespaces of the token that would write there; it is asked only where no list is set.
+    """
+    sources = [place for place in (request.source, request.options.config_from) if place is not None]
+    for place in sources:
+        if isinstance(place, Folder):
+            _check_folder(place, settings.allowed_folders)
+        elif settings.allowed_sources is not None and not _matches(place.repo, settings.allowed_sources):
+            raise SourceNotAllowed(repo=place.repo, allowed=_said(settings.allowed_sources))
+    target = request.target
+    if isinstance(target, Folder):
+        _check_folder(target, settings.allowed_folders)
+        return
+    allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
+    if not _matches(target.repo, allowed):
+        raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
+
+
+def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
+    """Links are followed first, so that one inside an allowed folder leads nowhere else."""
+    real = Path(place.path).resolve()
+    if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
+        raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
+
+
+def _matches(repo: str, patterns: Iterable[str]) -> bool:
+    namespace = repo.partition("/")[0]
+    return any(fnmatchcase(repo if "/" in pattern else namespace, pattern) for pattern in patterns)
+
+
+def _said(allowed: Sequence[str]) -> str:
+    return ", ".join(allowed) if allowed else "none"
