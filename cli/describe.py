@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from reshard.cli.output import count
+from reshard.cli.output import count, lines
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.request import Request
 
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
 NAMES_SHOWN = 8
+NOTES_SHOWN = 10
 
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "commit": plan.pin.commit,
         "base": plan.base,
         "digest": plan.digest,
+        "published": plan.published,
         "size": plan.options.size,
         "tensors": sum(len(s.entries) for s in plan.shards),
         "bytes_read": sum(f.size for f in plan.files),
@@ -50,45 +51,46 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
 
 
 def plan_text(facts: dict[str, Any]) -> RenderableType:
+    """The plan for people: figures first, then every file, then what becomes of the rest."""
+    head = [f"{facts['source']} -> {facts['target']}, files of at most {facts['size']:,} bytes"]
+    if facts["published"]:
+        return Text(f"{head[0]}\npublished already, in commit {facts['published']}: nothing is to be done")
     files = facts["files"]
-    head = Text(f"{facts['source']} -> {facts['target']}, files of at most {facts['size']:,} bytes\n")
+    came, goes = count(len(facts["reads"]), "file"), count(len(files), "file")
+    groups = f", copied in {count(len(facts['groups']), 'group')}" if len(facts["groups"]) > 1 else ""
     head.append(
-        f"{count(facts['tensors'], 'tensor')}, {facts['bytes_read']:,} bytes in {count(len(facts['reads']), 'file')}"
-        f" -> {facts['bytes_written']:,} bytes in {count(len(files), 'file')}"
+        f"{count(facts['tensors'], 'tensor')}, {facts['bytes_read']:,} bytes in {came}"
+        f" -> {facts['bytes_written']:,} bytes in {goes}{groups}"
     )
-    if len(facts["groups"]) > 1:
-        head.append(f", copied in {count(len(facts['groups']), 'group')}")
     rest = [
-        *(f"index    {path}" for path in facts["indexes"]),
-        *_names("carried", [c["path"] for c in facts["carried"]]),
-        *(f"left out {left['path']}: {left['why']}" for left in facts["left_out"]),
+        *(("index", path) for path in facts["indexes"]),
+        *_names("carried", [carried["path"] for carried in facts["carried"]]),
+        *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
         *_names("deletes", facts["deletes"]),
         *_names("keeps", facts["kept"]),
-        *(f"note     {note}" for note in facts["notes"]),
+        *(("note", note) for note in facts["notes"][:NOTES_SHOWN]),
     ]
-    return Group(head, _files(files), Text("\n".join(rest)))
+    if (more := len(facts["notes"]) - NOTES_SHOWN) > 0:
+        rest.append(("note", f"{more:,} more; --json has them all"))
+    return Group(Text("\n".join(head)), *([_files(files)] if files else []), lines(rest))
 
 
-def _files(files: Sequence[dict[str, Any]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
-    hidden = len(files) - FILES_SHOWN
-    for number, file in enumerate(files):
-        if hidden > 0 and number == FILES_SHOWN - 1:
-            table.add_row("  ...", "", "", f"{hidden:,} more; --json lists them all")
-        if hidden > 0 and FILES_SHOWN - 1 <= number < len(files) - 1:
-            continue
-        alone = f"{file['oversize']} alone exceeds the size: a file of its own" if "oversize" in file else ""
-        table.add_row(f"  {file['path']}", f"{file['size']:,} bytes", count(file["tensors"], "tensor"), alone)
-    return table
+def _files(files: Sequence[dict[str, Any]]) -> Text:
+    shown, last = (files, []) if len(files) <= FILES_SHOWN else (files[: FILES_SHOWN - 2], files[-1:])
+    rows = [_row(file) for file in shown]
+    if last:
+        rows += [("...", "", "", f"{len(files) - FILES_SHOWN + 1:,} more; --json has them all"), _row(last[0])]
+    return lines(rows, right={1, 2}, indent="  ")
 
 
-def _names(what: str, names: Sequence[str]) -> list[str]:
+def _row(file: dict[str, Any]) -> tuple[str, str, str, str]:
+    alone = f"{file['oversize']} alone is larger than the size" if "oversize" in file else ""
+    return file["path"], f"{file['size']:,} bytes", count(file["tensors"], "tensor"), alone
+
+
+def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:
     if not names:
         return []
-    shown = ", ".join(names[:NAMES_SHOWN])
     more = len(names) - NAMES_SHOWN
-    return [f"{what:8} {count(len(names), 'file')}: {shown}" + (f" and {more:,} more" if more > 0 else "")]
+    rest = f" and {more:,} more" if more > 0 else ""
+    return [(what, f"{count(len(names), 'file')}: {', '.join(names[:NAMES_SHOWN])}{rest}")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -14,10 +15,21 @@ from typer import Abort, TyperException
 from reshard.pipeline.errors import ReshardError, UsageError
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
+PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 
 def guarded(command: Callable[[], Any], as_json: bool) -> int:
     """Runs ``command`` and returns the exit code; whatever goes wrong is said in one line and its hint."""
+    try:
+        code = _told(command, as_json)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _told(command: Callable[[], Any], as_json: bool) -> int:
     try:
         code = command()
     except ReshardError as error:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
@@ -72,7 +71,10 @@ def list_(
         for record in records:
             output.document(record.to_dict())
     else:
-        output.text(_table(records) if records else Text("no jobs"), "\n".join(record.id for record in records))
+        output.text(
+            lines([_row(record) for record in records]) if records else Text("no jobs"),
+            "\n".join(record.id for record in records),
+        )
 
 
 @takes(output=read_output)
@@ -114,11 +116,8 @@ def retry(
             follow(store, id, output)
 
 
-def _table(jobs: Sequence[JobRecord]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for job in jobs:
-        table.add_row(job.id, _progress(job), ago(job.since), f"{job.request.source} -> {job.request.target}")
-    return table
+def _row(job: JobRecord) -> tuple[str, ...]:
+    return job.id, _progress(job), ago(job.since), f"{job.request.source} -> {job.request.target}"
 
 
 def describe(job: JobRecord) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,10 +49,14 @@ class Output:
             console(sys.stderr).print(text)
 
 
-def lines(told: Sequence[tuple[str, str]]) -> Text:
-    """Aligned ``what  figure`` lines."""
-    width = max((len(what) for what, _ in told), default=0)
-    return Text("\n".join(f"{what:{width}}  {figure}" for what, figure in told))
+def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> Text:
+    """Rows under each other with aligned columns, those numbered in ``right`` to the right; never cut nor wrapped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [
+        indent + "  ".join(f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row))
+        for row in rows
+    ]
+    return Text("\n".join(line.rstrip() for line in aligned))
 
 
 def console(stream: Any) -> Console:

@@ -63,6 +63,7 @@ class _View:
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:
     """How a run ended, JSON-able."""
+    read = {file.path for file in report.plan.files}
     return {
         "state": "done",
         "target": str(request.target),
@@ -71,7 +72,7 @@ def report_facts(request: Request, report: Report) -> dict[str, Any]:
         "found": report.published.found,
         "checks": [check.to_dict() for check in report.checks],
         "attested": list(report.attested),
-        "as_delivered": sorted({file.path for file in report.plan.files} - set(report.attested)),
+        "as_delivered": [] if report.plan.published else sorted(read - set(report.attested)),
     }
 
 
@@ -88,6 +89,12 @@ def outcome(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def check_line(check: dict[str, Any]) -> tuple[str, str]:
     """One check for people: what was found, at which level, and why not more."""
-    figures = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in check["figures"].items())
+    figures = ", ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in check["figures"].items())
     said = [f"{check['result']} ({check['level']})", check["reason"], figures]
     return check["name"], "; ".join(part for part in said if part)
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,67 @@
+"""The command as a person runs it: a process of its own, with nothing of ours in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def reshard(tmp_path: Path) -> Run:
+    """``reshard("plan", ...)`` runs the installed command."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
+    clean |= {"HF_HOME": str(tmp_path / "hf"), "RESHARD_DATA_DIR": str(tmp_path / "data")}
+
+    def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Done:
+        command = [Path(sys.executable).parent / "reshard", *map(str, arguments)]
+        done = subprocess.run(
+            command, env=clean | dict(env or {}), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+ROW = 1000  # bytes of each tensor of the model, so that sizes in tests are easy to read
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with ten tensors in one file, a config of no known class, a tokenizer and a pickle."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    tensors = {f"layer.{i}.weight": random.integers(0, 255, ROW, np.uint8) for i in range(10)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "of-no-known-class"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "optimizer.pt").write_bytes(b"never opened")
+    return folder

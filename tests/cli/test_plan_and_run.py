@@ -1,0 +1,103 @@
+"""`reshard plan` and `reshard run` between folders, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import safe_open
+
+from tests.cli.conftest import Run
+
+
+def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
+    done = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300")
+    assert done.code == 0, done.err
+    assert "files of at most 3,300 bytes" in done.out
+    assert "10 tensors" in done.out
+    assert "model-00001-of-00004.safetensors  3," in done.out
+    assert "carried   2 files: config.json, tokenizer.json" in done.out
+    assert "left out  optimizer.pt" in done.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_as_json_has_every_file_with_its_exact_size(reshard: Run, model: Path, tmp_path: Path) -> None:
+    (facts,) = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents
+    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300").code == 0
+    for file in facts["files"]:
+        assert (tmp_path / "out" / file["path"]).stat().st_size == file["size"] <= 3300
+    assert facts["size"] == 3300
+    assert [left["path"] for left in facts["left_out"]] == ["optimizer.pt"]
+
+
+def test_a_plan_without_a_target_is_of_cutting_in_place(reshard: Run, model: Path) -> None:
+    (facts,) = reshard("plan", model, "--size", "3300", "--json").documents
+    assert facts["deletes"] == ["model.safetensors"]
+    assert "tokenizer.json" not in facts["deletes"]
+
+
+def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
+    done = reshard("plan", model, "--size", "600")
+    assert done.code == 0, done.err
+    assert "layer.0.weight alone is larger than the size" in done.out
+    refused = reshard("plan", model, "--size", "600", "--oversize", "fail")
+    assert refused.code == 2
+    assert refused.err.startswith("error[usage.oversize]: layer.0.weight is ")
+
+
+def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = reshard("run", model, "--to", out, "--size", "3300")
+    assert done.code == 0, done.err
+    assert "structural" in done.out
+    assert "as delivered: model.safetensors" in done.out
+    assert done.out.splitlines()[-1].split() == ["where", str(out)]
+    steps = [line.partition(":")[0] for line in done.err.splitlines()]
+    assert [step for step in steps if step.endswith("ing")] == [
+        "planning",
+        "copying",
+        "checking",
+        "publishing",
+        "confirming",
+    ]
+    weight_map = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    with safe_open(model / "model.safetensors", "np") as source:
+        for name, path in weight_map.items():
+            with safe_open(out / path, "np") as shard:
+                assert (shard.get_tensor(name) == source.get_tensor(name)).all()
+        assert set(weight_map) == set(source.keys())
+
+
+def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp_path: Path) -> None:
+    first = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
+    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
+    assert not first["found"]
+    assert again["found"]
+    assert again["commit"] == first["commit"]
+    assert again["as_delivered"] == []
+
+
+def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
+    done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--quiet")
+    assert done.err == ""
+    (commit,) = done.out.split()
+    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
+    assert again["commit"] == commit
+
+
+def test_a_model_that_must_be_checked_is_refused_before_anything_is_copied(
+    reshard: Run, model: Path, tmp_path: Path
+) -> None:
+    done = reshard("run", model, "--to", tmp_path / "out", "--require", "model")
+    assert done.code == 6
+    assert done.err.splitlines()[-2].startswith("error[proof.model_required]: ")
+    assert "copying" not in done.err
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_a_source_that_is_not_there_is_one_line_and_a_hint(reshard: Run, tmp_path: Path) -> None:
+    done = reshard("plan", tmp_path / "nothing")
+    assert done.code == 3
+    error, hint = done.err.splitlines()
+    assert error.startswith("error[source.no_folder]: ")
+    assert hint.startswith("hint: ")
