@@ -39,9 +39,7 @@ def draft(request: Request, source: Source, target: Target) -> Plan:
 
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read.
     """
-    state = target.state()
-    _check_visibility(request, source, target, state)
-    return _plan(request, source, target, state.head)
+    return _draft(request, source, target)[0]
 
 
 def plan(request: Request, source: Source, target: Target, reload: Reload) -> Plan:
@@ -49,33 +47,42 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
 
     Raises what ``draft`` raises, the AccessError family, and ModelCheckRequired.
     """
-    made = draft(request, source, target)
+    made, opened = _draft(request, source, target)
     if made.published is not None:
         return made
     if request.options.require == "model":
         check_model(made, made.shards, source, reload)
     head = target.prepare(private=_private(request, source))
-    return made if head == made.base else _plan(request, source, target, head)
+    return made if head == made.base else _plan(request, source, target, head, opened)[0]
 
 
-def _plan(request: Request, source: Source, target: Target, head: str | None) -> Plan:
+def _draft(request: Request, source: Source, target: Target) -> tuple[Plan, Opened]:
+    state = target.state()
+    _check_visibility(request, source, target, state)
+    return _plan(request, source, target, state.head, None)
+
+
+def _plan(
+    request: Request, source: Source, target: Target, head: str | None, opened: Opened | None
+) -> tuple[Plan, Opened]:
+    """The plan on top of ``head``, and the headers that it was made from; ``opened`` where they were read before."""
     options = request.options
     found = find_checkpoints(source, lambda path: excluded(options, path))
     listing = source.files()
     before, last = _look(target, head)
-    keys = Keys(
-        request_key(request, source.pin, f"{target.place}#{target.branch}"), weights_key(found, listing, options)
-    )
+    where = f"{target.place}#{target.branch}"
+    keys = Keys(request_key(request, source.pin, where), weights_key(found, listing, options))
     check_drift(request, before)
-    opened = Opened((), (), {})
-    unchanged = last is not None and not options.force
-    if not (unchanged and last is not None and last.weights is not None and last.weights == keys.weights):
-        opened = open_checkpoints(source, found)
-    done = last.commit if unchanged and last is not None and last.request == keys.request else None
-    made = make_plan(request, source.pin, keys, found, opened, listing, before, done)
+    published = None
+    if last is not None and not options.force:
+        if last.weights is not None and last.weights == keys.weights:
+            opened = Opened((), (), {})
+        published = last.commit if last.request == keys.request else None
+    opened = opened or open_checkpoints(source, found)
+    made = make_plan(request, source.pin, keys, found, opened, listing, before, published)
     if made.shards:
         check_structure(made, opened)
-    return made
+    return made, opened
 
 
 def _look(target: Target, head: str | None) -> tuple[Before, publication.Publication | None]:
@@ -127,28 +134,31 @@ class Watcher:
     step: Callable[[str], None] = lambda name: None
 
 
-def run(request: Request, context: Context, watcher: Watcher = Watcher()) -> Report:
-    """Carry out ``request`` in this process: what the queue does in many."""
-    source = open_source(request.source, context, request.options.transport)
+def run(request: Request, context: Context, watcher: Watcher | None = None, reload: Reload | None = None) -> Report:
+    """Carry out ``request`` in this process: what the queue does in many. A given ``reload`` stays warm."""
+    if reload is None:
+        with closing(Reload()) as ours:
+            return run(request, context, watcher, ours)
+    watcher = watcher or Watcher()
+    source = open_source(request.source, context, transport=request.options.transport)
     target = open_target(request.target, request.options, context)
     token = uuid4().hex
-    with closing(Reload()) as reload:
-        watcher.step("plan")
-        made = plan(request, source, target, reload)
-        watcher.planned(made)
-        if made.published is not None:
-            return Report(made, Published(made.published, target.branch, found=True), (), ())
-        try:
-            watcher.step("copy")
-            receipts, attested = _copy_all(made, source, target, token, watcher.moved)
-            watcher.step("check")
-            checks = check_model(made, made.shards, source, reload)
-            watcher.step("publish")
-            published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
-            watcher.step("confirm")
-            checks.append(confirm(made, made.shards, receipts, published, target))
-        finally:
-            target.discard(token)
+    watcher.step("plan")
+    made = plan(request, source, target, reload)
+    watcher.planned(made)
+    if made.published is not None:
+        return Report(made, Published(made.published, target.branch, found=True), (), ())
+    try:
+        watcher.step("copy")
+        receipts, attested = _copy_all(made, source, target, token, watcher.moved)
+        watcher.step("check")
+        checks = check_model(made, made.shards, source, reload)
+        watcher.step("publish")
+        published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
+        watcher.step("confirm")
+        checks.append(confirm(made, made.shards, receipts, published, target))
+    finally:
+        target.discard(token)
     return Report(made, published, tuple(checks), tuple(path for group in attested for path in group.files))
 
 

@@ -206,7 +206,8 @@ def test_a_tensor_that_no_index_names_is_kept_and_told(folder: Path) -> None:
 
 def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
     made = arrays(1, 100)
-    save_sharded(folder, {"a.safetensors": made, "b.safetensors": made | arrays(1, 100, prefix="more")})
+    both = {"a.safetensors": made | arrays(1, 100, prefix="a"), "b.safetensors": made | arrays(1, 100, prefix="b")}
+    save_sharded(folder, both)
     with pytest.raises(DuplicateTensor, match="a.safetensors and again in b.safetensors"):
         checkpoints(folder)
 

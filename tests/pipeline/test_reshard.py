@@ -1,0 +1,311 @@
+"""The whole job, in this process: what goes in comes out, in files of the size that was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import (
+    Oversize,
+    ReshardError,
+    SourceCorrupt,
+    TargetConflict,
+    TargetDrifted,
+    TargetMoreVisible,
+)
+from tests.pipeline.conftest import Run
+from tests.support.checker import from_folder, from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
+
+SIZE = 20_000  # bytes; a few tensors of 4 kB a file
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Four source files of 12 tensors, and what belongs to a model."""
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(24, 4000), 4))
+    add_friends(folder)
+    return folder
+
+
+def upload(space: Namespace, name: str, folder: Path, **settings: object) -> str:
+    """The folder as a repository of the Hub on loopback, its weights as objects."""
+    repo = space.repo(name)
+    space.admin.create_repo(repo, **settings)
+    contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    space.admin.put_files(repo, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
+    return repo
+
+
+def shards_of(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def test_every_tensor_arrives_and_every_file_keeps_to_the_size(model: Path, tmp_path: Path, go: Run) -> None:
+    report = go(model, tmp_path / "out", size=SIZE)
+    out = tmp_path / "out"
+    assert read_checkpoint(from_folder(out)) == read_checkpoint(from_folder(model))
+    sizes = [path.stat().st_size for path in shards_of(out)]
+    assert len(sizes) == len(report.plan.shards) > 4
+    assert max(sizes) <= SIZE
+
+
+def test_carried_files_are_the_same_bytes_and_the_card_says_where_it_comes_from(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    for name in ("config.json", "tokenizer.json", "LICENSE"):
+        assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith((model / "README.md").read_text().rstrip())
+    assert f"at most {SIZE:,} bytes" in card
+
+
+def test_hub_and_folder_give_byte_identical_files(model: Path, tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    go(model, tmp_path / "a", size=SIZE)
+    go(repo, tmp_path / "b", size=SIZE)
+    go(repo, on_hub.repo("c"), size=SIZE)
+    go(model, on_hub.repo("d"), size=SIZE, visibility="public")
+    weights = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir() if "model" in p.name}
+    assert len(weights) > 5
+    assert {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir() if "model" in p.name} == weights
+    for name in ("c", "d"):
+        fetch = from_hub(on_hub.endpoint, on_hub.repo(name), token=on_hub.token)
+        assert {path: fetch(path) for path in weights} == weights
+
+
+def test_one_commit_holds_everything(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    target = on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    before = on_hub.admin.head(target)
+    report = go(repo, target, size=SIZE)
+    assert report.published.commit == on_hub.admin.head(target) != before
+    posts = [r for r in on_hub.admin.log() if r["method"] == "POST" and "/commit/" in r["path"]]
+    assert len(posts) == 1
+    fetch = from_hub(on_hub.endpoint, target)
+    assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
+    assert fetch("tokenizer.json") == (model / "tokenizer.json").read_bytes()
+
+
+def test_every_source_file_on_the_hub_is_attested_and_read_once(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    on_hub.admin.log(reset=True)
+    report = go(repo, on_hub.repo("target"), size=SIZE)
+    assert set(report.attested) == {path.name for path in shards_of(model)}
+    reads = [r for r in on_hub.admin.log() if r["method"] == "GET" and "/_cdn/" in r["path"] and repo in r["path"]]
+    down = sum(r["down"] for r in reads)
+    assert down < 2.2 * sum(path.stat().st_size for path in shards_of(model)), "headers are read once, data once"
+
+
+def test_everything_that_fits_is_one_file_without_an_index(tmp_path: Path, go: Run) -> None:
+    made = arrays(20, 4000)
+    save_sharded(tmp_path / "ten", numbered(made, 10))
+    go(tmp_path / "ten", tmp_path / "out", size=10**9)
+    assert [path.name for path in shards_of(tmp_path / "out")] == ["model.safetensors"]
+    assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
+    assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(tmp_path / "ten"))
+
+
+def test_the_index_keeps_its_metadata_sorts_its_map_and_counts_anew(tmp_path: Path, go: Run) -> None:
+    save_sharded(tmp_path / "model", numbered(arrays(8, 4000), 2))
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    content = json.loads(path.read_text())
+    content["metadata"] = {"total_size": 1, "total_parameters": 42}
+    path.write_text(json.dumps(content))
+    go(tmp_path / "model", tmp_path / "out", size=SIZE)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_parameters"] == 42
+    assert index["metadata"]["total_size"] == 8 * (62 * 16 * 4 + 64)
+    assert list(index["weight_map"]) == sorted(index["weight_map"])
+
+
+def test_components_and_variants_keep_their_folders_and_names(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    folder = tmp_path / "pipe"
+    unet, vae, half = arrays(12, 4000, seed=1), arrays(6, 4000, seed=2), arrays(6, 4000, seed=3)
+    save_single(folder / "unet", unet, "diffusion_pytorch_model.safetensors")
+    save_single(folder / "vae", vae, "diffusion_pytorch_model.safetensors")
+    save_single(folder / "vae", half, "diffusion_pytorch_model.fp16.safetensors")
+    (folder / "model_index.json").write_text('{"_class_name": "Pipe"}')
+    repo = upload(on_hub, "pipe", folder)
+    go(repo, on_hub.repo("out"), size=SIZE)
+    source, target = from_folder(folder), from_hub(on_hub.endpoint, on_hub.repo("out"))
+    for part, variant in (("unet", None), ("vae", None), ("vae", "fp16")):
+        there = read_checkpoint(target, "diffusion_pytorch_model", part, variant)
+        assert there == read_checkpoint(source, "diffusion_pytorch_model", part, variant)
+    assert target("model_index.json") is not None
+    assert target("vae/diffusion_pytorch_model.safetensors.index.fp16.json") is not None
+
+
+def test_source_and_target_may_be_the_same_repository(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "same", model)
+    old = set(on_hub.admin.files(repo))
+    go(repo, repo, size=SIZE)
+    assert read_checkpoint(from_hub(on_hub.endpoint, repo)) == read_checkpoint(from_folder(model))
+    left = {path for path in old if "-of-00004" in path} & set(on_hub.admin.files(repo))
+    assert not left, "the files of the old cut are gone with the same commit"
+
+
+def test_a_branch_is_made_and_main_stays(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "branched", model)
+    main = on_hub.admin.head(repo)
+    go(repo, repo, size=SIZE, branch="small")
+    assert on_hub.admin.head(repo) == main
+    assert read_checkpoint(from_hub(on_hub.endpoint, repo, "small")) == read_checkpoint(from_folder(model))
+
+
+def test_a_pull_request_holds_the_commit_and_is_found_again(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "asked", model)
+    main = on_hub.admin.head(repo)
+    first = go(repo, repo, size=SIZE, pr=True)
+    again = go(repo, repo, size=SIZE, pr=True)
+    assert on_hub.admin.head(repo) == main
+    assert again.published.commit == first.published.commit and again.published.found
+    assert first.published.ref == again.published.ref == "refs/pr/1"
+    fetch = from_hub(on_hub.endpoint, repo, "refs/pr/1")
+    assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
+
+
+# -------------------------------------------------------------------------------------------------- the second time
+
+
+def test_the_same_request_again_is_nothing_to_do(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    first = go(repo, on_hub.repo("target"), size=SIZE)
+    on_hub.admin.log(reset=True)
+    again = go(repo, on_hub.repo("target"), size=SIZE)
+    assert again.plan.published == first.published.commit == on_hub.admin.head(on_hub.repo("target"))
+    assert not [r for r in on_hub.admin.log() if r["path"].endswith(".safetensors")]
+
+
+def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    first = go(repo, on_hub.repo("target"), size=SIZE)
+    on_hub.admin.put_files(repo, {"README.md": b"# A new text\n", "notes.txt": b"new\n"})
+    on_hub.admin.log(reset=True)
+    again = go(repo, on_hub.repo("target"), size=SIZE)
+    assert again.published.commit != first.published.commit
+    assert not [r for r in on_hub.admin.log() if "safetensors" in r["path"] and r["path"].endswith("safetensors")]
+    fetch = from_hub(on_hub.endpoint, on_hub.repo("target"))
+    assert fetch("notes.txt") == b"new\n"
+    assert (fetch("README.md") or b"").startswith(b"# A new text\n")
+    assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
+
+
+def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    card = from_hub(on_hub.endpoint, target)("README.md") or b""
+    on_hub.admin.put_files(target, {"README.md": b"# Mine\n\n" + card})
+    on_hub.admin.put_files(repo, {"README.md": b"# A new text\n"})
+    go(repo, target, size=SIZE)
+    now = (from_hub(on_hub.endpoint, target)("README.md") or b"").decode()
+    assert now.startswith("# Mine\n") and "A new text" not in now
+    assert now.count("reshard:begin") == 1
+
+
+def test_another_size_replaces_the_files_of_the_one_before(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    (tmp_path / "out" / "mine.txt").write_text("keep me")
+    go(model, tmp_path / "out", size=3 * SIZE)
+    out = tmp_path / "out"
+    assert read_checkpoint(from_folder(out)) == read_checkpoint(from_folder(model))
+    counts = {path.stem.rpartition("-")[2] for path in shards_of(out)}
+    assert len(counts) == 1, "shards of two cuts lie side by side"
+    assert (out / "mine.txt").read_text() == "keep me"
+
+
+def test_prune_removes_what_is_not_ours(model: Path, tmp_path: Path, go: Run) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old.bin").write_bytes(b"old")
+    kept = go(model, tmp_path / "out", size=SIZE)
+    assert "old.bin" in kept.plan.kept and (tmp_path / "out" / "old.bin").exists()
+    go(model, tmp_path / "out", size=SIZE, prune=True)
+    assert not (tmp_path / "out" / "old.bin").exists()
+
+
+def test_include_and_exclude_change_what_is_carried(model: Path, tmp_path: Path, go: Run) -> None:
+    (model / "training_args.bin").write_bytes(b"pickle")
+    report = go(model, tmp_path / "a", size=SIZE)
+    assert "training_args.bin" in {item.path for item in report.plan.left_out}
+    go(model, tmp_path / "b", size=SIZE, include=("training_args.bin",), exclude=("LICENSE",))
+    assert (tmp_path / "b" / "training_args.bin").read_bytes() == b"pickle"
+    assert not (tmp_path / "b" / "LICENSE").exists()
+
+
+# ---------------------------------------------------------------------------------- what leaves the target untouched
+
+
+def test_drift_stops_until_it_is_asked_for(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"config.json": b'{"mine": true}'})
+    head = on_hub.admin.head(target)
+    with pytest.raises(TargetDrifted, match="config.json"):
+        go(repo, target, size=2 * SIZE)
+    assert on_hub.admin.head(target) == head
+    go(repo, target, size=2 * SIZE, overwrite=True)
+    assert from_hub(on_hub.endpoint, target)("config.json") == (model / "config.json").read_bytes()
+
+
+def test_a_flipped_byte_at_the_source_never_gets_published(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    head = on_hub.admin.head(target)
+    on_hub.admin.fault("GET /_cdn/.*model-00002-of-00004", "wrong_bytes", at=5000)
+    with pytest.raises(SourceCorrupt, match="model-00002-of-00004.safetensors"):
+        go(repo, target, size=SIZE)
+    assert on_hub.admin.head(target) == head
+
+
+def test_a_private_source_makes_a_private_target(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "secret", model, visibility="private")
+    go(repo, on_hub.repo("target"), size=SIZE)
+    assert on_hub.admin.state(on_hub.repo("target"))["visibility"] == "private"
+
+
+def test_a_public_target_of_a_private_source_is_refused_unless_asked(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "secret", model, visibility="private"), on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    head = on_hub.admin.head(target)
+    with pytest.raises(TargetMoreVisible, match="--public|public"):
+        go(repo, target, size=SIZE)
+    assert on_hub.admin.head(target) == head
+    go(repo, target, size=SIZE, visibility="public")
+    assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_folder(model))
+
+
+def test_a_target_that_changed_while_we_worked_is_a_conflict(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    rule = on_hub.admin.fault("GET /_cdn/.*model-00004-of-00004", "hold", skip=1, times=1)
+    failures: list[ReshardError] = []
+
+    def work() -> None:
+        try:
+            go(repo, target, size=SIZE)
+        except ReshardError as error:
+            failures.append(error)
+
+    import threading
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    on_hub.admin.wait_for_fault(rule, waiting=1)
+    on_hub.admin.put_files(target, {"config.json": b"{}"})
+    head = on_hub.admin.head(target)
+    on_hub.admin.release(rule)
+    thread.join(60)
+    assert [type(f) for f in failures] == [TargetConflict]
+    assert on_hub.admin.head(target) == head
+
+
+def test_oversize_fail_refuses_before_anything_is_made(model: Path, tmp_path: Path, go: Run) -> None:
+    with pytest.raises(Oversize):
+        go(model, tmp_path / "out", size=1000, oversize="fail")
+    assert not (tmp_path / "out").exists()
