@@ -71,6 +71,8 @@ class HubSource:
             url, signed = self._url(file.path)
             try:
                 with closing(self._get(url, signed, at, stop)) as response:
+                    if response.status_code not in (200, 206):
+                        response.read()  # a body left unread costs the connection
                     if response.has_redirect_location and hops < HOPS_MAX:
                         hops += 1
                         self._learn(file, url, response)
@@ -86,7 +88,6 @@ class HubSource:
                         self._forget(file.path, url)
                         renewed = True
                     else:
-                        response.read()
                         raise self._refused(file, response, signed)
             except httpx2.TransportError as error:
                 self.api.after(retry, error)

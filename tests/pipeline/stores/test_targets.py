@@ -12,6 +12,7 @@ from reshard.pipeline.errors import ObjectLost, ReshardError, SourceCorrupt, Sou
 from reshard.pipeline.stores.protocols import Addition, Change, HeadMoved, HistoryRewritten, Target
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
+from tests.support.hub.admin import HubAdmin
 
 WEIGHTS = noise(2_500_000, 1)
 MORE = noise(1_700_000, 2)
@@ -243,11 +244,11 @@ def test_carried_files_arrive_unchanged(target: Target, kind: str, request: pyte
 
 @pytest.mark.parametrize("path", ["config.json", "tokenizer/tokenizer.model"])
 def test_a_carried_file_that_is_not_what_its_digest_says_is_refused(
-    target: Target, path: str, hub_source: MakeSource, hub: object
+    target: Target, path: str, hub_source: MakeSource, hub: HubAdmin
 ) -> None:
     source = hub_source(CARRIED)
     target.prepare(private=True)
-    getattr(hub, "fault")(f"GET .*{path.rpartition('/')[2]}", "wrong_bytes", at=3)
+    hub.fault(f"GET .*{path.rpartition('/')[2]}", "wrong_bytes", at=3)
     with pytest.raises(SourceCorrupt) as corrupt:
         target.carry([source.files()[path]], source, "t1")
     assert corrupt.value.facts["file"] == path
