@@ -40,6 +40,9 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+demo: $(READY)
+	@$(BIN)/python -m demo
+
 lint: $(READY)
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import jobs, plan, run, submit
+from reshard.cli import jobs, plan, run, service, submit
 from reshard.cli.errors import guarded
 
 app = Typer(
@@ -27,6 +27,10 @@ app.command("list")(jobs.list_)
 app.command("watch")(jobs.watch)
 app.command("cancel")(jobs.cancel)
 app.command("retry")(jobs.retry)
+app.command("up")(service.up)
+app.command("down")(service.down)
+app.command("worker")(service.worker)
+app.command("control")(service.control)
 
 
 def _show_version(wanted: bool) -> None:
