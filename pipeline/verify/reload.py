@@ -143,6 +143,12 @@ class Reload:
         with self._lock:
             return self._started()
 
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is one."""
+        child = self._child
+        return None if child is None else child.pid
+
     def close(self) -> None:
         """End the child and whatever it is doing."""
         with self._lock:
@@ -219,6 +225,10 @@ class _Child:
         os.set_blocking(self._requests, False)
         os.set_blocking(self._answers, False)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -250,7 +260,7 @@ class _Child:
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise _ChildLost(f"no answer within {seconds:.0f} s")
+                    raise _ChildLost(f"no answer within {seconds:g} s")
                 for key, _ in ready.select(left):
                     if key.fd == self._requests:
                         unsent = unsent[self._send(unsent) :]

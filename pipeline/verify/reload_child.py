@@ -73,7 +73,7 @@ def serve(allowed: Allowed) -> None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
         with tempfile.TemporaryDirectory() as scratch:
-            answer = _forked(line, Path(scratch), lines, allowed)
+            answer = _forked(line, Path(scratch), lines, answers, allowed)
         if answer is None:
             return
         _write_line(answers, answer)
@@ -119,11 +119,14 @@ class _Lines:
         return bool(chunk)
 
 
-def _forked(line: bytes, scratch: Path, lines: _Lines, allowed: Allowed) -> dict[str, Any] | None:
+def _forked(line: bytes, scratch: Path, lines: _Lines, answers: int, allowed: Allowed) -> dict[str, Any] | None:
     """The answer of a fork to one request; None when nobody is left to hear it."""
     heard_here, said_there = os.pipe()
     pid = os.fork()
     if pid == 0:
+        # Else our caller would not notice our own end while a fork lives.
+        for pipe in (lines.pipe, answers, heard_here):
+            os.close(pipe)
         _answer_and_exit(line, scratch, said_there, allowed)
     os.close(said_there)
     try:
@@ -136,7 +139,7 @@ def _forked(line: bytes, scratch: Path, lines: _Lines, allowed: Allowed) -> dict
     if end == "alone":
         return None
     if end == "late":
-        answer = _inconclusive(f"the reload took longer than {allowed.seconds:.0f} s")
+        answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
     elif not said.endswith(b"\n"):
         answer = _inconclusive(_cut_short(status, allowed))
     else:

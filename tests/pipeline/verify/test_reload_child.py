@@ -1,0 +1,437 @@
+"""The reload child under attack and under load: it always answers, within its limits, and runs nothing of a repo's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import transformers
+
+from reshard.pipeline import limits
+from reshard.pipeline.verify.reload import ModelCheck, Reload, ReloadLimits
+from tests.pipeline.verify.models import Saved, Specs, deepseek_fp8, layout
+
+ROOT = Path(__file__).parents[3]
+GetSaved = Callable[..., Saved]
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+NORM: Specs = {"model.norm.weight": ("F32", (16,))}
+
+
+def llama(**changes: Any) -> bytes:
+    return json.dumps({**LLAMA, **changes}).encode()
+
+
+ENDLESS = llama(num_hidden_layers=10_000_000)
+
+
+def child_of(reload: Reload) -> psutil.Process:
+    """The warm process."""
+    assert reload.warm() is None
+    assert reload.pid is not None
+    return psutil.Process(reload.pid)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Return when another process has got so far; there is no event to wait for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.01)
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Reload]:
+    with Reload(ReloadLimits(time=10, cpu=2, memory=256 * limits.MIB)) as it:
+        yield it
+
+
+# ------------------------------------------------------------------------------------------------------------- hostile
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 10_000_000}, "used up its 2 s of processor time"),
+        ({"num_hidden_layers": 5000, "hidden_size": 2, "intermediate_size": 2}, "used up its 2 s of processor time"),
+        ({"hidden_size": 10**9}, "can't allocate memory"),
+        ({"hidden_size": 10**18}, "overflow"),
+        ({"head_dim": 10**10}, "can't allocate memory"),
+        ({"num_labels": 10**9}, "of memory that it may use"),
+        ({"hidden_size": "huge"}, "does not take the config"),
+        ({"hidden_size": -16}, "negative dimension"),
+        ({"rope_scaling": {"type": "of-tomorrow", "factor": 1.0}}, "cannot be built"),
+        ({"architectures": ["LlamaPreTrainedModel"]}, "cannot be built"),
+    ],
+    ids=str,
+)
+def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
+    changes: dict[str, Any], reason: str, strict: Reload
+) -> None:
+    warm = child_of(strict)
+    found = strict.check(llama(**changes), NORM)
+    assert (found.level, found.result) == ("structural", "inconclusive")
+    assert reason in found.reason
+    assert found.seconds < 10
+    assert found.peak_rss < 1_000_000_000
+    assert child_of(strict) == warm
+    assert strict.check(llama(), NORM).result == "report"
+
+
+def test_a_config_that_nests_too_deeply_is_inconclusive(reload: Reload) -> None:
+    found = reload.check(b'{"architectures":["LlamaForCausalLM"],"x":' + b"[" * 900 + b"]" * 900 + b"}", NORM)
+    assert (found.result, found.reason) == ("inconclusive", "the config nests deeper than the reload can follow")
+
+
+@pytest.mark.slow
+def test_five_thousand_tiny_layers_end_within_the_default_limits(reload: Reload) -> None:
+    found = reload.check(llama(num_hidden_layers=5000, hidden_size=2, intermediate_size=2), NORM)
+    assert found.result == "report"
+    assert found.seconds < limits.RELOAD_TIME
+    assert len(found.missing) <= limits.REPORT_NAMES_MAX + 1
+
+
+def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays() -> None:
+    with Reload(ReloadLimits(time=0.5)) as reload:
+        warm = child_of(reload)
+        found = reload.check(ENDLESS, NORM)
+        assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
+        assert warm.children() == []
+        assert child_of(reload) == warm
+
+
+def test_a_child_that_stops_answering_is_replaced() -> None:
+    with Reload(ReloadLimits(time=0.5, grace=0.5)) as reload:
+        stuck = child_of(reload)
+        stuck.suspend()
+        found = reload.check(llama(), NORM)
+        assert (found.result, found.reason) == ("inconclusive", "no answer within 1 s")
+        assert not stuck.is_running()
+        assert reload.pid is None
+
+
+@pytest.mark.parametrize("whom", ["child", "fork"])
+def test_a_kill_in_the_middle_is_inconclusive_and_the_next_request_is_served(whom: str) -> None:
+    with Reload() as reload:
+        warm = child_of(reload)
+        found: list[ModelCheck] = []
+        asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+        asking.start()
+        until(lambda: warm.children() != [])
+        fork = warm.children()[0]
+        (warm if whom == "child" else fork).kill()
+        asking.join(timeout=30)
+        assert (found[0].result, found[0].seconds < 20) == ("inconclusive", True)
+        assert ("killed by SIGKILL" if whom == "child" else "was killed") in found[0].reason
+        psutil.wait_procs([fork], timeout=10)
+        assert not fork.is_running()
+        assert reload.check(llama(), NORM).result == "report"
+        assert (child_of(reload) == warm) == (whom == "fork")
+
+
+_ORPHAN = """
+import threading, sys
+from reshard.pipeline.verify.reload import Reload
+reload = Reload()
+assert reload.warm() is None
+print("warm", flush=True)
+config, specs = sys.argv[1].encode(), {"model.norm.weight": ("F32", (16,))}
+reload.check(config, specs)
+"""
+
+
+def test_the_child_and_its_fork_end_when_their_owner_is_killed() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", _ORPHAN, ENDLESS.decode()], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"warm\n"
+    until(lambda: len(psutil.Process(owner.pid).children(recursive=True)) == 2)
+    family = psutil.Process(owner.pid).children(recursive=True)
+    owner.kill()
+    owner.communicate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+# ----------------------------------------------------------------------------------------------------------- isolation
+
+
+def _plant_kernels(folder: Path, canary: Path) -> None:
+    """A `kernels` package of a version that transformers accepts, which tells when it is asked for code."""
+    anything = "CUDAProperties = Device = KernelizeFallback = LayerRepository = LocalLayerRepository = ROCMProperties"
+    functions = "replace_kernel_forward_from_hub = use_kernel_mapping = kernelize = register_kernel_mapping"
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "__init__.py").write_text(f"""
+class Anything:
+    def __init__(self, *args, **kwargs): pass
+{anything} = Anything
+class Mode: INFERENCE = TRAINING = TORCH_COMPILE = 1
+def register_kernel_mapping(*args, **kwargs): pass
+{functions}
+def use_kernel_forward_from_hub(name): return lambda found: found
+def use_kernelized_func(name): return lambda found: found
+def get_kernel(*args, **kwargs): open({str(canary)!r}, "a").write(str(args))
+""")
+    (folder / "kernels-0.18.5.dist-info").mkdir()
+    (folder / "kernels-0.18.5.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.5\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, Path]]:
+    """A reload that stands in a folder of planted modules, and a file that exists once one of them has run."""
+    folder = tmp_path_factory.mktemp("repo")
+    canary = folder / "canary"
+    _plant_kernels(folder, canary)
+    repo = folder / "cwd"
+    repo.mkdir()
+    for module in ("torch", "modeling_planted", "configuration_planted"):
+        (repo / f"{module}.py").write_text(f"open({str(canary)!r}, 'a').write('{module}')\nclass Planted: pass\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(repo)
+        patch.setenv("PYTHONPATH", str(folder))
+        with Reload() as reload:
+            assert reload.warm() is None
+            patch.undo()
+            yield reload, canary
+
+
+_CONTROL = """
+import transformers
+config = transformers.LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+config._attn_implementation = "kernels-community/planted"
+try:
+    transformers.LlamaForCausalLM(config)
+except Exception as error:
+    print(error)
+"""
+
+REMOTE = {"AutoConfig": "configuration_planted.Planted", "AutoModelForCausalLM": "modeling_planted.Planted"}
+KERNEL = "kernels-community/planted"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({"auto_map": REMOTE}, "model"),
+        ({"auto_map": REMOTE, "architectures": ["Planted"], "model_type": "planted"}, "structural"),
+        ({"auto_map": {"AutoModelForCausalLM": "someone/else--modeling_planted.Planted"}}, "model"),
+        ({"attn_implementation": KERNEL}, "model"),
+        ({"_attn_implementation": KERNEL}, "model"),
+        ({"_attn_implementation_internal": {"": KERNEL}}, "model"),
+        ({"experts_implementation": KERNEL}, "model"),
+        ({"use_kernels": True, "kernel_config": {"RMSNorm": f"{KERNEL}:RMSNorm"}}, "model"),
+        ({"transformers_weights": "../../planted.safetensors"}, "model"),
+        ({"_name_or_path": "someone/else", "name_or_path": "someone/else"}, "model"),
+    ],
+    ids=str,
+)
+def test_nothing_that_a_config_names_is_run(changes: dict[str, Any], level: str, planted: tuple[Reload, Path]) -> None:
+    reload, canary = planted
+    found = reload.check(llama(**changes), NORM)
+    assert found.level == level, found
+    assert not canary.exists()
+
+
+def test_the_canary_would_sing(planted: tuple[Reload, Path]) -> None:
+    """The control: the planted kernel does run when transformers is handed the same name without our care."""
+    _, canary = planted
+    assert not canary.exists()
+    environment = {**os.environ, "PYTHONPATH": str(canary.parent), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-P", "-c", _CONTROL], env=environment, check=True, capture_output=True)
+    assert KERNEL in canary.read_text()
+    canary.unlink()
+
+
+_REFUSED = """
+import sys
+from reshard.pipeline.verify.reload_child import _refuse
+import os, socket, subprocess
+sys.addaudithook(_refuse)
+try:
+    {action}
+except PermissionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [
+        ("socket.create_connection(('127.0.0.1', 9))", "socket.getaddrinfo"),
+        ("socket.socket().connect(('127.0.0.1', 9))", "socket.connect"),
+        ("socket.socket().bind(('127.0.0.1', 0))", "socket.bind"),
+        ("subprocess.run(['true'])", "subprocess.Popen"),
+        ("os.system('true')", "os.system"),
+        ("os.execv('/bin/true', ['true'])", "os.exec"),
+        ("os.posix_spawn('/bin/true', ['true'], {})", "os.posix_spawn"),
+        ("os.fork()", "os.fork"),
+    ],
+)
+def test_a_fork_may_use_neither_network_nor_other_programs(action: str, event: str) -> None:
+    script = _REFUSED.replace("{action}", action)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"the reload may not use {event}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_child_gets_no_token_no_proxy_and_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTPS_PROXY", "RESHARD_BROKER_URL", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hf_secret")
+    with Reload() as reload:
+        child = child_of(reload)
+        environment = child.environ()
+        assert "hf_secret" not in "".join(environment.values())
+        assert environment["HF_HUB_OFFLINE"] == "1"
+        home = Path(environment["HOME"])
+        assert Path(child.cwd()) == home == Path(environment["HF_HOME"])
+        assert home not in (Path.home(), Path.cwd())
+    assert not home.exists()
+
+
+# ------------------------------------------------------------------------------------------------------- without torch
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that has the standard library and nothing else."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False, symlinks=True)
+    return str(folder / "bin" / "python")
+
+
+_WITHOUT = """
+import json
+from reshard.pipeline.verify.reload import Reload
+with Reload() as reload:
+    print(json.dumps(reload.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
+"""
+
+
+def test_without_torch_it_says_what_to_install(bare_python: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".types")}
+    done = subprocess.run(
+        [bare_python, "-c", _WITHOUT], env=environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    found = ModelCheck.from_dict(json.loads(done.stdout))
+    assert (found.level, found.result) == ("structural", "skipped")
+    assert found.reason.startswith("torch and transformers and accelerate not installed")
+    assert "pip install 'reshard[model]'" in found.reason
+
+
+def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".types"))
+    with Reload(python=bare_python) as reload:
+        found = reload.check(llama(), NORM)
+    assert (found.level, found.result) == ("structural", "skipped")
+    assert found.reason == "the reload could not start: ModuleNotFoundError: No module named 'transformers'"
+
+
+def test_a_python_that_ends_at_once_is_told() -> None:
+    with Reload(python="/bin/false") as reload:
+        found = reload.check(llama(), NORM)
+    assert (found.result, found.reason) == (
+        "skipped",
+        "the reload could not start: the reload child ended with code 1",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def test_a_tiny_model_is_checked_within_half_a_second_when_warm(saved: GetSaved, reload: Reload) -> None:
+    model = saved("llama")
+    times = []
+    for attempt in range(3):
+        found = reload.check(model.with_config(attempt=attempt), model.specs)
+        assert found.result == "clean"
+        times.append(found.seconds)
+    assert min(times) < 0.5
+
+
+def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(strict: Reload) -> None:
+    first = strict.check(llama(attempt=1), NORM)
+    warm = child_of(strict)
+    warm.suspend()
+    try:
+        assert strict.check(llama(attempt=1), NORM) is first
+        assert strict.check(llama(attempt=1), dict(NORM), dict(NORM)) is first
+    finally:
+        warm.resume()
+    other = strict.check(llama(attempt=1), NORM, {**NORM, "x": ("F32", (1,))})
+    assert other.result == "failed"
+    cut_short = strict.check(ENDLESS, NORM)
+    assert cut_short.result == "inconclusive"
+    assert strict.check(ENDLESS, NORM) is not cut_short
+
+
+def test_threads_may_share_one_reload(saved: GetSaved, reload: Reload) -> None:
+    model = saved("llama")
+    found: list[ModelCheck] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(reload.check(model.with_config(thread=n), model.specs)))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [check.result for check in found] == ["clean"] * 4
+
+
+def test_a_7b_layout_is_checked_cold_within_6_seconds_and_450_mb() -> None:
+    config, specs = layout(
+        transformers.MistralConfig(dtype="bfloat16", architectures=["MistralForCausalLM"], sliding_window=None)
+    )
+    assert len(specs) == 291
+    with Reload() as reload:
+        found = reload.check(config, specs)
+    assert (found.level, found.result) == ("model", "clean")
+    assert found.seconds < 6
+    assert found.peak_rss < 450_000_000
+
+
+@pytest.mark.slow
+def test_the_671b_layout_in_fp8_is_checked_cold_within_30_seconds_and_800_mb() -> None:
+    config, specs = deepseek_fp8()
+    assert len(specs) == 91_985
+    with Reload() as reload:
+        found = reload.check(config, specs)
+        assert (found.level, found.result) == ("model", "clean")
+        assert "1558 tensors are neither required nor used by the class" in found.notes[0]
+        assert found.seconds < 30
+        assert found.peak_rss < 800_000_000
+        expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
+        broken = {name: spec for name, spec in specs.items() if name != expert}
+        assert reload.check(config, specs, broken).result == "failed"
+
+
+def test_a_signal_that_crashes_the_fork_is_named(strict: Reload) -> None:
+    warm = child_of(strict)
+    found: list[ModelCheck] = []
+    asking = threading.Thread(target=lambda: found.append(strict.check(ENDLESS, NORM)))
+    asking.start()
+    until(lambda: warm.children() != [])
+    warm.children()[0].send_signal(signal.SIGSEGV)
+    asking.join(timeout=30)
+    assert (found[0].result, found[0].reason) == ("inconclusive", "the reload crashed with SIGSEGV")
