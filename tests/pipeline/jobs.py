@@ -1,0 +1,25 @@
+"""Jobs that tests run in a process of their own, to see what they cost; nothing of the tests is imported here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import draft, run
+from reshard.pipeline.stores.open import Context, open_source, open_target
+
+
+def request_of(source: str, target: str, options: dict[str, Any]) -> Request:
+    return Request(source=parse_place(source), target=parse_place(target), options=Options(**options))
+
+
+def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    report = run(request_of(source, target, options), Context.from_env())
+    return {"commit": report.published.commit, "shards": len(report.plan.shards)}
+
+
+def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    request, context = request_of(source, target, options), Context.from_env()
+    plan = draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
+    return {"shards": len(plan.shards), "tensors": sum(len(s.entries) for s in plan.shards), "digest": plan.digest}

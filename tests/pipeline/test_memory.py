@@ -1,0 +1,57 @@
+"""Promise 2: the memory of a job does not grow with the model. Each is measured in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
+from tests.support.giants import deepseek_v3_fp8, save_sparse
+from tests.support.hub.fixtures import Namespace
+from tests.support.measured import measured
+
+JOBS = "tests.pipeline.jobs"
+
+
+def model_of(folder: Path, size: int) -> Path:
+    """A sparse model of ``size`` bytes in two files, of tensors of 40 MB and one that is larger than any window."""
+    rows = 10_000
+    tensors = [(f"layer.{i}.weight", "BF16", (rows, 2000)) for i in range(size // (rows * 4000) - 3)]
+    save_sparse(folder, iter([("embed.weight", "BF16", (3 * rows, 2000)), *tensors]), 2)
+    return folder
+
+
+@pytest.mark.parametrize("size", [300 * MB, 600 * MB])
+def test_a_copy_between_folders_stays_under_the_floor(tmp_path: Path, size: int) -> None:
+    model_of(tmp_path / "model", size)
+    cost = measured(f"{JOBS}:do_run", str(tmp_path / "model"), str(tmp_path / "out"), {"size": 100 * MB})
+    assert cost.result["shards"] >= size // (100 * MB)
+    assert cost.peak <= MEMORY_FLOOR
+
+
+@pytest.mark.parametrize("size", [300 * MB, 600 * MB])
+def test_a_copy_over_http_and_lfs_stays_under_the_floor(tmp_path: Path, namespace: Namespace, size: int) -> None:
+    folder = model_of(tmp_path / "model", size)
+    repo = namespace.repo("large")
+    namespace.admin.create_repo(repo)
+    namespace.admin.import_files(repo, {path.name: path for path in folder.iterdir()})
+    env = {
+        "HF_ENDPOINT": namespace.endpoint,
+        "HF_TOKEN": namespace.token,
+        "RESHARD_TMPDIR": str(tmp_path),
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    cost = measured(f"{JOBS}:do_run", repo, namespace.repo("cut"), {"size": 100 * MB}, env=env)
+    assert cost.result["shards"] >= size // (100 * MB)
+    assert cost.peak <= MEMORY_FLOOR
+
+
+def test_planning_671b_takes_headers_only_and_fits(tmp_path: Path) -> None:
+    tensors = save_sparse(tmp_path / "giant", deepseek_v3_fp8(), 270)
+    cost = measured(f"{JOBS}:do_plan", str(tmp_path / "giant"), str(tmp_path / "out"), {"size": 5 * GB})
+    assert cost.result["tensors"] == tensors > 90_000
+    assert cost.peak <= 600 * MB
+    assert cost.seconds <= 20
+    blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "giant").iterdir())
+    assert blocks < 100 * MB, "the files are holes: nothing of them could have been read"

@@ -1,0 +1,52 @@
+"""Run a function in a process of its own and say how much memory it had at its peak.
+
+The peak is the kernel's high-water mark of the child's own memory (``VmHWM``); rusage would count what the parent had
+when it forked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Measured(NamedTuple):
+    peak: int  # bytes
+    seconds: float
+    result: Any
+
+
+def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, timeout: float = 600) -> Measured:
+    """Call ``module:name`` with JSON-able arguments in a fresh interpreter; raises when it fails."""
+    command = [sys.executable, "-m", "tests.support.measured", function, json.dumps(arguments)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | (env or {}), stdout=subprocess.PIPE, timeout=timeout, check=True
+    )
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def peak() -> int:
+    """The most memory that this process ever had, in bytes."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) * 1024
+
+
+def main() -> None:
+    import time
+
+    module, _, name = sys.argv[1].partition(":")
+    start = time.perf_counter()
+    result = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
+    print(json.dumps({"peak": peak(), "seconds": time.perf_counter() - start, "result": result}))
+
+
+if __name__ == "__main__":
+    main()
