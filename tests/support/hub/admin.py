@@ -89,7 +89,7 @@ class HubAdmin:
         return str(self.state(repo, kind=kind)["head"])
 
     def files(self, repo: str, revision: str = "main", kind: str = "models") -> dict[str, dict[str, Any]]:
-        """path -> {size, sha256, oid, lfs}."""
+        """path -> {size, sha256, oid, lfs, xet}."""
         files: dict[str, dict[str, Any]] = self.state(repo, revision, kind)["files"]
         return files
 
@@ -110,6 +110,19 @@ class HubAdmin:
     def drop_object(self, sha256: str) -> None:
         """The store loses the object; git still names it."""
         self._send("DELETE", f"objects/{sha256}")
+
+    def drop_xorb(self, xorb: str) -> None:
+        """The content store loses the xorb; files still consist of it."""
+        self._send("DELETE", f"xorbs/{xorb}")
+
+    def corrupt(self, repo: str, path: str, at: int, revision: str = "main", kind: str = "models") -> None:
+        """Invert the byte at this offset of a large file where it is stored, over LFS or Xet alike."""
+        self._post("corrupt", repo=repo, path=path, at=at, revision=revision, kind=kind)
+
+    def xet_terms(self, xet: str) -> list[dict[str, Any]]:
+        """{xorb, start, end, length} of a file in the content store, by the ``xet`` hash in ``files``."""
+        terms: list[dict[str, Any]] = self._get(f"xet/{xet}")
+        return terms
 
     # Log
 
@@ -163,11 +176,11 @@ class HubAdmin:
 
     # Transport
 
-    def _get(self, path: str, **query: Any) -> Any:
-        return self._send("GET", f"{path}?{urlencode(query)}" if query else path)
+    def _get(self, endpoint: str, /, **query: Any) -> Any:
+        return self._send("GET", f"{endpoint}?{urlencode(query)}" if query else endpoint)
 
-    def _post(self, path: str, **body: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self._send("POST", path, json.dumps(body).encode())
+    def _post(self, endpoint: str, /, **body: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self._send("POST", endpoint, json.dumps(body).encode())
         return answer
 
     def _send(self, method: str, path: str, body: bytes | None = None) -> Any:

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from . import commit, control, discussions, info, lfs, repos_api, resolve
 from .call import Call
+from .cas import api as cas
 from .errors import HubError
 from .hub import Hub
 from .log import Entry
@@ -58,6 +59,14 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/_lfs/{kind}/{repo}/{sha256}/complete", lfs.complete),
     ("GET", f"{PAGE}/resolve/{{rev}}/{{path}}", resolve.resolve),
     ("GET", "/_cdn/{kind}/{repo}/{sha256}/{name}", resolve.cdn),
+    ("GET", f"{REPO}/xet-write-token/{{rev}}", cas.write_token),
+    ("GET", f"{REPO}/xet-read-token/{{rev}}", cas.read_token),
+    ("POST", "/_cas/v1/xorbs/default/{hash}", cas.put_xorb),
+    ("POST", "/_cas/v1/shards", cas.put_shard),
+    ("GET", "/_cas/v1/chunks/{prefix}/{hash}", cas.dedup),
+    ("GET", "/_cas/v1/reconstructions/{hash}", cas.reconstruction),
+    ("GET", "/_cas/xorbs/{hash}", cas.get_xorb),
+    ("POST", "/v1/telemetry", cas.telemetry),  # hf_xet drops the path of the store's URL
     *control.ROUTES,
 ]
 
@@ -72,6 +81,8 @@ PARTS = {
     "{write?}": "(?P<write>/write)?",
     "{num}": "(?P<num>[0-9]+)",
     "{sha256}": "(?P<sha256>[0-9a-f]{64})",
+    "{hash}": "(?P<hash>[0-9a-f]{64})",
+    "{prefix}": "(?:default|default-merkledb)",
     "{name}": "(?P<name>[^/]+)",
 }
 
@@ -96,12 +107,12 @@ class App:
         self.routes = [Route(method, compiled(template), handler) for method, template, handler in ROUTES]
 
     def __call__(self, request: Request, entry: Entry) -> Response:
-        signed_by_url = request.path.startswith(("/_cdn/", "/_lfs/", "/_test/"))
-        token = None if signed_by_url else self.hub.accounts.identify(request.headers.get("authorization"))
+        open_door = request.path.startswith(("/_cdn/", "/_lfs/", "/_cas/", "/_test/", "/v1/"))  # no Hub token
+        token = None if open_door else self.hub.accounts.identify(request.headers.get("authorization"))
         entry.user = token.user if token else None
-        limits = {} if signed_by_url else self._spend(request, entry)
+        limits = {} if open_door else self._spend(request, entry)
         try:
-            response = self._dispatch(Call(self.hub, request, token, {}))
+            response = self._dispatch(Call(self.hub, request, token, entry))
         except HubError as refusal:
             refusal.headers |= limits
             raise

@@ -1,12 +1,13 @@
 """What a handler gets: the Hub, the request, who asks, and the parts of the path."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from .accounts import Token
 from .errors import HubError, bad_request, repo_not_found
 from .hub import Hub
+from .log import Entry
 from .repo import Repo
 from .wire import Request, Response, json_response
 
@@ -16,7 +17,8 @@ class Call:
     hub: Hub
     request: Request
     token: Token | None
-    params: dict[str, str]  # named groups of the route, percent-decoded
+    entry: Entry  # in the log
+    params: dict[str, str] = field(default_factory=dict)  # named groups of the route, percent-decoded
 
     @property
     def kind(self) -> str:

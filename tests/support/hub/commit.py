@@ -177,7 +177,7 @@ def large_file(hub: Hub, repo: Repo, value: dict[str, Any]) -> Entry:
     """git must never name bytes that the store does not have for this repo; a copy comes without its size."""
     sha256 = value["oid"]
     size = repo.objects.get(sha256)
-    if value.get("algo") != "sha256" or size is None or not hub.stored(sha256):
+    if value.get("algo") != "sha256" or size is None or not hub.stored(repo, sha256):
         raise bad_request(
             "Your push was rejected because an LFS pointer pointed to a file that does not exist."
             f" Offending file: {value['path']}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .call import Call
+from .cas.hashes import to_hex
 from .commit import changes_of, checked_path
 from .errors import HubError, bad_request, entry_not_found, repo_not_found
 from .git import Changes, Entry
@@ -104,6 +105,7 @@ def show_repo(call: Call) -> Response:
             "sha256": sha256,
             "oid": entry.oid,
             "lfs": entry.sha256 is not None,
+            "xet": repo.xet.get(sha256) if entry.sha256 else None,
         }
     return json_response({**state_of(repo), "commit": commit, "files": files})
 
@@ -115,7 +117,7 @@ def show_file(call: Call) -> Response:
     entry = repo.tree(repo.resolve(argument("revision") or "main")).get(argument("path") or "")
     if entry is None:
         raise entry_not_found()
-    return ranged(call, entry.size, lambda start, stop: content(call.hub, entry, start, stop), {})
+    return ranged(call, entry.size, lambda start, stop: content(call.hub, repo, entry, start, stop), {})
 
 
 def put_files(call: Call) -> Response:
@@ -171,6 +173,35 @@ def drop_object(call: Call) -> Response:
     if not call.hub.objects.drop(call.params["sha256"]):
         raise HubError(404, "no such object")
     return json_response({})
+
+
+def drop_xorb(call: Call) -> Response:
+    """The store loses a xorb that files still consist of."""
+    if not call.hub.xet.xorbs.drop(call.params["hash"]):
+        raise HubError(404, "no such xorb")
+    return json_response({})
+
+
+def corrupt(call: Call) -> Response:
+    """{repo, path, at, revision?, kind?}: invert one byte of a large file where it is stored, whatever the form."""
+    request = call.json()
+    repo = repo_of(call, request["repo"], request.get("kind"))
+    entry = repo.tree(repo.resolve(request.get("revision", "main"))).get(request["path"])
+    if entry is None or entry.sha256 is None or not 0 <= request["at"] < entry.size:
+        raise bad_request("not a byte of a large file")
+    if name := repo.xet.get(entry.sha256):
+        call.hub.xet.corrupt(name, request["at"])
+    else:
+        call.hub.objects.corrupt(entry.sha256, request["at"])
+    return json_response({})
+
+
+def show_xet_file(call: Call) -> Response:
+    """``hash``: the terms of a file in the content store, as {xorb, start, end, length}."""
+    file = call.hub.xet.file(call.params["hash"])
+    return json_response(
+        [{"xorb": to_hex(t.xorb), "start": t.start, "end": t.end, "length": t.length} for t in file.terms]
+    )
 
 
 def show_log(call: Call) -> Response:
@@ -246,6 +277,9 @@ ROUTES = [
     ("POST", "/_test/files", put_files),
     ("POST", "/_test/import", import_files),
     ("DELETE", "/_test/objects/{sha256}", drop_object),
+    ("DELETE", "/_test/xorbs/{hash}", drop_xorb),
+    ("GET", "/_test/xet/{hash}", show_xet_file),
+    ("POST", "/_test/corrupt", corrupt),
     ("GET", "/_test/log", show_log),
     ("DELETE", "/_test/log", show_log),
     ("GET", "/_test/log/totals", show_totals),

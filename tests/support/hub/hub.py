@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from .accounts import Accounts, Token
 from .budget import Budget
+from .cas.store import XetStore
 from .errors import HubError, forbidden, gated, repo_not_found, sign_in, storage_full
 from .faults import Faults
 from .git import GITATTRIBUTES, Entry
@@ -50,11 +51,13 @@ class Hub:
         self.collections: dict[str, dict[str, Any]] = {}
         self._repos_made = 0
         self._journal = Journal(directory / "hub.jsonl")
-        self._secret = b""
+        self.secret = b""
         for event in self._journal.replay():
             self._apply(event)
-        if not self._secret:
+        if not self.secret:
             self.record("secret", secret=secrets.token_hex())
+        dedup_key = hashlib.sha256(b"dedup " + self.secret).digest()
+        self.xet = XetStore(directory / "xet", self.temporary, dedup_key)
 
     def record(self, event: str, **values: Any) -> None:
         line = {"event": event, **values}
@@ -66,7 +69,7 @@ class Hub:
         self.accounts.apply(event)
         match event["event"]:
             case "secret":
-                self._secret = event["secret"].encode()
+                self.secret = event["secret"].encode()
             case "repo":
                 self._repos_made += 1
                 journal = Journal(self.directory / "repos" / event["uid"] / "journal.jsonl")
@@ -137,9 +140,10 @@ class Hub:
         """The content of a regular file."""
         return self.blobs.get(entry.oid)
 
-    def stored(self, sha256: str) -> bool:
-        """Whether the bytes of a large file are there, in whatever form."""
-        return self.objects.has(sha256)
+    def stored(self, repo: Repo, sha256: str) -> bool:
+        """Whether the bytes of a large file of the repo are there, in the form in which the repo got them."""
+        name = repo.xet.get(sha256)
+        return self.xet.has_file(name) if name else self.objects.has(sha256)
 
     def new_upload(self) -> str:
         """The name of a new folder for an upload in parts; abandoned ones stay until the Hub's directory goes."""
@@ -157,7 +161,7 @@ class Hub:
     def sign(self, path: str, **values: str | int) -> str:
         """``path`` with ``values``, an expiry and a signature as its query."""
         values["expires"] = int(time.time() + self.settings.cdn_lifetime)
-        query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in values.items())
+        query = "&".join(f"{name}={quote(str(value), safe='/')}" for name, value in values.items())
         return f"{path}?{query}&signature={self._signature(f'{path}?{query}')}"
 
     def check_signature(self, target: str) -> None:
@@ -169,4 +173,4 @@ class Hub:
             raise forbidden("Request has expired")
 
     def _signature(self, signed: str) -> str:
-        return base64.urlsafe_b64encode(hmac.digest(self._secret, signed.encode(), hashlib.sha256)[:18]).decode()
+        return base64.urlsafe_b64encode(hmac.digest(self.secret, signed.encode(), hashlib.sha256)[:18]).decode()

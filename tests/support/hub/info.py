@@ -209,6 +209,8 @@ def item(
         value = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
         if entry.sha256:
             value["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+            if entry.sha256 in repo.xet and call.hub.settings.xet:
+                value["xetHash"] = repo.xet[entry.sha256]
     if expand:
         last = last_commit(repo, commit, path)
         value["lastCommit"] = {"id": last.oid, "title": last.title, "date": last.date}
@@ -261,13 +263,13 @@ def safetensors_metadata(call: Call) -> Response:
     path = call.params["path"]
     if path not in files:
         raise entry_not_found()
-    index = json.loads(read_range(call.hub, files[path], 0, files[path].size))
+    index = json.loads(read_range(call.hub, repo, files[path], 0, files[path].size))
     folder = path.rpartition("/")[0]
     headers = {}
     for shard in sorted(set(index["weight_map"].values())):
         entry = files.get(f"{folder}/{shard}" if folder else shard)
         if entry is None:
             raise entry_not_found(f"the index names {shard}, which does not exist")
-        (length,) = struct.unpack("<Q", read_range(call.hub, entry, 0, 8))
-        headers[shard] = json.loads(read_range(call.hub, entry, 8, 8 + length))
+        (length,) = struct.unpack("<Q", read_range(call.hub, repo, entry, 0, 8))
+        headers[shard] = json.loads(read_range(call.hub, repo, entry, 8, 8 + length))
     return json_response({"index": {"metadata": index.get("metadata")}, "headers": headers})

@@ -36,7 +36,7 @@ def answer(call: Call, repo: Repo, oid: str, size: int, multipart: bool) -> dict
     value: dict[str, Any] = {"oid": oid, "size": size}
     if not re.fullmatch("[0-9a-f]{64}", oid) or size < 0:
         return {**value, "error": {"code": 422, "message": "not a sha256 and a size"}}
-    if repo.objects.get(oid) == size and call.hub.stored(oid):
+    if repo.objects.get(oid) == size and call.hub.stored(repo, oid):
         return value
     settings, store = call.hub.settings, call.request.other_origin
     path = f"/_lfs/{repo.kind}/{quote(repo.id)}/{oid}"
@@ -148,10 +148,10 @@ def duplicate(call: Call) -> Response:
     failed = []
     for file in request["files"]:
         sha256 = file["sha256"]
-        if sha256 not in source.objects or not call.hub.stored(sha256):
+        if sha256 not in source.objects or not call.hub.stored(source, sha256):
             failed.append({"sha256": sha256, "error": "not found in the source repository"})
             continue
-        target.learn_object(sha256, source.objects[sha256])
+        target.learn_object(sha256, source.objects[sha256], source.xet.get(sha256))
     return json_response({"failed": failed})
 
 

@@ -20,7 +20,7 @@ def class_of(path: str) -> str:
         return "cdn"
     if path.startswith("/_lfs/") or ".git/info/lfs/" in path:
         return "lfs"
-    if path.startswith("/_cas/"):
+    if path.startswith(("/_cas/", "/v1/")):
         return "xet"
     if "/resolve/" in path and not path.startswith("/api/"):
         return "resolve"

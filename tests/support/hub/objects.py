@@ -87,6 +87,17 @@ class ObjectStore(FileStore):
         finally:
             shutil.rmtree(staged.parent)
 
+    def corrupt(self, digest: str, offset: int) -> None:
+        """Invert one byte; on a copy, as the object may be a hard link to someone's file."""
+        copy = self.new_file()
+        shutil.copyfile(self.path(digest), copy)
+        with copy.open("r+b") as file:
+            file.seek(offset)
+            (byte,) = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte ^ 0xFF]))
+        self.adopt(copy, digest)
+
 
 class BlobStore(FileStore):
     """Regular files by git blob sha1."""

@@ -63,6 +63,8 @@ class Repo:
         self.refs: dict[str, str] = {}
         self.commits: dict[str, Commit] = {}
         self.objects: dict[str, int] = {}  # sha256 -> size: large objects that this repo may name
+        self.xet: dict[str, str] = {}  # sha256 -> hash in the content store, of those that came over Xet
+        self.xet_files: set[str] = set()
         self.uploaded: dict[str, int] = {}  # received over LFS for this repo, not yet verified
         self.discussions: dict[int, Discussion] = {}
         self._trees: OrderedDict[str, Tree] = OrderedDict()
@@ -92,6 +94,9 @@ class Repo:
                 self.uploaded[event["sha256"]] = event["size"]
             case "object":
                 self.objects[event["sha256"]] = event["size"]
+                if name := event.get("xet"):
+                    self.xet[event["sha256"]] = name
+                    self.xet_files.add(name)
             case "settings":
                 vars(self.settings).update(event["settings"])
             case "discussion":
@@ -183,11 +188,11 @@ class Repo:
             self.record("commit", ref=ref, commit=commit.as_event())
             return commit
 
-    def learn_object(self, sha256: str, size: int) -> None:
-        """From now on commits to this repo may name the object."""
+    def learn_object(self, sha256: str, size: int, xet: str | None = None) -> None:
+        """From now on commits to this repo may name the object; ``xet``: its hash in the content store."""
         with self.lock:
-            if sha256 not in self.objects:
-                self.record("object", sha256=sha256, size=size)
+            if sha256 not in self.objects or (xet and self.xet.get(sha256) != xet):
+                self.record("object", sha256=sha256, size=size, xet=xet)
 
     def record_upload(self, sha256: str, size: int) -> None:
         with self.lock:

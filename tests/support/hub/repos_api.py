@@ -148,7 +148,7 @@ def duplicate(call: Call) -> Response:
 def copy_history(source: Repo, target: Repo) -> None:
     with target.lock:
         for sha256, size in source.objects.items():
-            target.learn_object(sha256, size)
+            target.learn_object(sha256, size, source.xet.get(sha256))
         for commit in source.commits.values():
             target.record("commit", ref=MAIN, commit=commit.as_event())
         for ref, oid in source.refs.items():

@@ -8,7 +8,8 @@ from .call import Call
 from .errors import HubError, entry_not_found, forbidden
 from .git import Entry
 from .hub import Hub
-from .wire import Body, BytesBody, FileBody, Response
+from .repo import Repo
+from .wire import Body, BytesBody, FileBody, Response, StreamBody
 
 
 def resolve(call: Call) -> Response:
@@ -37,6 +38,11 @@ def resolve(call: Call) -> Response:
         "X-Linked-Etag": f'"{entry.sha256}"',
         "Location": call.request.other_origin + call.hub.sign(target, commit=commit),
     }
+    if (xet := repo.xet.get(entry.sha256)) and call.hub.settings.xet:
+        token = f"{call.request.origin}/api/{repo.kind}/{repo.id}/xet-read-token/{commit}"
+        description = f"{call.request.origin}/_cas/v1/reconstructions/{xet}"
+        headers["X-Xet-Hash"] = xet
+        headers["Link"] = f'<{token}>; rel="xet-auth", <{description}>; rel="xet-reconstruction-info"'
     return Response(302, headers, BytesBody(f"Found. Redirecting to {headers['Location']}".encode()))
 
 
@@ -49,7 +55,7 @@ def cdn(call: Call) -> Response:
         raise forbidden("AccessDenied")
     entry = Entry.large(sha256, repo.objects[sha256])
     headers = {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-    return ranged(call, entry.size, lambda start, stop: content(call.hub, entry, start, stop), headers)
+    return ranged(call, entry.size, lambda start, stop: content(call.hub, repo, entry, start, stop), headers)
 
 
 def ranged(call: Call, size: int, body: Callable[[int, int], Body], headers: dict[str, str]) -> Response:
@@ -76,18 +82,20 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     return start, stop
 
 
-def content(hub: Hub, entry: Entry, start: int, stop: int) -> Body:
+def content(hub: Hub, repo: Repo, entry: Entry, start: int, stop: int) -> Body:
     """Bytes of a file, wherever they are stored."""
     if entry.sha256 is None:
         return BytesBody(hub.read(entry)[start:stop], start)
+    if name := repo.xet.get(entry.sha256):
+        return StreamBody(hub.xet.read(name, start, stop), start, stop - start)
     try:
         return FileBody(hub.objects.path(entry.sha256), start, stop - start)
     except FileNotFoundError:
         raise HubError(404, "NoSuchKey: the stored object is gone") from None
 
 
-def read_range(hub: Hub, entry: Entry, start: int, stop: int) -> bytes:
-    body = content(hub, entry, start, stop)
+def read_range(hub: Hub, repo: Repo, entry: Entry, start: int, stop: int) -> bytes:
+    body = content(hub, repo, entry, start, stop)
     try:
         return b"".join(body.chunks())
     finally:
