@@ -93,7 +93,7 @@ class Daemon:
         return noted
 
     def stop(self, timeout: float) -> bool:
-        """Ask it to end and wait until it and its children have, by force after ``timeout`` seconds; False if none ran."""
+        """Ask it to end, wait until it and its children have, by force after ``timeout`` seconds; False if none ran."""
         running = self.running()
         if running is None:
             return False

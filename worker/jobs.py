@@ -122,7 +122,7 @@ def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concat
         with broker_errors(self.url):
             return method(self, *args, **kwargs)
 
-    return cast(Callable[Concatenate[JobStore, P], R], guarded)
+    return cast("Callable[Concatenate[JobStore, P], R]", guarded)
 
 
 @contextmanager

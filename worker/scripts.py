@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import redis
 from redis.commands.core import Script
 
 PREFIX = "reshard:"  # of every key that this service writes
+_FOLDER = Path(__file__).with_name("lua")
 
 
 class Scripts:
@@ -37,5 +38,4 @@ def texts(answer: Any) -> list[str]:
 
 @cache
 def _text(name: str) -> str:
-    lua = files("reshard.worker").joinpath("lua")
-    return lua.joinpath("common.lua").read_text() + lua.joinpath(f"{name}.lua").read_text()
+    return (_FOLDER / "common.lua").read_text() + (_FOLDER / f"{name}.lua").read_text()

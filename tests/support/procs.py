@@ -1,0 +1,187 @@
+"""Real processes of the service for tests: a broker, workers and control, each in its own session, killed for real.
+
+    with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_ALLOWED_FOLDERS="/tmp") as machine:
+        machine.control()
+        worker = machine.worker(concurrency=2)
+        ...
+        worker.kill()
+
+Everything that a ``with`` started is killed at its end, and what it said lies in ``<folder>/<name>.log``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import redis
+
+from reshard.worker.broker import CONFIG, HOST, answers, find_server
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.local import control_command, worker_command
+
+T = TypeVar("T")
+
+START = 60.0  # seconds; a worker needs three on an idle machine, and ours is shared
+POLL = 0.02  # seconds
+
+
+def wait_for(check: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+    """The first true value of ``check``; fails the test with ``what`` did not happen."""
+    deadline = time.monotonic() + timeout
+    while not (value := check()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen within {timeout:.0f} s")
+        time.sleep(POLL)
+    return value
+
+
+class Proc:
+    """One subprocess and everything that it started, in a session of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        self.pid = self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL to all of it at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM to its main process, as a process manager does."""
+        self._process.terminate()
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {timeout:.0f} s:\n{self.said()[-3000:]}") from None
+
+    def children(self) -> list[int]:
+        """The pids of its direct children."""
+        found = []
+        for tid in Path(f"/proc/{self.pid}/task").iterdir():
+            found += [int(pid) for pid in (tid / "children").read_text().split()]
+        return found
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Broker:
+    """A Redis on disk, with a port and a password that survive its restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "broker"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = probe.getsockname()[1]
+        password = secrets.token_hex(8)
+        self._config = self._folder / "server.conf"
+        self._config.write_text(CONFIG.format(host=HOST, port=port, password=password, folder=self._folder))
+        self.url = f"redis://:{password}@{HOST}:{port}/0"
+        self._process: Proc | None = None
+
+    def start(self) -> None:
+        self._process = Proc("server", [str(find_server()), str(self._config)], os.environ, self._folder)
+        wait_for(lambda: answers(self.url), "the broker's first answer")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+    def pause(self) -> None:
+        """It hangs: connections stand and nothing is answered."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def client(self) -> redis.Redis:
+        return open_redis(self.url)
+
+    def __enter__(self) -> Broker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Machine:
+    """One machine with its own home, temporary folder and environment, on which workers and control run."""
+
+    def __init__(self, folder: Path, broker_url: str, **environment: str) -> None:
+        self.folder = folder
+        self.tmpdir = folder / "tmp"
+        self.tmpdir.mkdir(parents=True, exist_ok=True)
+        self._url = broker_url
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
+        self.env = inherited | {
+            "RESHARD_BROKER_URL": broker_url,
+            "RESHARD_DATA_DIR": str(folder / "data"),
+            "RESHARD_TMPDIR": str(self.tmpdir),
+            "TMPDIR": str(self.tmpdir),
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONUNBUFFERED": "1",
+            **environment,
+        }
+        self.processes: list[Proc] = []
+
+    def worker(self, concurrency: int = 2, **environment: str) -> Proc:
+        """A worker that has said that it is there."""
+        return self._started("worker", worker_command(concurrency), environment)
+
+    def control(self, **environment: str) -> Proc:
+        """A control process that has said that it is there."""
+        return self._started("control", control_command(), environment)
+
+    def run(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """`reshard ARGUMENTS`, to its end."""
+        command = [sys.executable, "-m", "reshard.cli.main", *arguments]
+        return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+
+    def _started(self, kind: str, command: Sequence[str], environment: Mapping[str, str]) -> Proc:
+        name = f"{kind}-{len(self.processes)}"
+        process = Proc(name, command, self.env | environment, self.folder)
+        self.processes.append(process)
+        with JobStore.at(self._url) as store:
+
+            def there() -> bool:
+                assert process.alive(), f"{name} ended:\n{process.said()[-3000:]}"
+                return any(found.pid == process.pid for found in store.processes())
+
+            wait_for(there, f"{name}'s first sign of life", START)
+        return process
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
