@@ -2,8 +2,8 @@
 
 Trainers wrap state dicts: ``{"state_dict": {...}, "epoch": 3}``, ``{"model": {...}, "optimizer": {...}}``. The rule:
 a dictionary under a name that trainers use for weights wins, then the one that holds tensors itself, then the only one
-with tensors anywhere in it. What lies beside it is named in the notes; tensors inside something inside it are refused,
-because nobody can tell whether they are weights.
+with tensors anywhere in it. What lies beside it is named in the notes, and so is an optimizer's state inside it; other
+tensors further inside are refused, because nobody can tell whether they are weights.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ T = TypeVar("T")
 
 # In the order in which they are believed.
 WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "module", "weights", "params_ema", "params")
+# What trainers keep beside the weights in the same dictionary: never weights, whatever tensors are inside.
+TRAINING_STATE = {
+    *("optim", "optimizer", "optimizers", "optimizer_state", "optimizer_state_dict", "optimizer_states"),
+    *("lr_scheduler", "lr_schedulers", "scheduler", "dataloader", "train_state", "rng_state", "random_states"),
+}
 _LABEL_MAX = 80  # characters of a name from a stranger that a message shows
 
 
@@ -78,7 +83,7 @@ def weights_of(root: Branch[T], file: str) -> Weights[T]:
     for name, child in branch.children.items():
         if isinstance(child, Leaf):
             tensors[name] = child.tensor
-        elif child.has_tensors:
+        elif child.has_tensors and name not in TRAINING_STATE:
             raise Unsupported(file=file, what=f"{label((*path, name))}, {child.text} with tensors inside,")
         else:
             left_out.append(_left_out((*path, name), child))
@@ -87,7 +92,11 @@ def weights_of(root: Branch[T], file: str) -> Weights[T]:
 
 def _way_down(branch: Branch[T], file: str, path: tuple[str, ...]) -> str | None:
     """The key of the next dictionary to enter, or None when ``branch`` itself holds the weights."""
-    inner = [key for key, child in branch.children.items() if isinstance(child, Branch) and child.has_tensors]
+    inner = [
+        key
+        for key, child in branch.children.items()
+        if isinstance(child, Branch) and child.has_tensors and key not in TRAINING_STATE
+    ]
     for key in WRAPPERS:
         if key in inner:
             return key

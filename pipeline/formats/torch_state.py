@@ -295,7 +295,7 @@ def _node(value: object, file: str, depth: int, search: _Search, done: _Done) ->
 # ---------------------------------------------------------------------------------------------------------- views
 
 
-def _counts(value: object) -> tuple[int, ...] | None:
+def counts_of(value: object) -> tuple[int, ...] | None:
     """A tuple of non-negative integers, or the torch.Size of one; None for anything else."""
     if type(value) is Made and str(value.kind) == "torch.Size":
         value = value.args[0] if len(value.args) == 1 else None
@@ -308,7 +308,7 @@ def _counts(value: object) -> tuple[int, ...] | None:
     return found if len(found) == len(counts) else None
 
 
-def _count(value: object) -> int | None:
+def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < _BYTES_MAX else None
 
 
@@ -335,7 +335,7 @@ def storage_of(value: object, what: str, file: str) -> Storage:
     if type(value) is not Persistent or type(value.key) is not tuple or len(value.key) not in (5, 6):
         raise BadPickle(file=file, why=f"{what} has no storage")
     tag, kind, key, _device, elements, *view = value.key
-    count = _count(elements)
+    count = count_of(elements)
     if tag != "storage" or type(kind) is not Global or type(key) is not str or count is None:
         raise BadPickle(file=file, why=f"{what} has a malformed storage")
     dtype: str | None = None
@@ -352,7 +352,7 @@ def storage_of(value: object, what: str, file: str) -> Storage:
         part = view[0]
         if type(part) is not tuple or len(part) != 3:
             raise BadPickle(file=file, why=f"{what} has a malformed storage")
-        first, length = _count(part[1]), _count(part[2])
+        first, length = count_of(part[1]), count_of(part[2])
         if first is None or length is None or first + length > count:
             raise BadPickle(file=file, why=f"{what} names a part outside of its storage")
         start, size = first * width, length * width
@@ -414,7 +414,7 @@ def view_of(made: Made, what: str, file: str) -> View:
         raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
     _refuse_lazy_bits(metadata, what, file)
     dtype = dtype or (_dtype(storage.dtype, what, file) if storage.dtype else "U8")
-    offset, shape, steps = _count(args[1]), _counts(args[2]), _counts(args[3])
+    offset, shape, steps = count_of(args[1]), counts_of(args[2]), counts_of(args[3])
     if offset is None or shape is None or steps is None or len(shape) != len(steps):
         raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
     return _checked_view(storage, dtype, shape, steps, offset, what, file)

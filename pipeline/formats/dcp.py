@@ -1,0 +1,359 @@
+"""Torch distributed checkpoints (DCP), as FSDP and others write them: `.metadata` and `.distcp` files.
+
+`.metadata` is a pickle that names every tensor, its chunks, and where each chunk is stored; a `.distcp` file is torch
+zip archives one behind the other, one per chunk, each at (offset, length). The types are those of
+`torch/distributed/checkpoint/metadata.py`, the storage infos of `filesystem.py`. None of torch's code is used: its own
+reader runs whatever `.metadata` says.
+
+DCP can also write safetensors files (`hf_storage.py`): each rank's part under the tensor's name, and under
+`__metadata__` where in the tensor the part belongs. `merged` puts those together again.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
+from reshard.pipeline.formats.nesting import Branch, Leaf, Other, label, weights_of
+from reshard.pipeline.formats.pickles import Made, load
+from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.formats.torch_state import (
+    ALLOWED,
+    Contents,
+    Record,
+    count_of,
+    counts_of,
+    dtype_of,
+    is_tensor,
+    pairs_of,
+    view_of,
+)
+from reshard.pipeline.formats.torch_zip import TorchZip
+from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
+from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+
+METADATA = ".metadata"
+SUFFIX = ".distcp"
+SHARDING_INFO = "DCP_SHARDING_INFO"
+_SAVED_OFFSETS = "saved_offsets"
+
+_METADATA_MODULES = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed._shard.sharded_tensor.metadata",  # TensorProperties, before torch 2.3
+)
+_METADATA_NAMES = (
+    *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
+    *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+)
+_FILESYSTEM_NAMES = ("_StorageInfo", "_StoragePrefix")
+ALLOWED_METADATA = ALLOWED | {
+    *(f"{module}.{name}" for module in _METADATA_MODULES for name in _METADATA_NAMES),
+    *(f"torch.distributed.checkpoint.filesystem.{name}" for name in _FILESYSTEM_NAMES),
+}
+_KEYS_MAX = 32  # dictionaries around a tensor; trainers nest two or three
+
+
+class Chunk(NamedTuple):
+    """A part of a tensor, and the archive that holds it: ``length`` bytes at ``offset`` of a file of the folder."""
+
+    box: Box
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor as `.metadata` tells it; its chunks tile it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def read_dcp(read: Read, metadata: StoredFile, files: Sequence[StoredFile]) -> Contents:
+    """The tensors of the checkpoint that `.metadata` describes, as pieces of ``files``.
+
+    Reads `.metadata` and both ends of every chunk, never a tensor. Names are those of the model's own state dict,
+    wrappers included. Raises UnsafePickle, UnsafePath, BadTiling and the rest of the CheckpointError family.
+    """
+    tensors, notes = _described(read, metadata)
+    numbers = {file.path: number for number, file in enumerate(files)}
+    wanted: dict[int, list[tuple[_Tensor, Chunk]]] = {}
+    for tensor in tensors:
+        for chunk in tensor.chunks:
+            if chunk.path not in numbers:
+                raise BadIndex(file=metadata.path, why=f"it names {label((chunk.path,))}, which is not there")
+            wanted.setdefault(numbers[chunk.path], []).append((tensor, chunk))
+    pieces: dict[str, list[Piece]] = {}
+    records: list[Record] = []
+    for number, chunks in sorted(wanted.items()):
+        for name, piece, record in _chunks_of(read, files[number], number, chunks):
+            pieces.setdefault(name, []).append(piece)
+            records.append(record)
+    return Contents(
+        tuple(Tensor(tensor.name, tensor.dtype, tensor.shape, tuple(pieces[tensor.name])) for tensor in tensors),
+        notes,
+        (),
+        tuple(records),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- .metadata
+
+
+def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[str, ...]]:
+    file = metadata.path
+    if metadata.size > PICKLE_MAX:
+        raise BadPickle(file=file, why=f"it is {metadata.size} bytes long, and {PICKLE_MAX} is the most that is read")
+    data = read_bytes(read, metadata, 0, metadata.size)
+    root = _fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
+    described = _named(root.get("state_dict_metadata"), "state_dict_metadata", file)
+    paths = _named(root["planner_data"], "planner_data", file) if root.get("planner_data") is not None else {}
+    tree: Branch[str] = Branch()
+    for name, value in described.items():
+        _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
+    found = weights_of(tree, file)
+    stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
+    tensors = [_tensor(name, full, described[full], stored, file) for name, full in found.tensors.items()]
+    return tensors, found.notes
+
+
+def _fields(value: object, kind: str, file: str) -> dict[str, object]:
+    """The attributes of a pickled dataclass."""
+    if type(value) is Made and value.kind.name == kind:
+        if value.state is None:
+            return {}
+        pairs = pairs_of(value.state)
+        if pairs is not None and all(type(key) is str for key, _ in pairs):
+            return {key: field for key, field in pairs if type(key) is str}
+    raise BadPickle(file=file, why=f"it has no {kind} where one must be")
+
+
+def _named(value: object, what: str, file: str) -> dict[str, object]:
+    pairs = pairs_of(value)
+    if pairs is None or not all(type(key) is str for key, _ in pairs):
+        raise BadPickle(file=file, why=f"its {what} is no dictionary of names")
+    return {key: field for key, field in pairs if type(key) is str}
+
+
+def _keys(path: object, name: str, file: str) -> tuple[str, ...]:
+    """The keys of the nested dictionaries that led to a value when it was saved."""
+    if type(path) is tuple and 0 < len(path) <= _KEYS_MAX and all(type(key) in (str, int) for key in path):
+        return tuple(str(key) for key in path)
+    raise BadPickle(file=file, why=f"the path of {label((name,))} is malformed")
+
+
+def _leaf(value: object, file: str) -> bool:
+    """Whether an entry of the state dict is a tensor."""
+    kind = value.kind.name if type(value) is Made else None
+    if kind not in ("TensorStorageMetadata", "BytesStorageMetadata"):
+        raise BadPickle(file=file, why="it describes something that is neither a tensor nor bytes")
+    return kind == "TensorStorageMetadata"
+
+
+def _plant(tree: Branch[str], path: tuple[str, ...], name: str, tensor: bool, file: str) -> None:
+    """Put ``name`` where ``path`` says; dictionaries with a tensor inside know it."""
+    branch = tree
+    for key in path[:-1]:
+        branch.has_tensors |= tensor
+        below = branch.children.setdefault(key, Branch())
+        if not isinstance(below, Branch):
+            raise BadPickle(file=file, why=f"{label(path)} is inside of something that is no dictionary")
+        branch = below
+    branch.has_tensors |= tensor
+    if path[-1] in branch.children:
+        raise BadPickle(file=file, why=f"{label(path)} is there twice")
+    branch.children[path[-1]] = Leaf(name) if tensor else Other("a value that is no tensor")
+
+
+def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
+    """(name, first index) -> (path, offset, length) of every stored chunk."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
+    for key, info in pairs_of(value) or ():
+        index = _fields(key, "MetadataIndex", file)
+        if index.get("offset") is None:
+            continue  # bytes, which have no place in a tensor
+        name, at = index.get("fqn"), counts_of(index["offset"])
+        if type(name) is not str or at is None:
+            raise BadPickle(file=file, why="it stores something under a malformed index")
+        if (name, at) in found:
+            raise BadTiling(file=file, tensor=label((name,)), why=f"the part at {list(at)} is stored twice")
+        found[name, at] = _storage_info(_fields(info, "_StorageInfo", file), label((name,)), folder, file)
+    return found
+
+
+def _storage_info(info: Mapping[str, object], what: str, folder: str, file: str) -> tuple[str, int, int]:
+    path, offset, length = info.get("relative_path"), count_of(info.get("offset")), count_of(info.get("length"))
+    if type(path) is not str or offset is None or length is None:
+        raise BadPickle(file=file, why=f"the place of {what} is malformed")
+    if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise UnsafePath(file=file, path=label((path,)))
+    if info.get("transform_descriptors") not in (None, ()):
+        raise Unsupported(file=file, what=f"{what}, stored through a transformation (compressed or encrypted),")
+    return posixpath.join(folder, path), offset, length
+
+
+def _tensor(
+    name: str,
+    full: str,
+    value: object,
+    stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]],
+    file: str,
+) -> _Tensor:
+    what = label((name,))
+    fields = _fields(value, "TensorStorageMetadata", file)
+    shape, chunks = counts_of(fields.get("size")), fields.get("chunks")
+    if shape is None or type(chunks) is not list:
+        raise BadPickle(file=file, why=f"{what} has no valid size")
+    found = []
+    for chunk in chunks:
+        described = _fields(chunk, "ChunkStorageMetadata", file)
+        at, extent = counts_of(described.get("offsets")), counts_of(described.get("sizes"))
+        if at is None or extent is None:
+            raise BadPickle(file=file, why=f"{what} has a malformed chunk")
+        if (full, at) not in stored:
+            raise BadTiling(file=file, tensor=what, why=f"the part at {list(at)} is stored nowhere")
+        found.append(Chunk(Box(at, extent), *stored[full, at]))
+    if not found:
+        raise BadTiling(file=file, tensor=what, why="it has no parts")
+    if (flaw := flaw_in_tiling(shape, [chunk.box for chunk in found])) is not None:
+        raise BadTiling(file=file, tensor=what, why=flaw)
+    dtype = _dtype(fields.get("properties"), what, file)
+    if dtype == "F4":
+        raise Unsupported(file=file, what=f"{what}, a sharded tensor of 4-bit elements,")
+    # Ranks that hold nothing of a tensor may have a chunk without elements; an empty tensor keeps one.
+    solid = [chunk for chunk in found if 0 not in chunk.box.shape] or found[:1]
+    return _Tensor(name, dtype, shape, tuple(solid))
+
+
+def _dtype(properties: object, what: str, file: str) -> str:
+    if type(properties) is Made and properties.kind.name == "TensorProperties":
+        state = properties.state
+        if type(state) is tuple and state:
+            return dtype_of(state[0], what, file)
+        if pairs_of(state) is not None:
+            return dtype_of(_named(state, "properties", file).get("dtype"), what, file)
+    raise BadPickle(file=file, why=f"{what} has no valid dtype")
+
+
+# --------------------------------------------------------------------------------------------------------- .distcp
+
+
+class _Held:
+    """A `Read` that answers from what was read before wherever it can."""
+
+    def __init__(self, read: Read, spans: Sequence[Span], contents: Sequence[bytes]) -> None:
+        self._read = read
+        held = sorted(zip(spans, contents, strict=True))
+        self._spans = [span for span, _ in held]
+        self._contents = [content for _, content in held]
+
+    def __call__(self, file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]:
+        number = bisect_right(self._spans, start, key=lambda span: span.start) - 1
+        if number >= 0 and stop <= self._spans[number].stop:
+            first = self._spans[number].start
+            yield memoryview(self._contents[number])[start - first : stop - first]
+        else:
+            yield from self._read(file, start, stop)
+
+
+def _chunks_of(
+    read: Read, file: StoredFile, number: int, chunks: Sequence[tuple[_Tensor, Chunk]]
+) -> Iterator[tuple[str, Piece, Record]]:
+    """(tensor, piece, record) of each chunk of one file, once its archive was held against what `.metadata` says."""
+    ordered = sorted(chunks, key=lambda pair: pair[1].offset)
+    end = 0
+    spans = []
+    for tensor, chunk in ordered:
+        start, stop = chunk.offset, chunk.offset + chunk.length
+        if start < end or stop > file.size:
+            what = "overlaps another" if start < end else "reaches behind the end of the file"
+            raise BadArchive(file=file.path, why=f"the chunk of {label((tensor.name,))} at byte {start} {what}")
+        end = stop
+        spans += [Span(start, min(start + BLOB_EDGE, stop)), Span(max(start, stop - BLOB_EDGE), stop)]
+    spans = sorted(set(spans))
+    held = _Held(read, spans, read_spans(read, file, spans))
+    for tensor, chunk in ordered:
+        yield tensor.name, *_piece(held, file, number, tensor, chunk)
+
+
+def _piece(read: Read, file: StoredFile, number: int, tensor: _Tensor, chunk: Chunk) -> tuple[Piece, Record]:
+    what = f"{label((tensor.name,))} at {list(chunk.box.at)}"
+    archive = TorchZip(read, file, number, Span(chunk.offset, chunk.offset + chunk.length))
+    if type(archive.root) is not Made or not is_tensor(archive.root):
+        raise BadArchive(file=file.path, why=f"the chunk of {what} is no tensor")
+    view = view_of(archive.root, what, file.path)
+    if view.dtype != tensor.dtype or view.shape != chunk.box.shape:
+        told = f"{tensor.dtype}{list(chunk.box.shape)}"
+        why = f"the chunk of {what} is {view.dtype}{list(view.shape)}, and .metadata says {told}"
+        raise BadArchive(file=file.path, why=why)
+    records = archive.storages([view])
+    piece = archive.piece(view, records, what)
+    return replace(piece, at=chunk.box.at), records[view.storage.key]
+
+
+# ----------------------------------------------------------------------------------------------------- safetensors
+
+
+class SafetensorsPart(NamedTuple):
+    """One file of DCP's safetensors form: its path, its tensors as stored, its `__metadata__`."""
+
+    path: str
+    tensors: Sequence[Tensor]
+    metadata: Mapping[str, str]
+
+
+def is_sharded(metadata: Mapping[str, str]) -> bool:
+    """Whether a safetensors file holds parts of tensors, as DCP writes them, and no whole ones."""
+    return SHARDING_INFO in metadata
+
+
+def merged(parts: Sequence[SafetensorsPart]) -> tuple[Tensor, ...]:
+    """The whole tensors that the parts tile, in the order in which their names first occur.
+
+    No file says how large a tensor is, so it reaches as far as its parts do: a lost last part goes unnoticed where it
+    ends a tensor evenly. Raises BadHeader's family: BadIndex for malformed offsets, BadTiling for overlaps and gaps.
+    """
+    found: dict[str, list[tuple[str, Tensor, tuple[int, ...]]]] = {}
+    for part in parts:
+        offsets = _saved_offsets(part)
+        for tensor in part.tensors:
+            at = offsets.get(tensor.name)
+            if at is None or len(at) != len(tensor.shape):
+                raise BadIndex(file=part.path, why=f"it does not say where {label((tensor.name,))} belongs")
+            found.setdefault(tensor.name, []).append((part.path, tensor, at))
+    return tuple(_merged(name, stored) for name, stored in found.items())
+
+
+def _saved_offsets(part: SafetensorsPart) -> dict[str, tuple[int, ...]]:
+    try:
+        info = json.loads(part.metadata.get(SHARDING_INFO, ""))
+    except (ValueError, RecursionError):
+        raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} is no JSON") from None
+    found = {}
+    for name, entry in info.items() if isinstance(info, dict) else ():
+        at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None
+        if at is None:
+            raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} of {label((name,))} is malformed")
+        found[name] = at
+    return found
+
+
+def _merged(name: str, stored: Sequence[tuple[str, Tensor, tuple[int, ...]]]) -> Tensor:
+    file, first, _ = stored[0]
+    if any(tensor.dtype != first.dtype or len(at) != len(first.shape) for _, tensor, at in stored):
+        raise BadTiling(file=file, tensor=label((name,)), why="they differ in dtype or number of dimensions")
+    shape = tuple(max(at[axis] + tensor.shape[axis] for _, tensor, at in stored) for axis in range(len(first.shape)))
+    if (flaw := flaw_in_tiling(shape, [Box(at, tensor.shape) for _, tensor, at in stored])) is not None:
+        raise BadTiling(file=file, tensor=label((name,)), why=flaw)
+    solid = [part for part in stored if 0 not in part[1].shape] or stored[:1]
+    pieces = tuple(replace(piece, at=at) for _, tensor, at in solid for piece in tensor.pieces)
+    return Tensor(name, first.dtype, shape, pieces)

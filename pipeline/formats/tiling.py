@@ -1,0 +1,56 @@
+"""Whether boxes tile an array exactly: every element in one of them, and none in two. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from types import EllipsisType
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.pipeline.limits import TILING_CELLS_MAX
+
+
+class Box(NamedTuple):
+    """The elements ``at <= index < at + shape``."""
+
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """What is wrong with ``boxes`` as a tiling of an array of ``shape``, in words; None when nothing is.
+
+    A sum of volumes would take two overlapping boxes and a gap for a tiling. So the array is cut along every edge of
+    every box into cells, and each box takes its cells: none may be taken twice, none may stay free.
+    """
+    for box in boxes:
+        if len(box.at) != len(shape) or len(box.shape) != len(shape):
+            return f"a part at {list(box.at)} has another number of dimensions"
+        if any(first + extent > whole for first, extent, whole in zip(box.at, box.shape, shape, strict=True)):
+            return f"the part at {list(box.at)} reaches outside of {list(shape)}"
+    if 0 in shape:
+        return None
+    solid = [box for box in boxes if 0 not in box.shape]
+    edges = [
+        sorted({0, whole, *(edge for box in solid for edge in (box.at[axis], box.at[axis] + box.shape[axis]))})
+        for axis, whole in enumerate(shape)
+    ]
+    if prod(len(cuts) - 1 for cuts in edges) > TILING_CELLS_MAX:
+        return f"its {len(solid)} parts are cut too irregularly to be checked"
+    cell_at = [{edge: cell for cell, edge in enumerate(cuts)} for cuts in edges]
+    taken = np.zeros([len(cuts) - 1 for cuts in edges], bool)
+    for box in solid:
+        index: list[slice | EllipsisType] = [
+            slice(cells[first], cells[first + extent])
+            for cells, first, extent in zip(cell_at, box.at, box.shape, strict=True)
+        ]
+        inside = taken[(*index, ...)]
+        if inside.any():
+            return f"the part at {list(box.at)} overlaps another"
+        inside[...] = True
+    if not taken.all():
+        free = np.unravel_index(int(np.argmin(taken)), taken.shape)
+        return f"nothing covers the elements at {[edges[axis][int(cell)] for axis, cell in enumerate(free)]}"
+    return None

@@ -1,0 +1,46 @@
+"""What training wrappers put into tensor names, and names without it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reshard.pipeline.errors import DuplicateTensor
+
+# In front of every name: torch.nn.DataParallel and DistributedDataParallel.
+_LEADING = "module"
+# Anywhere between two dots: torch.compile, FullyShardedDataParallel, activation checkpointing.
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def wrappers_in(names: Iterable[str]) -> tuple[str, ...]:
+    """The wrappers that these names show, each as the prefix that it leaves: ``("module.", "_orig_mod.")``.
+
+    ``module.`` counts only when, the others aside, every name begins with it: models may have a part of that name.
+    """
+    split = [name.split(".") for name in names]
+    inside = [part for part in _INSIDE if any(part in parts[:-1] for parts in split)]
+    bare = [[part for part in parts if part not in _INSIDE] for parts in split]
+    leading = bool(bare) and all(len(parts) > 1 and parts[0] == _LEADING for parts in bare)
+    return tuple(f"{part}." for part in ([_LEADING] if leading else []) + inside)
+
+
+def unwrapped(name: str, wrappers: Sequence[str]) -> str:
+    """``name`` without ``wrappers``: those that torch writes between dots anywhere, any other only in front."""
+    inside = {wrapper.rstrip(".") for wrapper in wrappers} & set(_INSIDE)
+    *path, last = name.split(".")
+    name = ".".join([*(part for part in path if part not in inside), last])
+    for wrapper in wrappers:
+        if wrapper.rstrip(".") not in _INSIDE:
+            name = name.removeprefix(wrapper)
+    return name
+
+
+def renamed(names: Iterable[str], wrappers: Sequence[str], file: str) -> dict[str, str]:
+    """Old name -> new name; raises DuplicateTensor when two names would become one. ``file`` is for the message."""
+    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for name in names:
+        found[name] = new = unwrapped(name, wrappers)
+        if (other := taken.setdefault(new, name)) != name:
+            raise DuplicateTensor(tensor=new, file=f"{file} as {other}", other=f"it as {name}, once prefixes are gone,")
+    return found
