@@ -69,6 +69,7 @@ def test_any_bytes_are_a_header_or_a_named_error(content: bytes) -> None:
         assert sum(size_in_bytes(*found) for found in parsed.specs().values()) == len(content) - parsed.data_start
 
 
+A_SPEC = json.dumps(spec())
 HOSTILE = {
     "too few bytes for a length": (b"\x01\x02", BadHeader),
     "a header of 100 GB": (file_of({}, length=100 * 1000**3), BadHeader),
@@ -77,8 +78,8 @@ HOSTILE = {
     "JSON that is no object": (file_of("[1, 2]"), BadHeader),
     "nested a million deep": (file_of("[" * 100_000), BadHeader),
     "no UTF-8": (file_of(b"\xff\xfe{}"), BadHeader),
-    "a name twice": (file_of('{"a":%s,"a":%s}' % ((json.dumps(spec()),) * 2), b"1234"), DuplicateTensor),
-    "a name that no UTF-8 can hold": (file_of('{"\\ud800":%s}' % json.dumps(spec()), b"1234"), BadHeader),
+    "a name twice": (file_of(f'{{"a":{A_SPEC},"a":{A_SPEC}}}', b"1234"), DuplicateTensor),
+    "a name that no UTF-8 can hold": (file_of(f'{{"\\ud800":{A_SPEC}}}', b"1234"), BadHeader),
     "an unknown dtype": (file_of({"a": spec("U7")}, b"1234"), BadHeader),
     "a dtype that is no string": (file_of({"a": spec([])}, b"1234"), BadHeader),
     "a negative dimension": (file_of({"a": spec(shape=(-4,))}, b"1234"), BadHeader),

@@ -1,0 +1,80 @@
+"""What a person may type for a place and for a size, and what is refused by one clear line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import BadPlace, BadSize
+from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.request import parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("mistralai/Mistral-7B-v0.1", Hub(repo="mistralai/Mistral-7B-v0.1")),
+        ("user/repo@refs/pr/1", Hub(repo="user/repo", revision="refs/pr/1")),
+        ("https://huggingface.co/user/repo", Hub(repo="user/repo", endpoint="https://huggingface.co")),
+        (
+            "https://huggingface.co/user/repo/tree/v1.0",
+            Hub(repo="user/repo", revision="v1.0", endpoint="https://huggingface.co"),
+        ),
+        (
+            "http://127.0.0.1:8000/u/r/blob/refs%2Fpr%2F3/config.json",
+            Hub(repo="u/r", revision="refs/pr/3", endpoint="http://127.0.0.1:8000"),
+        ),
+        ("hf://user/repo@main", Hub(repo="user/repo", revision="main")),
+        ("/models/a", Folder(path="/models/a")),
+    ],
+)
+def test_a_place_is_what_it_looks_like(text: str, place: Hub | Folder) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "gpt2", "a/b/c", "user/", "user//x", "user/-x", "user/a..b", "user/repo@", "ftp://x/y/z",
+     "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b"],
+)  # fmt: skip
+def test_what_names_no_place_is_refused(text: str) -> None:
+    with pytest.raises(BadPlace):
+        parse_place(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_place_or_a_named_error(text: str) -> None:
+    try:
+        place = parse_place(text)
+    except BadPlace as error:
+        assert error.next_step
+    else:
+        assert isinstance(place, Hub | Folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("200MB", 200_000_000),
+        ("200MiB", 209_715_200),
+        ("200mb", 200_000_000),
+        ("5GB", 5_000_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("123456", 123456),
+        ("10 GB", 10_000_000_000),
+        ("1TiB", 2**40),
+        ("7B", 7),
+    ],
+)
+def test_a_size_is_bytes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "0MB", "-5GB", "5GB/s", "5Gb", "5Gbit", "5Gbps", "5G", "", "GB", "5 5GB", "1e9", "5XB", "nan", "∞"]
+)
+def test_what_is_no_size_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(BadSize) as caught:
+        parse_size(text)
+    assert caught.value.exit_code == 2 and "200MB" in caught.value.next_step

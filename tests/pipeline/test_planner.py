@@ -1,0 +1,232 @@
+"""The plan: pure, repeatable, whole; what is carried, deleted and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import ProofError, TargetDrifted
+from reshard.pipeline.open import Found, Opened, find_checkpoints, open_checkpoints
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.plan import Keys, Plan, decode_head, decode_shard, encode, index_bytes, schema_of, shard_count
+from reshard.pipeline.planner import Before, check_drift, make_plan, request_key, weights_key
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
+from reshard.pipeline.verify.checks import check_structure
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+PIN = Pin("https://hub", "a/b", "c" * 40)
+NOTHING = Before("", {}, {}, {})
+
+
+def request(**options: Any) -> Request:
+    return Request(source=Hub(repo="a/b"), target=Hub(repo="c/d"), options=Options(**options))
+
+
+def opened_of(sizes: list[list[int]]) -> Opened:
+    """Source files with tensors of these sizes, as if their headers had been read."""
+    files, tensors = [], []
+    for number, row in enumerate(sizes):
+        at = 64
+        for i, size in enumerate(row):
+            tensors.append(Tensor(f"f{number}.t{i}", "U8", (size,), (Piece(number, at, (0,), (size,)),)))
+            at += size
+        files.append(StoredFile(f"part{number}.safetensors", at, sha256=f"{number:064x}"))
+    checkpoint = Checkpoint(Name("", "model"), tuple(range(len(files))), tuple(tensors))
+    return Opened(tuple(files), (checkpoint,), {})
+
+
+def plan_of(opened: Opened, before: Before = NOTHING, **options: Any) -> Plan:
+    listing = {file.path: file for file in opened.files}
+    keys = Keys("request", "weights")
+    return make_plan(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before, None)
+
+
+sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)
+
+
+@given(sources, st.integers(300, 4000))
+def test_same_input_same_plan(sizes: list[list[int]], size: int) -> None:
+    assert plan_of(opened_of(sizes), size=size) == plan_of(opened_of(sizes), size=size)
+
+
+@given(sources, st.integers(300, 4000))
+def test_every_shard_is_in_one_group_and_every_source_file_is_attested_once(sizes: list[list[int]], size: int) -> None:
+    plan = plan_of(opened_of(sizes), size=size)
+    assert sorted(n for group in plan.groups for n in group.shards) == list(range(len(plan.shards)))
+    assert sorted(n for group in plan.groups for n in group.attests) == list(range(len(plan.files)))
+
+
+@given(sources, st.integers(300, 4000))
+def test_a_group_knows_every_tensor_of_the_files_that_it_attests(sizes: list[list[int]], size: int) -> None:
+    plan = plan_of(opened_of(sizes), size=size)
+    for group in plan.groups:
+        own = {
+            (entry.name, piece.file)
+            for n in group.shards
+            for entry in plan.shards[n].entries
+            for piece in entry.tensor.pieces
+        }
+        known = own | {(cut.name, cut.file) for cut in group.witnesses}
+        for file in group.attests:
+            there = {(f"f{file}.t{i}", file) for i in range(len(sizes[file]))}
+            assert there <= known
+
+
+@given(sources, st.integers(300, 4000))
+def test_a_plan_survives_being_stored(sizes: list[list[int]], size: int) -> None:
+    plan = plan_of(opened_of(sizes), size=size)
+    stored = encode(plan)
+    assert schema_of(stored.head) == plan.schema and shard_count(stored.head) == len(plan.shards)
+    shards = tuple(decode_shard(stored.shards[n]) for n in range(len(plan.shards)))
+    assert replace(decode_head(stored.head), shards=shards) == plan
+
+
+def test_what_decides_the_bytes_decides_the_digests() -> None:
+    opened = opened_of([[100, 200], [300]])
+    plan = plan_of(opened, size=1000)
+    moved = replace(opened, files=(opened.files[0], replace(opened.files[1], sha256="f" * 64)))
+    assert plan_of(moved, size=1000).digest != plan.digest
+    assert plan_of(opened, size=2000).digest != plan.digest
+    assert plan_of(opened, size=1000, branch="x", overwrite=True).digest == plan.digest
+
+
+def test_request_keys_tell_targets_and_options_apart() -> None:
+    base = request_key(request(size=1000), PIN, "c/d#main")
+    assert request_key(request(size=1000, pr=True, force=True), PIN, "c/d#main") == base
+    assert len({base, request_key(request(size=2000), PIN, "c/d#main"), request_key(request(size=1000), PIN, "x")}) == 3
+
+
+def test_weights_without_hashes_have_no_key() -> None:
+    listing = {"model.safetensors": StoredFile("model.safetensors", 3)}
+    part = type("Part", (), {"files": tuple(listing.values()), "index_path": None})
+    assert weights_key(Found((part,), frozenset()), listing, Options()) is None  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------- a planner that loses is caught
+
+
+@pytest.mark.parametrize("loss", ["tensor", "shape", "dtype", "index"])
+def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
+    opened = opened_of([[100, 200, 400], [300, 500]])
+    plan = plan_of(opened, size=700)
+    check_structure(plan, opened)
+    (checkpoint,) = opened.checkpoints
+    first = checkpoint.tensors[0]
+    other = {
+        "tensor": (replace(first, name="never seen"), *checkpoint.tensors),
+        "shape": (replace(first, shape=(10, 10)), *checkpoint.tensors[1:]),
+        "dtype": (replace(first, dtype="I8"), *checkpoint.tensors[1:]),
+        "index": checkpoint.tensors,
+    }[loss]
+    if loss == "index":
+        (output,) = plan.outputs
+        assert output.index is not None
+        fewer = replace(output.index, shards=output.index.shards[:-1])
+        plan = replace(plan, outputs=(replace(output, index=fewer),))
+    with pytest.raises(ProofError):
+        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)))
+
+
+# --------------------------------------------------------------------------------- what is carried, deleted and kept
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(4, 400), 2))
+    add_friends(folder)
+    for name in (
+        "pytorch_model.bin",
+        "model.gguf",
+        "training_args.bin",
+        "pytorch_model.bin.index.json",
+        ".gitattributes",
+    ):
+        (folder / name).write_bytes(b"{}")
+    (folder / "modeling_mine.py").write_text("raise SystemExit('never run')")
+    return folder
+
+
+def planned(folder: Path, before: Before = NOTHING, **options: Any) -> Plan:
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    found = find_checkpoints(source)
+    opened = open_checkpoints(source, found)
+    keys = Keys("request", None)
+    return make_plan(request(**options), source.pin, keys, found, opened, source.files(), before, None)
+
+
+def test_everything_that_is_not_weights_is_carried_and_the_rest_is_listed_with_a_reason(model: Path) -> None:
+    plan = planned(model, size=2000)
+    assert {f.path for f in plan.carried} == {"config.json", "tokenizer.json", "LICENSE", "modeling_mine.py"}
+    why = dict(plan.left_out)
+    assert why.keys() == {
+        "pytorch_model.bin", "model.gguf", "training_args.bin", "pytorch_model.bin.index.json", ".gitattributes"
+    }  # fmt: skip
+    assert "PyTorch" in why["pytorch_model.bin"] and "GGUF" in why["model.gguf"]
+
+
+def test_only_what_is_superseded_is_deleted_and_the_rest_is_kept(model: Path) -> None:
+    there = [
+        "model.safetensors", "model-00001-of-00009.safetensors", "odd.safetensors", "mtp.safetensors",
+        "pytorch_model.bin", "notes.txt", "README.md", ".gitattributes", "vae/model.safetensors",
+    ]  # fmt: skip
+    files = {path: StoredFile(path, 1, oid=path) for path in there}
+    indexes = {"model.safetensors.index.json": b'{"weight_map": {"a": "odd.safetensors"}}'}
+    files["model.safetensors.index.json"] = StoredFile("model.safetensors.index.json", 1)
+    plan = planned(model, Before("head", files, indexes, {}), size=2000)
+    assert set(plan.deletes) == {"model.safetensors", "model-00001-of-00009.safetensors", "odd.safetensors"}
+    assert set(plan.kept) == {
+        "mtp.safetensors",
+        "pytorch_model.bin",
+        "notes.txt",
+        ".gitattributes",
+        "vae/model.safetensors",
+    }
+
+
+def test_a_path_of_our_last_publication_that_is_no_longer_made_is_deleted(model: Path) -> None:
+    ours = {path: StoredFile(path, 1, oid=path) for path in ("old_tokenizer.json", "config.json")}
+    files = ours | {"theirs.txt": StoredFile("theirs.txt", 1, oid="x")}
+    plan = planned(model, Before("head", files, {}, ours), size=2000)
+    assert plan.deletes == ("old_tokenizer.json",)
+    assert plan.kept == ("theirs.txt",)
+
+
+def test_prune_deletes_what_is_not_ours_but_never_what_belongs_to_the_repository(model: Path) -> None:
+    files = {path: StoredFile(path, 1, oid=path) for path in ("notes.txt", ".gitattributes", "README.md")}
+    plan = planned(model, Before("head", files, {}, {}), size=2000, prune=True)
+    assert plan.deletes == ("notes.txt",)
+
+
+def test_a_broken_index_in_the_target_does_not_stop_its_replacement(model: Path) -> None:
+    path = "model.safetensors.index.json"
+    before = Before("head", {path: StoredFile(path, 1)}, {path: b"{not json"}, {})
+    assert planned(model, before, size=2000).deletes == ()
+
+
+@pytest.mark.parametrize(
+    "now", [None, StoredFile("config.json", 2, oid="new"), StoredFile("config.json", 1, oid="new")]
+)
+def test_drift_is_told_with_the_path_that_somebody_changed(now: StoredFile | None) -> None:
+    ours = {"config.json": StoredFile("config.json", 1, oid="old"), "README.md": StoredFile("README.md", 1, oid="old")}
+    files = {"README.md": StoredFile("README.md", 9, oid="theirs")} | ({"config.json": now} if now else {})
+    before = Before("head", files, {}, ours)
+    with pytest.raises(TargetDrifted, match=r"config\.json is (gone|another file)"):
+        check_drift(request(), before)
+    check_drift(request(overwrite=True), before)
+
+
+def test_the_index_is_sorted_and_names_files_beside_it() -> None:
+    plan = plan_of(opened_of([[500, 500, 500]]), size=800)
+    (output,) = plan.outputs
+    assert output.index is not None
+    text = index_bytes(output.index, plan.shards).decode()
+    assert text.index("f0.t0") < text.index("f0.t1") < text.index("f0.t2")
+    assert '"total_size": 1500' in text
