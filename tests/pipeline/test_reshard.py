@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -291,8 +292,6 @@ def test_a_target_that_changed_while_we_worked_is_a_conflict(model: Path, on_hub
             go(repo, target, size=SIZE)
         except ReshardError as error:
             failures.append(error)
-
-    import threading
 
     thread = threading.Thread(target=work)
     thread.start()

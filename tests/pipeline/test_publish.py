@@ -1,0 +1,231 @@
+"""One commit, whatever is lost on the way and whoever commits beside us."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from reshard.pipeline.copy import Stopped
+from reshard.pipeline.errors import ObjectLost, ReceiptWrong, ReshardError, TargetConflict
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.plan import Plan, Receipt
+from reshard.pipeline.publish import Published, publish
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import confirm, copy, plan
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.verify.reload import Reload
+from tests.support.checker import from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+COMMIT = "POST /api/models/.*/commit/"
+
+
+class Job:
+    """A job that is copied and only waits to be published, as many times as a test likes."""
+
+    def __init__(self, repo: str, target: str, reload: Reload, **options: Any) -> None:
+        request = Request(source=parse_place(repo), target=parse_place(target), options=Options(size=20_000, **options))
+        context = Context.from_env()
+        self.source: Source = open_source(request.source, context)
+        self.target: Target = open_target(request.target, request.options, context)
+        self.plan: Plan = plan(request, self.source, self.target, reload)
+        self.shards = dict(enumerate(self.plan.shards))
+        self.receipts: dict[str, Receipt] = {}
+        sink = self.target.sink("token")
+        self.attested = [
+            copy(self.plan, group, self.shards, self.source, sink, self.receipts, self._sealed, lambda n: None)
+            for group in self.plan.groups
+        ]
+
+    def _sealed(self, news: list[Receipt]) -> None:
+        self.receipts |= {receipt.shard: receipt for receipt in news}
+
+    def publish(self, begin: Callable[[], None] = lambda: None) -> Published:
+        return publish(
+            self.plan, self.plan.shards, self.receipts, self.attested, self.source, self.target, "token", begin
+        )
+
+
+@pytest.fixture
+def repo(tmp_path: Path, on_hub: Namespace) -> str:
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(8, 4000), 2))
+    add_friends(folder)
+    name = on_hub.repo("source")
+    on_hub.admin.create_repo(name)
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    on_hub.admin.put_files(name, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
+    return name
+
+
+@pytest.fixture
+def job(repo: str, on_hub: Namespace, reload: Reload) -> Job:
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    return Job(repo, on_hub.repo("target"), reload)
+
+
+def commits(space: Namespace, repo: str = "target") -> int:
+    return sum(1 for r in space.admin.log() if r["method"] == "POST" and f"{space.repo(repo)}/commit/" in r["path"])
+
+
+def test_a_commit_answered_by_silence_is_found_and_not_made_twice(job: Job, on_hub: Namespace) -> None:
+    on_hub.admin.fault(COMMIT, "lost_response", times=1)
+    published = job.publish()
+    assert published.commit == on_hub.admin.head(on_hub.repo("target")) and published.found
+    assert commits(on_hub) == 1
+    confirm(job.plan, job.plan.shards, job.receipts, published, job.target)
+
+
+def test_a_commit_that_never_arrived_is_made(job: Job, on_hub: Namespace) -> None:
+    on_hub.admin.fault(COMMIT, "reset", times=1)
+    published = job.publish()
+    assert published.commit == on_hub.admin.head(on_hub.repo("target")) and not published.found
+
+
+def test_publishing_again_finds_the_commit_of_the_first_time(job: Job, on_hub: Namespace) -> None:
+    first, second = job.publish(), job.publish()
+    assert (second.commit, second.found) == (first.commit, True)
+    assert commits(on_hub) == 1
+
+
+def test_two_finishers_at_once_make_one_commit(job: Job, on_hub: Namespace) -> None:
+    rule = on_hub.admin.fault(COMMIT, "hold", times=2)
+    results: list[Published] = []
+    threads = [threading.Thread(target=lambda: results.append(job.publish())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    on_hub.admin.wait_for_fault(rule, waiting=2)
+    on_hub.admin.release(rule)
+    for thread in threads:
+        thread.join(60)
+    assert len({result.commit for result in results}) == 1
+    assert sorted(result.found for result in results) == [False, True]
+
+
+def test_a_commit_of_others_to_other_files_is_built_upon(job: Job, on_hub: Namespace) -> None:
+    target = on_hub.repo("target")
+    theirs = on_hub.admin.put_files(target, {"notes.txt": b"theirs"})
+    published = job.publish()
+    assert published.commit == on_hub.admin.head(target) != theirs
+    fetch = from_hub(on_hub.endpoint, target)
+    assert fetch("notes.txt") == b"theirs"
+    assert read_checkpoint(fetch) == read_checkpoint(from_hub(on_hub.endpoint, on_hub.repo("source")))
+
+
+def test_a_commit_of_others_between_our_look_and_our_commit_is_built_upon(job: Job, on_hub: Namespace) -> None:
+    target = on_hub.repo("target")
+    rule = on_hub.admin.fault(COMMIT, "hold", times=1)
+    results: list[Published] = []
+    thread = threading.Thread(target=lambda: results.append(job.publish()))
+    thread.start()
+    on_hub.admin.wait_for_fault(rule, waiting=1)
+    on_hub.admin.put_files(target, {"notes.txt": b"theirs"})
+    on_hub.admin.release(rule)
+    thread.join(60)
+    assert results[0].commit == on_hub.admin.head(target)
+    assert from_hub(on_hub.endpoint, target)("notes.txt") == b"theirs"
+
+
+def test_a_commit_of_others_to_our_files_is_a_conflict(job: Job, on_hub: Namespace) -> None:
+    target = on_hub.repo("target")
+    theirs = on_hub.admin.put_files(target, {"config.json": b"{}"})
+    with pytest.raises(TargetConflict, match=r"config\.json"):
+        job.publish()
+    assert on_hub.admin.head(target) == theirs
+
+
+def test_a_target_whose_history_was_rewritten_is_a_conflict(job: Job, on_hub: Namespace) -> None:
+    target = on_hub.repo("target")
+    on_hub.admin.put_files(target, {"notes.txt": b"theirs"})
+    HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
+    head = on_hub.admin.head(target)
+    with pytest.raises(TargetConflict, match="history"):
+        job.publish()
+    assert on_hub.admin.head(target) == head
+
+
+def test_what_equals_the_plan_already_is_adopted(job: Job, repo: str, on_hub: Namespace, reload: Reload) -> None:
+    published = job.publish()
+    HfApi(on_hub.endpoint, on_hub.token).super_squash_history(on_hub.repo("target"), commit_message="squashed")
+    head = on_hub.admin.head(on_hub.repo("target"))
+    assert head != published.commit
+    again = Job(repo, on_hub.repo("target"), reload).publish()
+    assert (again.commit, again.found) == (head, True)
+    assert on_hub.admin.head(on_hub.repo("target")) == head
+
+
+def test_who_is_stopped_at_the_point_of_no_return_commits_nothing(job: Job, on_hub: Namespace) -> None:
+    head = on_hub.admin.head(on_hub.repo("target"))
+
+    def begin() -> None:
+        raise Stopped("cancel")
+
+    with pytest.raises(Stopped):
+        job.publish(begin)
+    assert on_hub.admin.head(on_hub.repo("target")) == head and commits(on_hub) == 0
+
+
+def test_an_object_that_the_store_lost_is_named_for_another_copy(job: Job, on_hub: Namespace) -> None:
+    lost = job.receipts[job.plan.shards[1].digest]
+    on_hub.admin.drop_object(lost.sha256)
+    with pytest.raises(ObjectLost) as caught:
+        job.publish()
+    assert caught.value.facts["void"] == [lost.shard]
+    assert commits(on_hub) == 0
+
+
+@pytest.mark.parametrize("lie", ["missing", "size", "tensor", "witness", "unattested"])
+def test_receipts_that_do_not_fit_the_plan_publish_nothing(job: Job, on_hub: Namespace, lie: str) -> None:
+    shard = job.plan.shards[0]
+    receipt = job.receipts[shard.digest]
+    name = shard.entries[0].name
+    if lie == "missing":
+        del job.receipts[shard.digest]
+    elif lie == "size":
+        job.receipts[shard.digest] = replace(receipt, size=receipt.size - 1)
+    elif lie == "tensor":
+        job.receipts[shard.digest] = replace(receipt, tensors=receipt.tensors | {"one more": "0" * 32})
+    elif lie == "witness":
+        job.receipts[shard.digest] = replace(receipt, tensors=receipt.tensors | {name: "0" * 32})
+    else:
+        job.attested = job.attested[1:]
+    with pytest.raises(ReceiptWrong):
+        job.publish()
+    assert commits(on_hub) == 0
+
+
+def test_a_pull_request_whose_creation_was_answered_by_silence_is_found(
+    repo: str, on_hub: Namespace, reload: Reload
+) -> None:
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    job = Job(repo, on_hub.repo("target"), reload, pr=True)
+    on_hub.admin.fault("POST /api/models/.*/discussions", "lost_response", times=1)
+    published = job.publish()
+    assert published.ref == "refs/pr/1"
+    assert job.publish().commit == published.commit
+
+
+def test_every_read_back_difference_is_named(job: Job, on_hub: Namespace) -> None:
+    published = job.publish()
+    target = on_hub.repo("target")
+    shard = job.plan.shards[0].path
+    changes: dict[str, dict[str, Any]] = {
+        shard: {"files": {}, "delete": [shard]},
+        job.plan.shards[1].path: {"files": {job.plan.shards[1].path: b"x" * job.plan.shards[1].size}},
+        "model.safetensors.index.json": {"files": {"model.safetensors.index.json": b"{}"}},
+        "config.json": {"files": {}, "delete": ["config.json"]},
+    }
+    for path, change in changes.items():
+        commit = on_hub.admin.put_files(target, change["files"], delete=change.get("delete", ()))
+        with pytest.raises(ReshardError, match=path):
+            confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
+        contents = {p: on_hub.admin.read(target, p, published.commit) for p in changes}
+        on_hub.admin.put_files(target, contents, lfs=[p for p in contents if p.endswith(".safetensors")])
