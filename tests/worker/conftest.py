@@ -1,0 +1,133 @@
+"""A real broker for the whole session, emptied before each test, and a real plan to put into jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.places import Hub, parse_place
+from reshard.pipeline.plan import SCHEMA, Plan, Receipt
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import draft
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.leases import Lease, Leases
+from reshard.worker.scripts import job_key
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker
+
+SIZE = 20_000  # bytes; four tensors of 4 kB a file
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def store(broker: Broker) -> Iterator[JobStore]:
+    client = open_redis(broker.url)
+    client.flushall()
+    yield JobStore(client, broker.url)
+    client.close()
+
+
+def ask(name: str = "model", priority: str = "interactive", **options: object) -> Request:
+    """A request for a job whose work is never really done."""
+    request = Request(source=Hub(repo="them/model"), target=Hub(repo=f"us/{name}"), options=Options(**options))
+    return request.model_copy(update={"priority": priority})
+
+
+@dataclass
+class Wakes:
+    """What was sent, in order."""
+
+    sent: list[tuple[str, str]] = field(default_factory=list)
+
+    def __call__(self, queue: str, job: str) -> None:
+        self.sent.append((queue.removeprefix("reshard:"), job))
+
+    def take(self) -> list[str]:
+        """The queues that wakes went to since the last call."""
+        queues = [queue for queue, _ in self.sent]
+        self.sent.clear()
+        return queues
+
+
+@pytest.fixture
+def wakes() -> Wakes:
+    return Wakes()
+
+
+@pytest.fixture
+def leases(store: JobStore, wakes: Wakes) -> Leases:
+    return Leases(store, wakes, "worker-a")
+
+
+def another(store: JobStore, name: str = "worker-b", schema: int = SCHEMA) -> Leases:
+    """A second worker on the same store, whose wakes nobody looks at."""
+    return Leases(store, Wakes(), name, schema=schema)
+
+
+def age(store: JobStore, job: str, seconds: float) -> None:
+    """Let ``seconds`` pass for this job: every time that is kept of it lies that much further back."""
+    past = -round(seconds * 1000)
+    for unit in store.redis.zrange(job_key(job, "todo"), 0, -1):
+        store.redis.zincrby(job_key(job, "todo"), past, unit)
+    if store.redis.zscore("reshard:due", job) is not None:
+        store.redis.zincrby("reshard:due", past, job)
+    if store.redis.hexists(job_key(job), "waked"):
+        store.redis.hincrby(job_key(job), "waked", past)
+
+
+@pytest.fixture(scope="session")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Four source files, four groups, six shards."""
+    folder = tmp_path_factory.mktemp("plan")
+    save_sharded(folder / "model", numbered(arrays(24, 4000), 4))
+    add_friends(folder / "model")
+    return draft_plan(folder / "model", folder / "out")
+
+
+def draft_plan(source: Path, target: Path, size: int = SIZE) -> Plan:
+    request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=Options(size=size))
+    context = Context.from_env()
+    target_store = open_target(request.target, request.options, context)
+    return draft(request, open_source(request.source, context), target_store)
+
+
+def receipts(plan: Plan, group: int) -> list[Receipt]:
+    """The receipts that copying this group would bring."""
+    shards = [plan.shards[i] for i in plan.groups[group].shards]
+    return [Receipt(s.digest, s.size, f"sha-{s.digest}", None, {e.name: "x" for e in s.entries}) for s in shards]
+
+
+def planned(store: JobStore, leases: Leases, plan: Plan, request: Request | None = None) -> str:
+    """A job that has its plan."""
+    job = store.submit(request or ask()).id
+    lease = claimed(leases, job, "plan")
+    assert leases.planned(lease, plan) == "ok"
+    return job
+
+
+def copied(store: JobStore, leases: Leases, plan: Plan, request: Request | None = None) -> str:
+    """A job with everything copied and checked, which waits to be published."""
+    job = planned(store, leases, plan, request)
+    assert leases.done(claimed(leases, job, "check"), []) == "ok"
+    for number in range(len(plan.groups)):
+        lease = claimed(leases, job, f"group:{number:05d}")
+        assert leases.seal(lease, receipts(plan, number)) == "ok"
+        assert leases.done(lease, [[], []]) == "ok"
+    return job
+
+
+def claimed(leases: Leases, job: str, unit: str) -> Lease:
+    """The lease of what there is to do next, which must be ``unit``."""
+    lease = leases.claim(job)
+    assert lease is not None, f"nothing to claim where {unit} was expected"
+    assert lease.unit == unit
+    return lease

@@ -1,0 +1,295 @@
+"""What a client may do with jobs, and what it is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from reshard.pipeline.errors import (
+    Ambiguous,
+    BrokerUnavailable,
+    JobNotFound,
+    SourceNotFound,
+    TargetBusy,
+    WrongState,
+)
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.plan import Plan
+from reshard.pipeline.request import Options, Request
+from reshard.worker.jobs import Job, JobState, JobStore, open_redis, slot, without_password
+from reshard.worker.leases import Leases
+from reshard.worker.scripts import job_key
+from tests.worker.conftest import another, ask, claimed, copied, planned, receipts
+
+NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
+
+
+def test_a_new_job_is_queued_due_and_announced(store: JobStore) -> None:
+    submitted = store.submit(ask())
+    assert not submitted.existed
+    job = store.get(submitted.id)
+    assert (job.state, job.request) == (JobState.queued, ask())
+    assert store.redis.zscore("reshard:due", job.id) is not None
+    assert store.redis.lrange("reshard:bell", 0, -1) == [job.id.encode()]
+
+
+def test_the_same_request_is_the_same_job_until_it_ends(store: JobStore) -> None:
+    first = store.submit(ask())
+    again = store.submit(ask().model_copy(update={"asked_by": "somebody else"}))
+    assert (again.id, again.existed) == (first.id, True)
+    store.cancel(first.id)
+    assert store.submit(ask()).id != first.id
+
+
+def test_one_job_at_a_time_has_a_target(store: JobStore) -> None:
+    job = store.submit(ask(size=1000)).id
+    with pytest.raises(TargetBusy, match=job):
+        store.submit(ask(size=2000))
+    assert store.submit(ask(size=2000, branch="other")).existed is False
+    assert store.submit(ask(name="other", size=2000)).existed is False
+
+
+def test_each_pull_request_has_a_place_of_its_own(store: JobStore) -> None:
+    assert store.submit(ask(size=1000, pr=True)).id != store.submit(ask(size=2000, pr=True)).id
+    assert store.submit(ask(size=1000)).existed is False
+
+
+def test_targets_that_are_one_repository_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/")
+    plain = ask()
+    spelled = plain.model_copy(update={"target": Hub(repo="US/Model", endpoint="https://hub.example")})
+    assert slot(plain, "k") == slot(spelled, "k")
+    elsewhere = plain.model_copy(update={"target": Hub(repo="us/model", endpoint="https://other.example")})
+    assert slot(plain, "k") != slot(elsewhere, "k")
+    folder = Request(source=Hub(repo="them/model"), target=Folder(path="/a/b"), options=Options())
+    assert slot(folder, "k") == "/a/b"
+
+
+def test_a_job_is_found_by_the_start_of_its_id(store: JobStore) -> None:
+    jobs = [store.submit(ask(name=f"m{i}")).id for i in range(40)]
+    assert store.resolve(jobs[0]) == jobs[0]
+    assert store.get(jobs[0][:-1]).id == jobs[0]
+    with pytest.raises(JobNotFound):
+        store.get("nosuchjob")
+    with pytest.raises(JobNotFound):
+        store.get("")
+    shared = next(a[0] for a in jobs for b in jobs if a != b and a[0] == b[0])
+    with pytest.raises(Ambiguous):
+        store.get(shared)
+
+
+def test_recent_jobs_come_newest_first_and_by_state(store: JobStore) -> None:
+    jobs = [store.submit(ask(name=f"m{i}")).id for i in range(3)]
+    store.cancel(jobs[1])
+    assert {job.id for job in store.recent()} == set(jobs)
+    assert [job.id for job in store.recent([JobState.cancelled])] == [jobs[1]]
+    assert len(store.recent(limit=2)) == 2
+    created = [job.created for job in store.recent()]
+    assert created == sorted(created, reverse=True)
+    assert store.counts()[JobState.queued] == 2
+
+
+def test_progress_counts_sealed_bytes_and_those_on_their_way(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    leases.seal(lease, receipts(plan, 0)[:1])
+    leases.renew(lease, 123, progress=True)
+    seen = store.get(job)
+    assert seen.bytes == sum(shard.size for shard in plan.shards)
+    assert seen.bytes_done == receipts(plan, 0)[0].size + 123
+    assert (seen.shards, seen.shards_done) == (len(plan.shards), 1)
+    assert [(held.unit, held.worker) for held in seen.held] == [("check", "worker-a"), ("group:00000", "worker-a")]
+
+
+def test_the_plan_can_be_read_back_whole(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = store.submit(ask()).id
+    assert store.plan(job) is None
+    leases.planned(claimed(leases, job, "plan"), plan)
+    assert store.plan(job) == plan
+
+
+def test_events_tell_the_life_of_a_job_and_can_be_followed(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    events = store.events(job)
+    assert [e["state"] for _, e in events if e["kind"] == "state"] == ["queued", "planning", "copying"]
+    last = events[-1][0]
+    assert store.events(job, last) == []
+    store.cancel(job)
+    assert [e["state"] for _, e in store.events(job, last, wait=1)] == ["cancelled"]
+
+
+def test_a_finished_job_frees_its_target_and_lets_its_details_go(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    publish = claimed(leases, job, "publish")
+    assert leases.begin(publish) == "ok"
+    assert leases.done(publish, {"commit": "abc", "ref": "main", "found": False}) == "ok"
+    assert store.get(job).state == JobState.confirming
+    assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back", "result": "passed"}]) == "ok"
+    done = store.get(job)
+    assert done.state == JobState.done
+    assert done.published == {"commit": "abc", "ref": "main", "found": False}
+    assert done.confirmed == [{"name": "read back", "result": "passed"}]
+    assert 0 < store.redis.pttl(job_key(job, "plan")) <= 3_600_000
+    assert store.redis.pttl(job_key(job)) == -1
+    assert store.submit(ask()).existed is False
+    assert leases.claim(job) is None
+
+
+@pytest.mark.parametrize("state", ["queued", "planning", "copying", "publishing"])
+def test_cancel_ends_a_job_before_the_point_of_no_return(
+    store: JobStore, leases: Leases, plan: Plan, state: str
+) -> None:
+    job = in_state(store, leases, plan, state).id
+    assert store.cancel(job) == state
+    assert store.get(job).state == JobState.cancelled
+    assert leases.claim(job) is None
+    assert store.redis.zscore("reshard:due", job) is None
+    assert store.cancel(job) == JobState.cancelled
+
+
+@pytest.mark.parametrize("state", ["committing", "confirming", "done", "failed", "published_unverified"])
+def test_cancel_is_refused_after_it(store: JobStore, leases: Leases, plan: Plan, state: str) -> None:
+    job = in_state(store, leases, plan, state).id
+    with pytest.raises(WrongState, match=state):
+        store.cancel(job)
+    assert store.get(job).state == state
+    with pytest.raises(JobNotFound):
+        store.cancel("nosuchjob")
+
+
+@pytest.mark.parametrize("state", ["queued", "copying", "committing", "confirming", "done"])
+def test_retry_is_refused_where_there_is_nothing_to_retry(
+    store: JobStore, leases: Leases, plan: Plan, state: str
+) -> None:
+    job = in_state(store, leases, plan, state).id
+    with pytest.raises(WrongState, match=state):
+        store.retry(job)
+
+
+def test_retry_goes_on_with_what_was_left(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    assert leases.done(claimed(leases, job, "check"), []) == "ok"
+    first = claimed(leases, job, "group:00000")
+    leases.seal(first, receipts(plan, 0))
+    leases.done(first, [[], []])
+    leases.fail(claimed(leases, job, "group:00001"), NOT_FOUND)
+    failed = store.get(job)
+    assert failed.state == JobState.failed
+    assert failed.error == NOT_FOUND
+    assert store.retry(job) == JobState.failed
+    again = store.get(job)
+    assert (again.state, again.error) == (JobState.copying, None)
+    assert again.shards_done == len(plan.groups[0].shards)
+    assert claimed(leases, job, "group:00001").attempts == 1
+
+
+def test_retry_anew_plans_again_and_keeps_the_receipts(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    leases.seal(lease, receipts(plan, 0))
+    leases.fail(lease, NOT_FOUND)
+    store.retry(job, anew=True)
+    assert store.get(job).state == JobState.queued
+    assert store.plan(job) is None
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    seen = store.get(job)
+    assert seen.shards_done == len(plan.groups[0].shards)
+    assert seen.bytes_done == sum(receipt.size for receipt in receipts(plan, 0))
+    assert set(leases.receipts(job, [r.shard for r in receipts(plan, 0)])) == {r.shard for r in receipts(plan, 0)}
+
+
+def test_retry_is_refused_while_another_job_has_the_target(store: JobStore, leases: Leases, plan: Plan) -> None:
+    first = store.submit(ask()).id
+    store.cancel(first)
+    second = store.submit(ask()).id
+    with pytest.raises(TargetBusy, match=second):
+        store.retry(first)
+
+
+@pytest.mark.parametrize(("state", "goes_on"), [("committing", "committing"), ("confirming", "confirming")])
+def test_retry_of_an_unverified_publication_stays_behind_the_point_of_no_return(
+    store: JobStore, leases: Leases, plan: Plan, state: str, goes_on: str
+) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    leases.begin(lease)
+    if state == "confirming":
+        leases.done(lease, {"commit": "abc", "ref": "main", "found": False})
+        lease = claimed(leases, job, "confirm")
+    leases.fail(lease, NOT_FOUND, unsure=True)
+    assert store.get(job).state == JobState.published_unverified
+    store.retry(job)
+    assert store.get(job).state == goes_on
+    with pytest.raises(WrongState):
+        store.cancel(job)
+    claimed(leases, job, lease.unit)
+
+
+def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:
+    job = store.submit(ask()).id
+    with pytest.raises(WrongState):
+        store.delete(job)
+    store.cancel(job)
+    store.delete(job)
+    with pytest.raises(JobNotFound):
+        store.get(job)
+    assert store.redis.keys("reshard:*job*" + job + "*") == []
+    assert store.recent() == []
+
+
+def test_a_job_can_be_written_as_json(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = in_state(store, leases, plan, "publishing")
+    data = json.loads(json.dumps(job.to_dict()))
+    assert data["state"] == "publishing"
+    assert data["request"]["target"]["repo"] == "us/model"
+    assert data["held"][0]["unit"] == "publish"
+
+
+def test_a_broker_that_is_away_is_said_so_without_its_password() -> None:
+    client = open_redis("redis://:secret@127.0.0.1:1/0", timeout=0.2)
+    with pytest.raises(BrokerUnavailable) as caught:
+        JobStore(client, "redis://:secret@127.0.0.1:1/0").submit(ask())
+    assert "secret" not in str(caught.value)
+    assert "127.0.0.1:1" in str(caught.value)
+    assert without_password("redis://127.0.0.1:1/0") == "redis://127.0.0.1:1/0"
+
+
+def test_a_client_imports_neither_celery_nor_torch_nor_the_hub() -> None:
+    code = (
+        "import sys; import reshard.worker.jobs, reshard.worker.broker, reshard.worker.settings;"
+        "print([m for m in ('celery', 'kombu', 'torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def in_state(store: JobStore, leases: Leases, plan: Plan, state: str) -> Job:
+    """A job brought into ``state`` by the steps that lead there."""
+    if state == "queued":
+        job = store.submit(ask()).id
+    elif state == "planning":
+        job = store.submit(ask()).id
+        claimed(leases, job, "plan")
+    elif state == "copying":
+        job = planned(store, leases, plan)
+    else:
+        job = copied(store, leases, plan)
+        lease = claimed(leases, job, "publish")
+        if state == "failed":
+            leases.fail(lease, NOT_FOUND)
+        elif state != "publishing":
+            leases.begin(lease)
+            if state == "published_unverified":
+                leases.fail(lease, NOT_FOUND, unsure=True)
+            elif state != "committing":
+                leases.done(lease, {"commit": "abc", "ref": "main", "found": False})
+                if state == "done":
+                    leases.done(claimed(another(store), job, "confirm"), [])
+    found = store.get(job)
+    assert found.state == state
+    return found

@@ -1,0 +1,489 @@
+"""Who may do what, when: leases, tokens, attempts, and the schedules of events that break naive versions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
+from reshard.pipeline.plan import SCHEMA, Plan
+from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.leases import Lease, Leases
+from reshard.worker.scripts import job_key
+from reshard.worker.settings import BUSY_RESEND, HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from tests.support.procs import Broker, wait_for
+from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
+
+TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
+LOST = ObjectLost(repo="us/model", what="model.safetensors").to_dict()
+
+
+# ------------------------------------------------------------------------------------------------- claims and tokens
+
+
+def test_a_doubled_wake_finds_nothing(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    claimed(leases, job, "plan")
+    assert leases.claim(job) is None
+    assert another(store).claim(job) is None
+
+
+def test_a_wake_for_a_job_that_is_not_there_finds_nothing(leases: Leases, wakes: Wakes) -> None:
+    assert leases.claim("nosuchjob") is None
+    assert wakes.take() == []
+
+
+def test_an_expired_lease_goes_to_the_next_who_learns_of_the_dead(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    first = claimed(leases, job, "plan")
+    age(store, job, LEASE + 1)
+    second = claimed(another(store), job, "plan")
+    assert second.token != first.token
+    assert (second.attempts, second.dead) == (2, first.token)
+    assert any(e["kind"] == "lost" and e["worker"] == "worker-a" for _, e in store.events(job))
+
+
+def test_an_expired_token_is_good_until_somebody_else_claims(store: JobStore, leases: Leases, plan: Plan) -> None:
+    """A broker that was away for minutes must not make every copy be done twice."""
+    job = planned(store, leases, plan)
+    check, group = claimed(leases, job, "check"), claimed(leases, job, "group:00000")
+    age(store, job, 10 * LEASE)
+    assert leases.renew(check, 0, progress=True) == "ok"
+    assert leases.seal(group, receipts(plan, 0)) == "ok"
+    assert leases.done(group, [[], []]) == "ok"
+    age(store, job, LEASE / 2)
+    assert claimed(another(store), job, "group:00001")  # and not `check`, whose lease was renewed
+
+
+STEPS: dict[str, Callable[[Leases, Lease, Plan], str]] = {
+    "renew": lambda leases, lease, plan: leases.renew(lease, 1, progress=True),
+    "seal": lambda leases, lease, plan: leases.seal(lease, receipts(plan, 0)),
+    "done": lambda leases, lease, plan: leases.done(lease, [[], []]),
+    "again": lambda leases, lease, plan: leases.again(lease, TROUBLE, 0),
+    "fail": lambda leases, lease, plan: leases.fail(lease, TROUBLE),
+    "release": lambda leases, lease, plan: leases.release(lease, "drain"),
+    "void": lambda leases, lease, plan: leases.void(lease, LOST, plan.shards),
+}
+
+
+def snapshot(store: JobStore, job: str) -> list[object]:
+    keys = [job_key(job), *(job_key(job, part) for part in ("units", "plan", "receipts", "attested"))]
+    return [store.redis.hgetall(key) for key in keys] + [
+        store.redis.zrange(job_key(job, "todo"), 0, -1, withscores=True),
+        store.redis.xlen(job_key(job, "events")),
+    ]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_zombie_changes_nothing(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    old = claimed(leases, job, "group:00000")
+    age(store, job, LEASE + 1)
+    new_owner = another(store)
+    while (new := new_owner.claim(job)) is not None and new.unit != old.unit:
+        pass
+    assert new is not None
+    before = snapshot(store, job)
+    assert STEPS[step](leases, old, plan) == "lost"
+    assert snapshot(store, job) == before
+    assert new_owner.renew(new, 0, progress=True) == "ok"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_after_a_cancel_no_step_changes_anything(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    store.cancel(job)
+    before = snapshot(store, job)
+    assert STEPS[step](leases, lease, plan) == "cancelled"
+    assert snapshot(store, job) == before
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_quick_retry_does_not_revive_the_old_copier(
+    store: JobStore, leases: Leases, plan: Plan, step: str
+) -> None:
+    """It sees `copying` again; only its token tells that it was meant."""
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    old = claimed(leases, job, "group:00000")
+    store.cancel(job)
+    store.retry(job)
+    assert store.get(job).state == JobState.copying
+    before = snapshot(store, job)
+    assert STEPS[step](leases, old, plan) == "lost"
+    assert snapshot(store, job) == before
+
+
+def test_of_two_planners_one_writes_the_plan(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = store.submit(ask()).id
+    first = claimed(leases, job, "plan")
+    age(store, job, LEASE + 1)
+    other = another(store)
+    second = claimed(other, job, "plan")
+    assert leases.planned(first, plan) == "lost"
+    assert store.plan(job) is None
+    assert other.planned(second, plan) == "ok"
+    before = snapshot(store, job)
+    assert leases.planned(first, plan) == "lost"
+    assert snapshot(store, job) == before
+
+
+def test_an_answer_that_was_lost_may_be_asked_for_again(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = store.submit(ask()).id
+    lease = claimed(leases, job, "plan")
+    assert leases.planned(lease, plan) == leases.planned(lease, plan) == "ok"
+    check = claimed(leases, job, "check")
+    assert leases.done(check, []) == leases.done(check, []) == "ok"
+    group = claimed(leases, job, "group:00000")
+    for _ in range(2):
+        assert leases.seal(group, receipts(plan, 0)) == "ok"
+    assert store.get(job).shards_done == len(plan.groups[0].shards)
+    assert store.get(job).bytes_done == sum(receipt.size for receipt in receipts(plan, 0))
+
+
+# ------------------------------------------------------------------------------------------------ progress, attempts
+
+
+def test_a_copy_without_progress_loses_its_lease_although_it_is_renewed(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    hung = claimed(leases, job, "group:00000")
+    assert leases.renew(hung, 0, progress=False) == "ok"
+    age(store, job, LEASE + 1)
+    other = another(store)
+    units = set()
+    while (lease := other.claim(job)) is not None:
+        units.add(lease.unit)
+    assert hung.unit in units
+    assert leases.renew(hung, 0, progress=True) == "lost"
+
+
+def test_attempts_count_at_the_claim_and_are_forgiven_by_a_seal(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    assert leases.done(claimed(leases, job, "check"), []) == "ok"
+    only_one_group_left(store, job)
+    for attempt in (1, 2, 3):
+        lease = claimed(leases, job, "group:00000")
+        assert lease.attempts == attempt
+        leases.renew(lease, 4_000_000, progress=True)  # bytes that were never sealed are no lasting progress
+        age(store, job, LEASE + 1)
+    lease = claimed(leases, job, "group:00000")
+    assert lease.attempts == 4
+    leases.seal(lease, receipts(plan, 0)[:1])
+    assert lease.attempts == 0
+    age(store, job, LEASE + 1)
+    assert claimed(leases, job, "group:00000").attempts == 1
+
+
+def test_rolling_restarts_burn_no_attempts(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    for _ in range(50):
+        lease = claimed(leases, job, "check")
+        assert lease.attempts == 1
+        assert leases.release(lease, "drain") == "ok"
+
+
+def test_a_failed_unit_waits_and_keeps_its_error(store: JobStore, leases: Leases, wakes: Wakes) -> None:
+    job = store.submit(ask()).id
+    leases.again(claimed(leases, job, "plan"), TROUBLE, 60)
+    wakes.take()
+    assert store.get(job).last_error == TROUBLE
+    age(store, job, 59)
+    assert leases.claim(job) is None
+    assert leases.due() == 0
+    age(store, job, 1.1)
+    assert leases.due() == 1
+    again = claimed(leases, job, "plan")
+    assert (again.attempts, again.last_error, again.dead) == (2, TROUBLE, None)
+
+
+def test_a_final_error_ends_the_job(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    assert leases.fail(claimed(leases, job, "plan"), TROUBLE) == "ok"
+    failed = store.get(job)
+    assert (failed.state, failed.error, failed.held) == (JobState.failed, TROUBLE, ())
+    assert leases.claim(job) is None
+    assert store.submit(ask()).existed is False
+
+
+@pytest.mark.parametrize(
+    ("begun", "unsure", "ends"),
+    [
+        (False, False, "failed"),
+        (False, True, "failed"),
+        (True, False, "failed"),  # the target was read, and no commit of ours is there
+        (True, True, "published_unverified"),  # nobody could read it
+    ],
+)
+def test_a_commit_that_may_stand_is_never_called_failed(
+    store: JobStore, leases: Leases, plan: Plan, begun: bool, unsure: bool, ends: str
+) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    if begun:
+        assert leases.begin(lease) == "ok"
+    leases.fail(lease, TROUBLE, unsure=unsure)
+    assert store.get(job).state == ends
+
+
+def test_what_cannot_be_confirmed_is_published_unverified(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    publish = claimed(leases, job, "publish")
+    leases.begin(publish)
+    leases.done(publish, {"commit": "abc", "ref": "main", "found": False})
+    leases.fail(claimed(leases, job, "confirm"), TROUBLE)
+    seen = store.get(job)
+    assert seen.state == JobState.published_unverified
+    assert seen.published == {"commit": "abc", "ref": "main", "found": False}
+
+
+# ------------------------------------------------------------------------------------------------------- publishing
+
+
+def test_publishing_waits_for_every_group_and_the_check(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    check = claimed(leases, job, "check")
+    groups = [claimed(leases, job, f"group:{number:05d}") for number in range(len(plan.groups))]
+    for lease in groups:
+        assert leases.done(lease, [[], []]) == "ok"
+        assert another(store).claim(job) is None
+    assert leases.done(check, []) == "ok"
+    claimed(another(store), job, "publish")
+
+
+def test_of_two_finishers_only_the_latest_may_begin(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    first = claimed(leases, job, "publish")
+    age(store, job, LEASE + 1)
+    other = another(store)
+    second = claimed(other, job, "publish")
+    assert leases.begin(first) == "lost"
+    assert store.get(job).state == JobState.publishing
+    assert other.begin(second) == "ok"
+    assert store.get(job).state == JobState.committing
+
+
+def test_a_finisher_that_died_after_it_began_is_followed_by_another(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = copied(store, leases, plan)
+    leases.begin(claimed(leases, job, "publish"))
+    age(store, job, LEASE + 1)
+    other = another(store)
+    second = claimed(other, job, "publish")
+    assert second.state == JobState.committing
+    assert other.begin(second) == "ok"
+
+
+def test_cancel_and_begin_at_once_have_one_winner(
+    broker: Broker, store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    for number in range(20):
+        job = copied(store, leases, plan, ask(name=f"m{number}"))
+        lease = claimed(leases, job, "publish")
+        gate = threading.Barrier(2)
+        answers: dict[str, str] = {}
+
+        def begin(lease: Lease = lease, gate: threading.Barrier = gate, answers: dict[str, str] = answers) -> None:
+            gate.wait()
+            answers["begin"] = leases.begin(lease)
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        with JobStore.at(broker.url) as other:
+            other.redis.ping()
+            gate.wait()
+            try:
+                other.cancel(job)
+                cancelled = True
+            except WrongState:
+                cancelled = False
+        thread.join()
+        assert answers["begin"] == ("cancelled" if cancelled else "ok")
+        assert store.get(job).state == ("cancelled" if cancelled else "committing")
+
+
+def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = copied(store, leases, plan)
+    publish = claimed(leases, job, "publish")
+    lost = plan.shards[plan.groups[2].shards[0]]
+    assert leases.void(publish, LOST, [lost], [2]) == "ok"
+    seen = store.get(job)
+    assert (seen.state, seen.shards_done, seen.last_error) == (JobState.copying, len(plan.shards) - 1, LOST)
+    assert leases.begin(publish) == "lost"
+    again = claimed(leases, job, "group:00002")
+    assert again.attempts == 1
+    kept = leases.receipts(job, [plan.shards[i].digest for i in plan.groups[2].shards])
+    assert lost.digest not in kept
+    assert len(leases.attested(job)) == len(plan.groups) - 1
+    assert leases.claim(job) is None
+    leases.seal(again, receipts(plan, 2))
+    assert store.get(job).bytes_done == store.get(job).bytes
+    leases.done(again, [[], []])
+    claimed(leases, job, "publish")
+
+
+def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    for _ in range(VOIDS):
+        assert leases.void(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
+        group = claimed(leases, job, "group:00000")
+        leases.seal(group, receipts(plan, 0))
+        leases.done(group, [[], []])
+    publish = claimed(leases, job, "publish")
+    before = leases.receipts(job, [plan.shards[0].digest])
+    assert leases.void(publish, LOST, [plan.shards[0]], [0]) == "often"
+    assert leases.receipts(job, [plan.shards[0].digest]) == before
+    assert leases.begin(publish) == "ok"
+
+
+def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    leases.seal(lease, receipts(plan, 0))
+    shards = [plan.shards[i] for i in plan.groups[0].shards]
+    assert leases.void(lease, TROUBLE, shards) == "ok"
+    assert (store.get(job).shards_done, store.get(job).bytes_done) == (0, 0)
+    assert leases.renew(lease, 0, progress=True) == "ok"
+
+
+# ------------------------------------------------------------------------------------------------------------- wakes
+
+
+def test_there_is_one_wake_for_each_thing_to_do_and_none_for_nothing(
+    store: JobStore, leases: Leases, plan: Plan, wakes: Wakes
+) -> None:
+    job = store.submit(ask()).id
+    assert wakes.take() == []  # a client sends none; control does
+    assert leases.due() == 1
+    assert wakes.take() == ["interactive"]
+    assert leases.due() == 0  # it is on its way
+    lease = claimed(leases, job, "plan")
+    assert wakes.take() == []  # there is nothing else to do
+    leases.planned(lease, plan)
+    assert wakes.take() == ["interactive"]
+    units = 1 + len(plan.groups)
+    for left in reversed(range(units)):
+        leases.claim(job)
+        assert wakes.take() == (["interactive"] if left else [])
+    assert leases.claim(job) is None
+    assert wakes.take() == []
+
+
+def test_a_lost_wake_is_sent_again_as_soon_as_the_queue_is_empty(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    job = store.submit(ask()).id
+    assert leases.due() == 1
+    age(store, job, RESEND - 1)
+    assert leases.due() == 0
+    age(store, job, 2)
+    assert leases.due() == 1
+    assert wakes.take() == ["interactive"] * 2
+
+
+def test_a_wake_that_stands_in_line_is_not_doubled(store: JobStore, leases: Leases, wakes: Wakes) -> None:
+    job = store.submit(ask()).id
+    assert leases.due() == 1
+    store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
+    for _ in range(5):
+        age(store, job, RESEND + 1)
+        assert leases.due() == 0
+    age(store, job, BUSY_RESEND)
+    assert leases.due() == 1
+
+
+def test_a_dead_workers_share_is_due_when_its_lease_ends(
+    store: JobStore, leases: Leases, wakes: Wakes, plan: Plan
+) -> None:
+    job = store.submit(ask()).id
+    leases.claim(job)
+    age(store, job, LEASE - 1)
+    assert leases.due() == 0
+    age(store, job, 1.1)
+    assert leases.due() == 1
+
+
+def test_two_controls_send_each_wake_once(store: JobStore, wakes: Wakes, broker: Broker) -> None:
+    jobs = [store.submit(ask(name=f"m{i}")).id for i in range(50)]
+    gate = threading.Barrier(2)
+
+    def look() -> None:
+        with JobStore.at(broker.url) as own:
+            control = Leases(own, wakes, "control")
+            own.redis.ping()
+            gate.wait()
+            control.due()
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(job for _, job in wakes.sent) == sorted(jobs)
+
+
+def test_bulk_jobs_that_have_begun_go_before_those_that_have_not(
+    store: JobStore, leases: Leases, wakes: Wakes, plan: Plan
+) -> None:
+    job = store.submit(ask(priority="bulk")).id
+    leases.due()
+    assert wakes.take() == ["bulk"]
+    leases.planned(claimed(leases, job, "plan"), plan)
+    assert wakes.take() == ["started"]
+
+
+def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    bulk = planned(store, leases, plan, ask(priority="bulk"))
+    quick = planned(store, leases, plan, ask(name="other"))
+    claimed(leases, bulk, "check")
+    copies = [claimed(leases, bulk, f"group:{number:05d}") for number in range(3)]
+    mine = claimed(leases, quick, "check")
+    answers = [leases.renew(lease, 0, progress=True) for lease in copies]
+    assert answers == ["ok"] * 3
+    store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
+    answers = [leases.renew(lease, 0, progress=True) for lease in copies]
+    assert answers == ["yield", "ok", "ok"]
+    assert leases.renew(mine, 0, progress=True) == "ok"
+    wait_for(lambda: not store.redis.exists("reshard:yielding"), "the pause's end", YIELD_PAUSE + 1)
+    assert leases.renew(copies[1], 0, progress=True) == "yield"
+
+
+# ---------------------------------------------------------------------------------------------------- mixed versions
+
+
+def test_a_plan_of_another_schema_is_handed_back_with_a_word_why(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = planned(store, leases, plan)
+    older = another(store, "old-worker", schema=SCHEMA - 1)
+    before = store.get(job)
+    assert older.claim(job) is None
+    seen = store.get(job)
+    assert (seen.state, seen.held) == (before.state, ())
+    assert seen.note is not None and "old-worker" in seen.note
+    assert leases.due() == 0
+    age(store, job, HAND_BACK + 1)
+    assert leases.due() == 1
+    claimed(leases, job, "check")
+    assert store.get(job).note is None
+
+
+def only_one_group_left(store: JobStore, job: str) -> None:
+    for unit in store.redis.zrange(job_key(job, "todo"), 0, -1):
+        if unit not in (b"group:00000",):
+            store.redis.zrem(job_key(job, "todo"), unit)
