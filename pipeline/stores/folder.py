@@ -377,7 +377,7 @@ class FolderTarget:
         self._recover()
         if not self._root.exists():
             return TargetState(False, "private", None)
-        return TargetState(True, "private", self.head())
+        return TargetState(True, "private", self._now())
 
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
@@ -389,13 +389,16 @@ class FolderTarget:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise FolderNotWritable(path=str(existing), why="no permission")
         self._sweep()
-        self._recover()
         return self.head()
 
     def request(self, digest: str, base: str, title: str, message: str) -> FolderTarget:
         return self
 
     def head(self) -> str:
+        self._recover()
+        return self._now()
+
+    def _now(self) -> str:
         return digest_of(list_folder(self._root)) if self._root.exists() else EMPTY
 
     def at(self, commit: str) -> Source:
@@ -430,6 +433,10 @@ class FolderTarget:
 
     def discard(self, token: str) -> None:
         _remove(_token_folder(self._staging, token))
+        self._recover()
+        self._remove_empty_staging()
+
+    def _remove_empty_staging(self) -> None:
         for folder in (self._staging / "objects", self._staging):
             _remove_if_empty(folder)
 
@@ -466,9 +473,9 @@ class FolderTarget:
     # -------------------------------------------------------------------------------------------------- commit
 
     def commit(self, change: Change, parent: str) -> str:
-        with self._alone(), _disk_errors(self._root, 0):
+        with self._lock(wait=True), _disk_errors(self._root, 0):
             self._complete()
-            if self.head() != parent:
+            if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
             self._swap()
@@ -545,32 +552,40 @@ class FolderTarget:
         self._root.rename(self._old)
         self._new.rename(self._root)
         _sync_folder(self._root.parent)
-        self._intent.unlink()
         _remove(self._old)
+        self._intent.unlink()
 
     def _recover(self) -> None:
-        if self._intent.exists():
-            with self._alone(), _disk_errors(self._root, 0):
-                self._complete()
+        """Complete and tidy up what a killed commit left, unless a living one is at it."""
+        if self._intent.exists() or self._new.exists() or self._published():
+            with self._lock(wait=False) as locked:
+                if locked:
+                    self._complete()
 
     def _complete(self) -> None:
-        """Finish the swap that a dead process began: forward if the folder is gone, else there is nothing to do."""
-        if not self._intent.exists():
-            return
-        if not self._root.exists() and self._new.exists():
-            self._new.rename(self._root)
-        _sync_folder(self._root.parent)
-        self._intent.unlink()
-        _remove(self._old)
+        """A swap that was begun goes forward; without its journal, what lies beside the target is of no use."""
+        if self._intent.exists():
+            if not self._root.exists() and self._new.exists():
+                self._new.rename(self._root)
+                _sync_folder(self._root.parent)
+            _remove(self._old)
+            self._intent.unlink()
+        _remove(self._new)
+        for path in self._published():
+            path.unlink()
+        self._remove_empty_staging()
+
+    def _published(self) -> list[Path]:
+        """Staged objects that are files of the target by now."""
+        return [path for path in self._staging.glob("objects/*") if _links(path) > 1]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock(self, wait: bool) -> Iterator[bool]:
         """One committer at a time. The lock is the parent folder itself, so that no lock file is left behind."""
         self._root.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            yield _flock(descriptor, wait)
         finally:
             os.close(descriptor)
 
@@ -631,6 +646,21 @@ def _link(source: Path, goal: Path) -> None:
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copy2(source, goal)  # a file system without hard links
+
+
+def _flock(descriptor: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _links(file: Path) -> int:
+    try:
+        return file.stat().st_nlink
+    except FileNotFoundError:
+        return 0  # another process was faster
 
 
 def _write(file: Path, content: bytes) -> None:

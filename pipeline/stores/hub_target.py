@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import httpx2
 
 from reshard.pipeline.errors import (
+    HubError,
     ObjectLost,
     SourceCorrupt,
     TargetConflict,
@@ -40,6 +42,8 @@ from reshard.pipeline.stores.protocols import (
 )
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
+
+log = logging.getLogger(__name__)
 
 DEFAULT_BRANCH = "main"
 MakeSink = Callable[[str], Sink]
@@ -251,6 +255,7 @@ class HubTarget:
                 raise AnswerLost(str(error)) from error
             else:
                 if response.is_success:
+                    self._show()
                     return str(response.json()["commitOid"])
                 if response.status_code == 412:
                     raise HeadMoved(parent)
@@ -268,13 +273,14 @@ class HubTarget:
             return ObjectLost(repo=self.place.repo, what=refusal.why, lost=[object_.sha256 for object_ in lost])
         return error
 
-    def show(self) -> None:
-        """Take a pull request out of its draft state, so that its readers see that it is complete."""
-        if self._ref.startswith("refs/pr/"):
-            try:
-                self.api.show_pull_request(self.place.repo, int(self._ref.rpartition("/")[2]))
-            except Refusal as refusal:
-                raise refusal.as_target(self.place.repo) from refusal
+    def _show(self) -> None:
+        """Take our pull request out of its draft state now that it is complete; the commit stands in any case."""
+        if not self._ref.startswith("refs/pr/"):
+            return
+        try:
+            self.api.show_pull_request(self.place.repo, int(self._ref.rpartition("/")[2]))
+        except (Refusal, HubError) as error:
+            log.warning("%s of %s stays a draft: %s", self._ref, self.place, error)
 
 
 class _Listed:

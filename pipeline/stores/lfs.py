@@ -22,7 +22,7 @@ from typing import IO, Any
 import httpx2
 
 from reshard.pipeline.errors import DiskFull, HubRefused, ObjectLost, ReshardError
-from reshard.pipeline.limits import CHUNK, SPOOLS
+from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
 from reshard.pipeline.stores.retry import Retry, is_transient
 from reshard.pipeline.tensors import StoredFile
@@ -95,10 +95,12 @@ class LfsBatch:
         return stored
 
     def abort(self) -> None:
+        """Ends an upload at its next block. A server that takes no byte is not waited for: the spool goes with it."""
         self._aborted.set()
-        self._stop_sender()
+        self._stop_sender(ABORT_WAIT)
         for spool in self._spools:
-            spool.file.close()
+            if not spool.sha256:  # those that are complete are the sender's to close
+                spool.file.close()
         self._spools.clear()
 
     # ------------------------------------------------------------------------------------------------ on disk
@@ -125,10 +127,10 @@ class LfsBatch:
             self._sender.start()
         self._sending.put(spool)
 
-    def _stop_sender(self) -> None:
+    def _stop_sender(self, wait: float | None = None) -> None:
         if self._sender is not None:
             self._sending.put(None)
-            self._sender.join()
+            self._sender.join(wait)
             self._sender = None
 
     def _send_all(self) -> None:

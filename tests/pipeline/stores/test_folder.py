@@ -1,0 +1,450 @@
+"""Folders: what is listed, what a swap leaves alone, and what a killed or refused commit leaves behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import (
+    DiskFull,
+    FolderNotFound,
+    FolderNotWritable,
+    SourceChanged,
+    TargetConflict,
+    UnsafePath,
+    UsageError,
+)
+from reshard.pipeline.limits import KEPT_MAX, STAGING_AGE
+from reshard.pipeline.places import Folder
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores import folder as module
+from reshard.pipeline.stores.folder import FolderSource, FolderTarget
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.protocols import Addition, Change, HeadMoved, HistoryRewritten
+from tests.pipeline.stores.conftest import noise, read, write_files
+
+OLD = {"a.safetensors": b"old weights", "notes/mine.txt": b"mine", "config.json": b"{}"}
+CHANGE = Change(
+    "New", "digest d1", (Addition("config.json", content=b"{1}"), Addition("b.txt", content=b"b")), ("a.safetensors",)
+)
+NEW = {"b.txt": b"b", "config.json": b"{1}", "notes/mine.txt": b"mine"}
+
+
+def change_with_weights(target: FolderTarget) -> Change:
+    """CHANGE, and a shard that is sealed first."""
+    batch = target.sink("t").batch([])
+    writer = batch.open("w.safetensors", 3)
+    writer.write(memoryview(b"abc"))
+    writer.finish()
+    [stored] = batch.seal()
+    return Change(
+        CHANGE.title, CHANGE.message, (*CHANGE.additions, Addition(stored.path, stored=stored)), CHANGE.deletes
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_files(tmp_path / "model", OLD)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def target(root: Path) -> FolderTarget:
+    return FolderTarget(Folder(path=str(root)))
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {path: data for path, data in found.items() if not path.startswith(".reshard/")}
+
+
+def beside(root: Path) -> list[str]:
+    return sorted(path.name for path in root.parent.iterdir() if path != root)
+
+
+# ---------------------------------------------------------------------------------------------------------- source
+
+
+def source_of(root: Path) -> FolderSource:
+    return FolderSource.open(Folder(path=str(root)))
+
+
+def test_tools_marks_are_not_part_of_a_model(root: Path) -> None:
+    write_files(
+        root, {".git/config": b"", ".cache/huggingface/download/x.lock": b"", ".reshard/x": b"", ".hidden": b""}
+    )
+    assert set(source_of(root).files()) == {*OLD, ".hidden"}
+
+
+def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
+    cache = tmp_path / "models--a--b"
+    write_files(cache, {"blobs/1234": b"weights", "blobs/5678": b"{}"})
+    snapshot = cache / "snapshots" / "c0ffee"
+    (snapshot / "unet").mkdir(parents=True)
+    (snapshot / "unet" / "model.safetensors").symlink_to("../../../blobs/1234")
+    (snapshot / "config.json").symlink_to("../../blobs/5678")
+    source = source_of(snapshot)
+    assert read(source, "unet/model.safetensors") == b"weights" and read(source, "config.json") == b"{}"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_link_out_of_the_folder_is_refused(root: Path, tmp_path: Path, inside: bool) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    (root / "link").symlink_to(root / "config.json" if inside else tmp_path / "secret")
+    if inside:
+        assert read(source_of(root), "link") == b"{}"
+    else:
+        with pytest.raises(UnsafePath, match="link"):
+            source_of(root)
+
+
+def test_a_link_to_a_folder_is_refused_rather_than_left_out(root: Path) -> None:
+    (root / "more").symlink_to(root / "notes")
+    with pytest.raises(UnsafePath, match="more"):
+        source_of(root)
+
+
+def test_a_broken_link_is_named(root: Path) -> None:
+    (root / "gone.bin").symlink_to(root / "nothing")
+    with pytest.raises(FolderNotFound, match=r"gone\.bin"):
+        source_of(root)
+
+
+@pytest.mark.parametrize("path", ["nothing", "config.json"])
+def test_what_is_no_folder_is_refused(root: Path, path: str, context: Context) -> None:
+    with pytest.raises(FolderNotFound):
+        open_source(Folder(path=str(root / path)), context)
+
+
+def test_a_file_written_to_after_it_was_listed_is_refused(root: Path) -> None:
+    source = source_of(root)
+    (root / "config.json").write_bytes(b"{2}")
+    with pytest.raises(SourceChanged, match=r"config\.json"):
+        read(source, "config.json")
+
+
+def test_a_file_written_to_while_it_is_read_is_refused(root: Path) -> None:
+    (root / "big.bin").write_bytes(noise(3_000_000))
+    source = source_of(root)
+    views = iter(source.read(source.files()["big.bin"], 0, 3_000_000))
+    next(views)
+    with (root / "big.bin").open("r+b") as file:
+        file.write(b"x")
+        os.utime(file.fileno(), ns=(1, 1))
+    with pytest.raises(SourceChanged):
+        list(views)
+
+
+def test_a_file_cut_short_while_it_is_read_is_refused(root: Path) -> None:
+    (root / "big.bin").write_bytes(noise(3_000_000))
+    source = source_of(root)
+    views = iter(source.read(source.files()["big.bin"], 0, 3_000_000))
+    next(views)
+    os.truncate(root / "big.bin", 1_500_000)
+    with pytest.raises(SourceChanged):
+        list(views)
+
+
+def test_the_state_is_named_by_what_is_listed(root: Path) -> None:
+    one = source_of(root).pin.commit
+    assert source_of(root).pin.commit == one
+    os.utime(root / "config.json", ns=(5, 5))
+    assert source_of(root).pin.commit != one
+
+
+# ------------------------------------------------------------------------------------------------------------ swap
+
+
+@pytest.fixture(params=["exchange", "journal"])
+def swap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of swapping; the second is what a file system without exchange gets."""
+    if request.param == "journal":
+        monkeypatch.setattr(module, "exchange", lambda one, other: False)
+    return str(request.param)
+
+
+def test_the_exchange_works_here(tmp_path: Path) -> None:
+    write_files(tmp_path, {"one/x": b"1", "two/y": b"2"})
+    assert module.exchange(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "one" / "y").exists() and (tmp_path / "two" / "x").exists()
+
+
+@pytest.mark.usefixtures("swap")
+def test_only_the_named_paths_change(target: FolderTarget, root: Path) -> None:
+    write_files(root, {".git/HEAD": b"ref", ".cache/huggingface/x": b"y"})
+    (root / "empty").mkdir()
+    (root / "link.json").symlink_to("config.json")
+    (root / "notes" / "mine.txt").chmod(0o640)
+    before = (root / "notes" / "mine.txt").stat()
+    target.commit(CHANGE, target.prepare(private=True))
+    extra = {".git/HEAD": b"ref", ".cache/huggingface/x": b"y", "link.json": b"{1}"}
+    assert contents(root) == {**NEW, **extra}
+    after = (root / "notes" / "mine.txt").stat()
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
+    assert (root / "link.json").is_symlink() and (root / "empty").is_dir()
+
+
+@pytest.mark.usefixtures("swap")
+def test_nothing_is_left_beside_the_target(target: FolderTarget, root: Path) -> None:
+    batch = target.sink("t").batch([])
+    writer = batch.open("w.safetensors", 3)
+    writer.write(memoryview(b"abc"))
+    writer.finish()
+    [stored] = batch.seal()
+    target.commit(Change("T", "", (Addition("w.safetensors", stored=stored),), ()), target.head())
+    assert beside(root) == [] and contents(root) == {**OLD, "w.safetensors": b"abc"}
+
+
+@pytest.mark.usefixtures("swap")
+def test_a_folder_that_was_not_there_appears_whole(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "er" / "model"
+    target = FolderTarget(Folder(path=str(root)))
+    base = target.prepare(private=True)
+    assert not root.parent.exists()
+    target.commit(Change("T", "", (Addition("x", content=b"1"),), ()), base)
+    assert contents(root) == {"x": b"1"} and beside(root) == []
+
+
+@pytest.mark.usefixtures("swap")
+def test_folders_that_a_deletion_emptied_go_with_it(target: FolderTarget, root: Path) -> None:
+    target.commit(Change("T", "", (), ("notes/mine.txt",)), target.head())
+    assert not (root / "notes").exists()
+
+
+def test_a_reader_holds_on_to_the_state_it_opened(target: FolderTarget, root: Path) -> None:
+    with (root / "a.safetensors").open("rb") as file:
+        target.commit(CHANGE, target.head())
+        assert file.read() == b"old weights"
+
+
+def test_new_files_have_the_rights_that_the_umask_leaves(target: FolderTarget, root: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        batch = target.sink("t").batch([])
+        writer = batch.open("w.safetensors", 0)
+        writer.finish()
+        [stored] = batch.seal()
+        target.commit(Change("T", "", (Addition("w.safetensors", stored=stored), *CHANGE.additions), ()), target.head())
+    finally:
+        os.umask(previous)
+    assert {(root / path).stat().st_mode & 0o777 for path in ("w.safetensors", "b.txt")} == {0o640}
+
+
+def test_a_target_behind_a_link_is_changed_where_it_is(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("model")
+    target = FolderTarget(Folder(path=str(tmp_path / "link")))
+    target.commit(CHANGE, target.head())
+    assert (tmp_path / "link").is_symlink() and contents(root) == NEW
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ".reshard/x"])
+def test_a_path_out_of_the_folder_is_refused(target: FolderTarget, root: Path, path: str) -> None:
+    with pytest.raises(UnsafePath):
+        target.commit(Change("T", "", (Addition(path, content=b""),), ()), target.head())
+    assert contents(root) == OLD
+
+
+# ----------------------------------------------------------------------------------------------------------- kills
+
+CRASH = """
+import os, signal, sys
+from pathlib import Path
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores import folder
+from tests.pipeline.stores.test_folder import change_with_weights
+
+if sys.argv[2] == "journal":
+    folder.exchange = lambda one, other: False
+kill_at, seen = int(sys.argv[3]), 0
+
+def auditor(event, args):
+    global seen
+    if event in ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
+        seen += 1
+        if seen == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+target = folder.FolderTarget(Folder(path=sys.argv[1]))
+base = target.prepare(private=True)
+sys.addaudithook(auditor)
+target.commit(change_with_weights(target), base)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("how", ["exchange", "journal"])
+def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str) -> None:
+    whole = {**NEW, "w.safetensors": b"abc"}
+    finished = set()
+    for kill_at in range(1, 60):
+        root = tmp_path / str(kill_at) / "model"
+        write_files(root, OLD)
+        command = [sys.executable, "-c", CRASH, str(root), how, str(kill_at)]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        target = FolderTarget(Folder(path=str(root)))
+        head = target.prepare(private=True)
+        target.discard("t")
+        assert contents(root) in (OLD, whole), f"killed at {kill_at}"
+        finished.add(contents(root) == whole)
+        if contents(root) == OLD:
+            target.commit(change_with_weights(target), head)
+        assert contents(root) == whole and beside(root) == []
+        if ended.returncode == 0:
+            break
+    else:
+        pytest.fail("the commit never came to its end")
+    assert finished == {True, False}
+
+
+def test_of_two_processes_that_commit_at_once_one_wins(target: FolderTarget, root: Path) -> None:
+    base = target.head()
+    barrier, outcomes = threading.Barrier(8), []
+
+    def commit(n: int) -> None:
+        mine = FolderTarget(Folder(path=str(root)))
+        barrier.wait()
+        try:
+            mine.commit(Change(f"{n}", "", (Addition(f"{n}.txt", content=b"x"),), ()), base)
+            outcomes.append(n)
+        except HeadMoved:
+            pass
+
+    threads = [threading.Thread(target=commit, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = outcomes
+    assert contents(root) == {**OLD, f"{winner}.txt": b"x"}
+
+
+# --------------------------------------------------------------------------------------------------------- history
+
+
+def test_an_edit_between_publications_shows_as_somebody_elses(target: FolderTarget, root: Path) -> None:
+    base = target.head()
+    ours = target.commit(CHANGE, base)
+    (root / "config.json").write_bytes(b"edited")
+    edited = target.head()
+    titles = [(c.id, c.title) for c in target.history(edited, base)]
+    assert titles == [(edited, "changed by somebody else"), (ours, "New")]
+    again = target.commit(Change("Again", "", (Addition("c", content=b""),), ()), edited)
+    assert [c.title for c in target.history(again, base)] == ["Again", "changed by somebody else", "New"]
+    assert [c.id for c in target.history(again, ours)] == [again, edited]
+
+
+def test_an_edit_while_we_work_is_no_history_of_ours(target: FolderTarget, root: Path) -> None:
+    base = target.head()
+    (root / "config.json").write_bytes(b"edited")
+    with pytest.raises(HistoryRewritten):
+        list(target.history(target.head(), base))
+    with pytest.raises(HeadMoved):
+        target.commit(CHANGE, base)
+    with pytest.raises(TargetConflict):
+        target.at(base)
+
+
+def test_what_we_published_last_can_be_compared_with_what_is_there(target: FolderTarget, root: Path) -> None:
+    long = b"x" * (KEPT_MAX + 1)
+    more = (*CHANGE.additions, Addition("long.txt", content=long), Addition("README.md", content=b"# ours"))
+    ours = target.commit(Change("New", "", more, ()), target.head())
+    (root / "README.md").write_bytes(b"# edited")
+    (root / "long.txt").write_bytes(b"edited")
+    then, now = target.at(ours), target.at(target.head())
+    assert read(then, "README.md") == b"# ours" and read(now, "README.md") == b"# edited"
+    assert then.files()["b.txt"].sha256 == now.files()["b.txt"].sha256 is not None
+    assert now.files()["README.md"].sha256 is None
+    with pytest.raises(SourceChanged):
+        read(then, "long.txt")
+
+
+def test_a_broken_record_is_named(target: FolderTarget, root: Path) -> None:
+    target.commit(CHANGE, target.head())
+    (root / ".reshard" / "publications.json").write_text("{")
+    with pytest.raises(TargetConflict, match=r"publications\.json"):
+        target.at(target.head())
+
+
+# -------------------------------------------------------------------------------------------------- disk and rights
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """Files of this process may grow to so many bytes: the kernel's own way to say that there is no room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, previous)
+
+
+def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path, limited: Callable[[int], None]) -> None:
+    batch = target.sink("t").batch([])
+    writer = batch.open("w.safetensors", 1000)
+    limited(100)
+    with pytest.raises(DiskFull, match="1000 bytes needed"):
+        writer.write(memoryview(bytes(1000)))
+    batch.abort()
+    target.discard("t")
+    assert beside(root) == [] and contents(root) == OLD
+
+
+def test_a_disk_that_fills_up_in_the_commit(target: FolderTarget, root: Path, limited: Callable[[int], None]) -> None:
+    base = target.head()
+    limited(100)
+    with pytest.raises(DiskFull):
+        target.commit(Change("T", "", (Addition("x", content=bytes(1000)),), ()), base)
+    assert contents(root) == OLD and target.head() == base
+
+
+def test_a_shard_larger_than_the_disk_is_refused_before_a_byte(target: FolderTarget) -> None:
+    with pytest.raises(DiskFull):
+        target.sink("t").batch([]).open("w.safetensors", 1 << 60)
+
+
+def test_a_file_in_the_way_is_refused(root: Path) -> None:
+    with pytest.raises(FolderNotWritable, match="it is a file"):
+        FolderTarget(Folder(path=str(root / "config.json"))).prepare(private=True)
+
+
+def test_a_mount_point_is_refused() -> None:
+    with pytest.raises(FolderNotWritable, match="mount point"):
+        FolderTarget(Folder(path="/proc")).prepare(private=True)
+
+
+def test_a_folder_that_may_not_be_written_is_refused() -> None:
+    with pytest.raises(FolderNotWritable, match="no permission"):
+        FolderTarget(Folder(path="/proc/self/model")).prepare(private=True)
+
+
+@pytest.mark.parametrize("options", [Options(pr=True), Options(branch="x")])
+def test_a_folder_has_no_branches(root: Path, context: Context, options: Options) -> None:
+    with pytest.raises(UsageError):
+        open_target(Folder(path=str(root)), options, context)
+
+
+def test_what_nobody_went_on_with_is_swept_away(target: FolderTarget, root: Path) -> None:
+    for seed, token in enumerate(("old", "new")):
+        batch = target.sink(token).batch([])
+        for part in (1, 2):
+            writer = batch.open("w", 100)
+            writer.write(memoryview(noise(100, seed * 10 + part)))
+            writer.finish()
+            if part == 1:
+                batch.seal()
+    staged = sorted(path for path in root.parent.glob(".model.reshard/*/*"))
+    assert len(staged) == 4
+    for path in staged[:2]:
+        age = path.stat().st_mtime - STAGING_AGE - 60
+        os.utime(path, (age, age))
+    target.prepare(private=True)
+    assert sorted(root.parent.glob(".model.reshard/*/*")) == staged[2:]

@@ -1,0 +1,357 @@
+"""A repository as a target: what is created, who may write, and what becomes of a commit whose answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from huggingface_hub import HfApi
+
+from reshard.pipeline.errors import (
+    HubQuota,
+    HubRefused,
+    HubUnreachable,
+    NoWriteAccess,
+    TargetConflict,
+    TargetNotFound,
+    TokenMissing,
+    TokenRefused,
+    UsageError,
+)
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.hub_target import HubTarget
+from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.protocols import Addition, AnswerLost, Change, HeadMoved
+from tests.pipeline.stores.conftest import Impatient, MakeSource, MakeTarget, noise, read
+from tests.support.hub.admin import HubAdmin
+from tests.support.hub.fixtures import Namespace
+
+SMALL = Change("Small", "digest d1", (Addition("x.json", content=b"{}"),), ())
+
+
+@pytest.fixture
+def repo(namespace: Namespace, hub: HubAdmin) -> str:
+    """A repository that is there already."""
+    repo = namespace.repo("there")
+    hub.create_repo(repo)
+    hub.put_files(repo, {"README.md": b"# theirs"})
+    return repo
+
+
+def target_at(repo: str, context: Context, **options: object) -> HubTarget:
+    target = open_target(Hub(repo=repo), Options.model_validate({"transport": "http", **options}), context)
+    assert isinstance(target, HubTarget)
+    return target
+
+
+def calls(hub: HubAdmin, pattern: str) -> int:
+    return sum(pattern in f"{line['method']} {line['path']}" for line in hub.log())
+
+
+# --------------------------------------------------------------------------------------------------------- creating
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_missing_repo_is_created_as_visible_as_it_was_asked_for(
+    context: Context, namespace: Namespace, hub: HubAdmin, private: bool
+) -> None:
+    target = target_at(namespace.repo("new"), context)
+    head = target.prepare(private)
+    assert target.state().visibility == ("private" if private else "public")
+    assert head == hub.head(namespace.repo("new"))
+
+
+def test_a_repo_that_is_there_keeps_its_visibility(context: Context, repo: str) -> None:
+    target = target_at(repo, context)
+    target.prepare(private=True)
+    assert target.state().visibility == "public"
+
+
+def test_looking_creates_nothing(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
+    target = target_at(namespace.repo("new"), context)
+    assert not target.state().exists
+    assert calls(hub, "POST") == 0
+
+
+def test_a_repo_whose_creation_got_no_answer_is_there(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
+    hub.fault("POST /api/repos/create", "lost_response", times=1)
+    assert target_at(namespace.repo("new"), context).prepare(private=True) == hub.head(namespace.repo("new"))
+
+
+def test_a_missing_branch_begins_at_the_head_of_main(context: Context, repo: str, hub: HubAdmin) -> None:
+    target = target_at(repo, context, branch="small files")
+    assert target.state().exists and target.state().head is None
+    head = target.prepare(private=False)
+    assert head == hub.head(repo)
+    commit = target.commit(SMALL, head)
+    assert hub.head(repo) == head and target.head() == commit
+    assert "x.json" in hub.files(repo, "small files") and "x.json" not in hub.files(repo)
+
+
+def test_a_branch_may_be_named_with_the_place(context: Context, repo: str) -> None:
+    target = open_target(Hub(repo=repo, revision="v2"), Options(), context)
+    assert target.branch == "v2"
+    with pytest.raises(UsageError):
+        open_target(Hub(repo=repo, revision="v2"), Options(branch="v3"), context)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_no_token(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(TokenMissing) as refused:
+        target_at(repo, context).prepare(private=True)
+    assert f"writing to {repo}" in str(refused.value) and "export HF_TOKEN" in refused.value.next_step
+
+
+def test_a_token_that_the_hub_does_not_know(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(TokenRefused):
+        target_at(repo, context).state()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_somebody_elses_namespace(context: Context, hub: HubAdmin, there: bool) -> None:
+    hub.create_user("stranger")
+    if there:
+        hub.create_repo("stranger/model")
+    with pytest.raises(NoWriteAccess, match="may not write to stranger/"):
+        target_at("stranger/model" if there else "stranger/new", context).prepare(private=True)
+
+
+def test_a_token_that_only_reads(
+    context: Context, repo: str, hub: HubAdmin, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.create_token(namespace.name, role="read"))
+    head = hub.head(repo)
+    with pytest.raises(NoWriteAccess):
+        target_at(repo, context).prepare(private=True)
+    assert hub.head(repo) == head
+
+
+def test_checking_access_leaves_no_trace(context: Context, repo: str, hub: HubAdmin) -> None:
+    before = hub.state(repo)
+    target_at(repo, context).prepare(private=True)
+    assert hub.state(repo) == before
+
+
+def test_a_full_storage(context: Context, repo: str, hub: HubAdmin) -> None:
+    target = target_at(repo, context)
+    target.prepare(private=True)
+    hub.settings(storage_full=[repo])
+    batch = target.sink("t").batch([])
+    writer = batch.open("a.bin", 5)
+    writer.write(memoryview(b"12345"))
+    writer.finish()
+    with pytest.raises(HubQuota, match=repo):
+        batch.seal()
+    batch.abort()
+
+
+def test_a_pull_request_needs_a_repo(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
+    with pytest.raises(TargetNotFound):
+        target_at(namespace.repo("new"), context, pr=True).prepare(private=True)
+    assert calls(hub, "POST") == 0
+
+
+def test_a_branch_that_went_away_is_a_conflict(context: Context, repo: str, namespace: Namespace) -> None:
+    target = target_at(repo, context, branch="gone")
+    target.prepare(private=True)
+    HfApi(endpoint=namespace.endpoint, token=namespace.token).delete_branch(repo, branch="gone")
+    with pytest.raises(TargetConflict, match="gone is gone"):
+        target.head()
+
+
+# ------------------------------------------------------------------------------------------------------- one commit
+
+
+def test_a_commit_whose_answer_is_lost_may_stand(context: Context, repo: str, hub: HubAdmin) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    hub.fault("POST .*/commit/main", "lost_response", times=1)
+    with pytest.raises(AnswerLost):
+        target.commit(SMALL, base)
+    assert [c.message for c in target.history(target.head(), base)] == ["digest d1"]
+
+
+@pytest.mark.parametrize("fault", [{"action": "reset"}, {"action": "status", "status": 502}])
+def test_a_commit_without_an_answer_is_never_sent_again_unseen(
+    context: Context, repo: str, hub: HubAdmin, fault: dict[str, object]
+) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    hub.fault("POST .*/commit/main", times=1, **fault)  # type: ignore[arg-type]
+    with pytest.raises(AnswerLost):
+        target.commit(SMALL, base)
+    assert calls(hub, "/commit/main") == 1 and target.head() == base
+    assert target.commit(SMALL, base) == target.head()
+
+
+def test_a_commit_that_was_turned_away_for_its_rate_is_sent_again(
+    context: Context, repo: str, hub: HubAdmin, pace: Impatient
+) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    hub.fault("POST .*/commit/main", "status", status=429, headers={"Retry-After": "3"}, times=2)
+    assert target.commit(SMALL, base) == hub.head(repo)
+    assert pace.slowed == [3.0, 3.0]
+
+
+def test_of_two_who_commit_on_one_head_one_wins(context: Context, repo: str, hub: HubAdmin) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    winner = hub.put_files(repo, {"theirs.txt": b"1"})
+    with pytest.raises(HeadMoved):
+        target.commit(SMALL, base)
+    assert hub.head(repo) == winner and "x.json" not in hub.files(repo)
+
+
+def test_a_refused_commit_says_what_the_hub_said(context: Context, repo: str) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    with pytest.raises(HubRefused, match="invalid path"):
+        target.commit(Change("t", "", (Addition("../x", content=b""),), ()), base)
+
+
+def test_the_hubs_own_client_sees_what_we_committed(context: Context, repo: str, namespace: Namespace) -> None:
+    target = target_at(repo, context)
+    base = target.prepare(private=True)
+    weights = noise(2_000_000)
+    batch = target.sink("t").batch([])
+    writer = batch.open("model.safetensors", len(weights))
+    writer.write(memoryview(weights))
+    writer.finish()
+    [stored] = batch.seal()
+    commit = target.commit(
+        Change("T", "M", (Addition(stored.path, stored=stored), Addition("c.json", content=b"{}")), ("README.md",)),
+        base,
+    )
+    api = HfApi(endpoint=namespace.endpoint, token=namespace.token)
+    theirs = {f.path: (f.size, f.lfs and f.lfs.sha256) for f in api.list_repo_tree(repo) if hasattr(f, "size")}
+    ours = {path: (file.size, file.sha256) for path, file in target.at(commit).files().items()}
+    assert ours == theirs and "README.md" not in ours and ours["model.safetensors"][1] == stored.sha256
+    first = api.list_repo_commits(repo)[0]
+    assert (first.commit_id, first.title, first.message) == (commit, "T", "M")
+    assert [c.id for c in target.history(commit, None)] == [c.commit_id for c in api.list_repo_commits(repo)]
+
+
+def test_a_long_history_is_fetched_as_far_as_it_is_read(context: Context, repo: str, hub: HubAdmin) -> None:
+    base = hub.head(repo)
+    commits = [hub.put_files(repo, {"n.txt": str(n).encode()}) for n in range(12)]
+    hub.settings(commits_page=5)
+    hub.log(reset=True)
+    target = target_at(repo, context)
+    assert next(iter(target.history(commits[-1], None))).id == commits[-1]
+    assert calls(hub, "/commits/") == 1
+    assert [c.id for c in target.history(commits[-1], base)] == commits[::-1]
+
+
+# ---------------------------------------------------------------------------------------------------- pull requests
+
+
+@pytest.fixture
+def proposal(context: Context, repo: str) -> HubTarget:
+    target = target_at(repo, context, pr=True)
+    target.prepare(private=True)
+    return target
+
+
+def test_a_pull_request_carries_the_commit_and_main_stays(
+    proposal: HubTarget, repo: str, hub: HubAdmin, namespace: Namespace
+) -> None:
+    base = proposal.head()
+    goal = proposal.request("d1", base, "Small files", "digest d1")
+    commit = goal.commit(SMALL, goal.head())
+    assert goal.branch == "refs/pr/1" and goal.head() == commit
+    assert hub.head(repo) == base and read(goal.at(commit), "x.json") == b"{}"
+    details = HfApi(endpoint=namespace.endpoint, token=namespace.token).get_discussion_details(repo, 1)
+    assert (details.title, details.status, details.is_pull_request) == ("Small files", "open", True)
+
+
+def test_a_pull_request_of_ours_is_found_again(proposal: HubTarget, hub: HubAdmin) -> None:
+    hub.settings(discussions_page=2)
+    for n in range(5):
+        proposal.request(f"other{n}", proposal.head(), f"Other {n}", f"digest other{n}")
+    first = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == first.branch
+    assert proposal.request("other0", proposal.head(), "x", "y").branch == "refs/pr/1"
+
+
+@pytest.mark.parametrize("fault", ["lost_response", "reset"])
+def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
+    proposal: HubTarget, repo: str, hub: HubAdmin, fault: str
+) -> None:
+    hub.fault("POST .*/discussions", fault, times=1)
+    goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    assert goal.branch == "refs/pr/1"
+    assert list(proposal.api.pull_requests(repo, proposal.api.whoami()["name"]))[0].number == 1
+
+
+def test_somebody_elses_pull_request_with_our_digest_is_not_ours(
+    proposal: HubTarget, repo: str, hub: HubAdmin, namespace: Namespace
+) -> None:
+    other = hub.create_user(f"{namespace.name}-copycat")
+    HfApi(endpoint=namespace.endpoint, token=other.token).create_pull_request(repo, "Mine", description="digest d1")
+    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == "refs/pr/2"
+
+
+def test_a_closed_pull_request_is_not_committed_to(proposal: HubTarget, repo: str, namespace: Namespace) -> None:
+    first = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    number = int(first.branch.rpartition("/")[2])
+    HfApi(endpoint=namespace.endpoint, token=namespace.token).change_discussion_status(repo, number, "closed")
+    assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == "refs/pr/2"
+
+
+def test_a_pull_request_to_somebody_elses_repo(context: Context, hub: HubAdmin) -> None:
+    hub.create_user("owner")
+    hub.create_repo("owner/model")
+    head = hub.head("owner/model")
+    target = target_at("owner/model", context, pr=True)
+    goal = target.request("d1", target.prepare(private=True), "Small files", "digest d1")
+    weights = noise(1_000_000)
+    batch = goal.sink("t").batch([])
+    writer = batch.open("m.bin", len(weights))
+    writer.write(memoryview(weights))
+    writer.finish()
+    [stored] = batch.seal()
+    commit = goal.commit(Change("T", "M", (Addition("m.bin", stored=stored),), ()), goal.head())
+    assert read(goal.at(commit), "m.bin") == weights and hub.head("owner/model") == head
+
+
+# --------------------------------------------------------------------------------------------------------- carrying
+
+
+@pytest.fixture
+def carrying(hub_source: MakeSource, hub_target: MakeTarget, hub: HubAdmin) -> Iterator[tuple[MakeSource, HubTarget]]:
+    target = hub_target()
+    target.prepare(private=True)
+    assert isinstance(target, HubTarget)
+    yield hub_source, target
+
+
+def test_objects_that_the_repo_has_are_not_moved(carrying: tuple[MakeSource, HubTarget], hub: HubAdmin) -> None:
+    make, target = carrying
+    source = make({"spm.model": noise(2_000_000, 9)})
+    file = source.files()["spm.model"]
+    target.carry([file], source, "t1")
+    hub.log(reset=True)
+    assert target.carry([file], source, "t2") == [Addition("spm.model", stored=file)]
+    assert sum(line["up"] for line in hub.log()) < 10_000 and calls(hub, "_cdn") == 0
+
+
+def test_a_text_that_the_targets_attributes_call_large_becomes_an_object(
+    carrying: tuple[MakeSource, HubTarget], folder_source: MakeSource, hub: HubAdmin
+) -> None:
+    _, target = carrying
+    hub.put_files(target.place.repo, {".gitattributes": b"*.json filter=lfs diff=lfs merge=lfs -text\n"})
+    source = folder_source({"config.json": b"{}", "notes.txt": b"n"})
+    config, notes = target.carry(list(source.files().values()), source, "t1")
+    assert config.stored and config.content is None and notes.content == b"n"
+
+
+def test_an_unreachable_hub_while_preparing(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
+    hub.fault(".", "reset")
+    with pytest.raises(HubUnreachable):
+        target_at(namespace.repo("new"), context).prepare(private=True)
