@@ -286,7 +286,7 @@ def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
     hub.fault("POST .*/discussions", fault, times=1)
     goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
-    assert list(proposal.api.pull_requests(repo, proposal.api.whoami()["name"]))[0].number == 1
+    assert next(proposal.api.pull_requests(repo, proposal.api.whoami()["name"])).number == 1
 
 
 def test_somebody_elses_pull_request_with_our_digest_is_not_ours(

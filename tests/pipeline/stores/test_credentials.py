@@ -1,0 +1,131 @@
+"""Which token goes where, and that none is ever printed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import BadCredentials
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials
+
+SECRET = "hf_verysecret"
+FILE = """
+[[credential]]
+namespace = "org"
+env = "ORG_TOKEN"
+
+[[credential]]
+namespace = "org"
+use = "write"
+env = "ORG_WRITE_TOKEN"
+
+[[credential]]
+endpoint = "https://hub.example/"
+file = "{file}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "default")
+    monkeypatch.setenv("ORG_TOKEN", "org")
+    monkeypatch.setenv("ORG_WRITE_TOKEN", "org-write")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "credentials.toml").write_text(FILE.format(file=tmp_path / "secret"))
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "credentials.toml"))
+
+
+def token(found: Credential | None) -> str | None:
+    return found.token.get_secret_value() if found else None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "namespace", "use", "expected"),
+    [
+        (DEFAULT_ENDPOINT, "somebody", "read", "default"),
+        (DEFAULT_ENDPOINT, "org", "read", "org"),
+        (DEFAULT_ENDPOINT, "org", "write", "org-write"),
+        ("https://hub.example", "org", "write", SECRET),
+        ("https://hub.example", "any", "read", SECRET),
+        ("https://other.example", "org", "read", None),
+    ],
+)
+def test_the_most_particular_entry_wins(endpoint: str, namespace: str, use: str, expected: str | None) -> None:
+    assert token(Credentials.from_env().find(endpoint, namespace, use)) == expected  # type: ignore[arg-type]
+
+
+def test_the_default_token_belongs_to_the_default_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mine.example/")
+    credentials = Credentials.from_env()
+    assert token(credentials.find("https://mine.example", "a", "read")) == "default"
+    assert credentials.find(DEFAULT_ENDPOINT, "a", "read") is None
+
+
+def test_without_a_token_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.delenv("ORG_TOKEN")
+    credentials = Credentials.from_env()
+    assert credentials.find(DEFAULT_ENDPOINT, "a", "read") is None
+    assert credentials.find(DEFAULT_ENDPOINT, "org", "read") is None
+
+
+def test_a_rotated_token_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = Credentials.from_env()
+    monkeypatch.setenv("ORG_TOKEN", "rotated")
+    assert token(credentials.find(DEFAULT_ENDPOINT, "org", "read")) == "rotated"
+
+
+def test_a_token_is_never_printed() -> None:
+    credentials = Credentials.from_env()
+    found = credentials.find("https://hub.example", "x", "read")
+    assert found is not None
+    assert SECRET not in f"{found} {found!r} {credentials!r} {vars(credentials)} {found.id}"
+
+
+def test_equal_tokens_share_an_id_and_others_do_not() -> None:
+    credentials = Credentials.from_env()
+    ids = [
+        found.id
+        for found in (
+            credentials.find(DEFAULT_ENDPOINT, "a", "read"),
+            credentials.find(DEFAULT_ENDPOINT, "b", "write"),
+            credentials.find(DEFAULT_ENDPOINT, "org", "read"),
+        )
+        if found
+    ]
+    assert ids[0] == ids[1] != ids[2] and len(ids) == 3
+    assert pickle.loads(pickle.dumps(ids)) == ids  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[[credential]]\nnamespace = 'x'", "needs either `env` or `file`"),
+        ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
+        (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: Extra inputs are not permitted"),
+        ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: Input should be 'read' or 'write'"),
+        ("[[credential]", "no TOML"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, why: str
+) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
+    with pytest.raises(BadCredentials) as refused:
+        Credentials.from_env()
+    assert why in str(refused.value) and str(file) in str(refused.value)
+    assert SECRET not in f"{refused.value!r} {refused.value.__cause__!r} {refused.value.to_dict()}"
+
+
+def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    credentials = Credentials.from_env()
+    (tmp_path / "secret").unlink()
+    with pytest.raises(BadCredentials, match="secret"):
+        credentials.find("https://hub.example", "x", "read")

@@ -1,0 +1,113 @@
+"""The one policy of retries: how often, how long, and what comes of it."""
+
+from __future__ import annotations
+
+import threading
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
+from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
+from reshard.pipeline.stores.retry import OwnPace, Retry, is_transient, wait_asked
+from tests.pipeline.stores.conftest import Impatient
+
+BROKEN = httpx2.ReadError("reset")
+
+
+def answer(status: int, **headers: str) -> httpx2.Response:
+    return httpx2.Response(status, headers=headers)
+
+
+def test_the_waits_grow_up_to_a_bound(pace: Impatient) -> None:
+    retry = Retry("https://hub", pace, attempts=20)
+    for _ in range(19):
+        retry.after(BROKEN)
+    assert 0.5 * BACKOFF_FIRST <= pace.slept[0] <= 1.5 * BACKOFF_FIRST
+    assert max(pace.slept) <= 1.5 * BACKOFF_MAX
+    for n, wait in enumerate(pace.slept):
+        expected = min(BACKOFF_MAX, BACKOFF_FIRST * 2**n)
+        assert 0.5 * expected <= wait <= 1.5 * expected
+
+
+def test_the_waits_of_many_are_spread(pace: Impatient) -> None:
+    for _ in range(50):
+        Retry("https://hub", pace).after(BROKEN)
+    assert len(set(pace.slept)) == 50
+
+
+@pytest.mark.parametrize(
+    ("problem", "error"),
+    [
+        (BROKEN, HubUnreachable),
+        (httpx2.ConnectTimeout("slow"), HubUnreachable),
+        (answer(503), HubError),
+        (answer(429), RateLimited),
+    ],
+)
+def test_it_gives_up_after_so_many_attempts_in_a_row(
+    pace: Impatient, problem: httpx2.TransportError | httpx2.Response, error: type[HubError]
+) -> None:
+    retry = Retry("https://hub", pace)
+    for _ in range(ATTEMPTS - 1):
+        retry.after(problem)
+    with pytest.raises(error) as given_up:
+        retry.after(problem)
+    assert type(given_up.value) is error and given_up.value.retryable
+
+
+def test_progress_begins_a_new_row(pace: Impatient) -> None:
+    retry = Retry("https://hub", pace)
+    for _ in range(3 * ATTEMPTS):
+        retry.after(BROKEN)
+        retry.progress()
+    assert max(pace.slept) <= 1.5 * BACKOFF_FIRST
+
+
+@pytest.mark.parametrize(
+    ("response", "seconds"),
+    [
+        (answer(429, **{"Retry-After": "12"}), 12.0),
+        (answer(503, **{"Retry-After": "3"}), 3.0),
+        (answer(429, RateLimit='"api";r=0;t=55'), 56.0),
+        (answer(429, RateLimit='"api";r=4;t=55'), None),  # sent with every answer: not the reason of this one
+        (answer(503, RateLimit='"api";r=0;t=55'), None),
+        (answer(429, **{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), None),
+        (answer(429), None),
+    ],
+)
+def test_a_server_says_how_long_to_wait(response: httpx2.Response, seconds: float | None) -> None:
+    assert wait_asked(response) == seconds
+
+
+def test_a_wait_beyond_reason_is_refused(pace: Impatient) -> None:
+    with pytest.raises(RateLimited):
+        Retry("https://hub", pace).after(answer(429, **{"Retry-After": str(int(WAIT_MAX) + 1)}))
+
+
+@given(st.integers(100, 599))
+def test_what_the_caller_did_wrong_is_never_tried_again(status: int) -> None:
+    transient = is_transient(answer(status))
+    assert not transient or status >= 500 or status in (408, 425, 429)
+
+
+def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
+    waited: list[float] = []
+    held = threading.Event()
+
+    class Observed(OwnPace):
+        def sleep(self, seconds: float) -> None:
+            waited.append(seconds)
+            self._not_before = 0.0
+            held.set()
+
+    pace = Observed()
+    pace.slow_down(50.0)
+    pace.slow_down(10.0)  # an earlier end does not shorten the wait
+    thread = threading.Thread(target=pace.before, args=("api",))
+    thread.start()
+    assert held.wait(10)
+    thread.join()
+    assert 45.0 < waited[0] <= 50.0
