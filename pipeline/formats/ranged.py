@@ -33,10 +33,12 @@ def read_bytes(read: Read, file: StoredFile, start: int, stop: int) -> bytes:
         raise BadLength(file=file.path, actual=file.size, expected=f"{stop} or more")
     if start == stop:
         return b""
-    data = b"".join(read(file, start, stop))
+    data = bytearray()
+    for view in read(file, start, stop):  # not joined: a view is gone when the next one comes
+        data += view
     if len(data) != stop - start:
         raise BadLength(file=file.path, actual=start + len(data), expected=f"{stop} or more")
-    return data
+    return bytes(data)
 
 
 def read_spans(read: Read, file: StoredFile, spans: Sequence[Span]) -> list[bytes]:

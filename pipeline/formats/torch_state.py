@@ -99,6 +99,9 @@ _DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collecti
 _BYSTANDERS = {
     "torch.Size",
     "torch.device",
+    "torch.per_tensor_affine",
+    "torch.per_channel_affine",
+    "torch.per_channel_affine_float_qparams",
     "torch.serialization._get_layout",
     "argparse.Namespace",
     "builtins.set",
