@@ -1,11 +1,21 @@
 """The Hub's own tests speak to it through the real client, in this process; each test chooses LFS or Xet."""
 
+from collections.abc import Iterator
+
 import pytest
 from huggingface_hub import HfApi, constants
 
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What hf_xet remembers in this process stays out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        yield
 
 
 @pytest.fixture

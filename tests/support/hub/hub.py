@@ -56,6 +56,7 @@ class Hub:
             self._apply(event)
         if not self.secret:
             self.record("secret", secret=secrets.token_hex())
+        self.name = hashlib.sha256(self.secret).hexdigest()[:8]
         dedup_key = hashlib.sha256(b"dedup " + self.secret).digest()
         self.xet = XetStore(directory / "xet", self.temporary, dedup_key)
 

@@ -40,7 +40,7 @@ def resolve(call: Call) -> Response:
     }
     if (xet := repo.xet.get(entry.sha256)) and call.hub.settings.xet:
         token = f"{call.request.origin}/api/{repo.kind}/{repo.id}/xet-read-token/{commit}"
-        description = f"{call.request.origin}/_cas/v1/reconstructions/{xet}"
+        description = f"{call.request.origin}/_cas/{call.hub.name}/v1/reconstructions/{xet}"
         headers["X-Xet-Hash"] = xet
         headers["Link"] = f'<{token}>; rel="xet-auth", <{description}>; rel="xet-reconstruction-info"'
     return Response(302, headers, BytesBody(f"Found. Redirecting to {headers['Location']}".encode()))

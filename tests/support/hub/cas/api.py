@@ -48,13 +48,18 @@ def issue(call: Call, repo: Repo, scope: str) -> Response:
     """A token in the body and, for clients that read those, in the headers."""
     expires = int(time.time()) + call.hub.settings.xet_token_lifetime
     token = sealed(call.hub, {"repo": repo.uid, "kind": repo.kind, "scope": scope, "exp": expires, "user": call.user})
-    url = f"{call.request.origin}/_cas"
+    url = store_url(call)
     headers = {
         "X-Xet-Cas-Url": url,
         "X-Xet-Access-Token": token,
         "X-Xet-Token-Expiration": str(expires),
     }
     return json_response({"casUrl": url, "accessToken": token, "exp": expires}, headers=headers)
+
+
+def store_url(call: Call) -> str:
+    """Where the store is. Clients keep what they know of a store under its URL, so another store needs another one."""
+    return f"{call.request.origin}/_cas/{call.hub.name}"
 
 
 def sealed(hub: Hub, claims: dict[str, Any]) -> str:
