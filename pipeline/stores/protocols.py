@@ -141,6 +141,11 @@ class Target(Protocol):
         """The branch or ref that commits go to, for messages and keys; empty for a folder."""
         ...
 
+    @property
+    def transport(self) -> str:
+        """How weights are written, for the plan: ``file``, ``lfs`` or ``xet``."""
+        ...
+
     def state(self) -> TargetState: ...
 
     def prepare(self, private: bool) -> str:

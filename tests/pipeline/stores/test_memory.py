@@ -1,0 +1,84 @@
+"""How much memory moving bytes takes, in a process of its own, whatever the size of a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.limits import MB, MEMORY_FLOOR
+from tests.support.hub.admin import HubAdmin
+from tests.support.hub.fixtures import Namespace
+
+ROOT = Path(__file__).parents[3]
+
+MOVE = """
+import json, resource, sys, time
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.open import Context, open_source, open_target
+
+place, goal, shard, transport = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+context = Context.from_env()
+source = open_source(parse_place(place), context, transport=transport)
+target = open_target(parse_place(goal), Options(transport=transport), context)
+target.prepare(private=True)
+file = source.files()["model.safetensors"]
+began = time.monotonic()
+batch = target.sink("t").batch([file])
+for start in range(0, file.size, shard):
+    stop = min(file.size, start + shard)
+    writer = batch.open(f"{start}.bin", stop - start)
+    for view in source.read(file, start, stop):
+        writer.write(view)
+    writer.finish()
+sealed = batch.seal()
+print(json.dumps({
+    "seconds": time.monotonic() - began,
+    "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "cpu": time.process_time(),
+    "bytes": sum(stored.size for stored in sealed),
+    "transports": [source.transport, target.transport],
+}))
+"""
+
+
+def move(source: str, target: str, shard: int, transport: str, namespace: Namespace, tmp: Path) -> dict[str, float]:
+    environment = {
+        **os.environ, "HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "RESHARD_TMPDIR": str(tmp),
+        "HF_HOME": str(tmp / "home"),
+    }  # fmt: skip
+    command = [sys.executable, "-c", MOVE, source, target, str(shard), transport]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, float] = json.loads(ended.stdout)
+    return found
+
+
+def sparse(folder: Path, size: int) -> Path:
+    """A file of zeros that takes no room."""
+    folder.mkdir()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("kind", ["hub", "folder"])
+def test_moving_a_large_file_takes_little_memory(
+    kind: str, hub: HubAdmin, namespace: Namespace, tmp_path: Path
+) -> None:
+    file = sparse(tmp_path / "source", 600 * MB)
+    if kind == "hub":
+        hub.create_repo(namespace.repo("big"))
+        hub.import_files(namespace.repo("big"), {"model.safetensors": file})
+        places = namespace.repo("big"), namespace.repo("copy")
+    else:
+        places = str(file.parent), str(tmp_path / "target")
+    found = move(*places, 200 * MB, "http", namespace, tmp_path)
+    print(kind, found)
+    assert found["bytes"] == 600 * MB
+    assert found["rss"] <= MEMORY_FLOOR
