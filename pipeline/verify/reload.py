@@ -22,12 +22,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from reshard.pipeline import limits
+from reshard.pipeline.verify.reload_limits import Allowed
 from reshard.pipeline.verify.structure import Signature
 
 # What the child inherits: how to find Python's packages and to speak UTF-8. Above all no token, no proxy, no cache.
@@ -46,6 +47,7 @@ _OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "PYTHONUTF8": "1",  # whatever the locale
+    "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
     "OMP_NUM_THREADS": "1",  # the same, and copies need the other cores
     "COLUMNS": "120",  # the loader's tables depend on the terminal's width
@@ -89,22 +91,20 @@ class ModelCheck:
         return ModelCheck(**values)
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadLimits:
-    """What one request may use; see limits.py for the reasons."""
-
-    start: float = limits.RELOAD_START  # seconds until the child has its imports
-    time: float = limits.RELOAD_TIME  # seconds
-    cpu: int = limits.RELOAD_CPU  # seconds
-    memory: int = limits.RELOAD_MEMORY  # bytes of address space beyond the imports
-    grace: float = limits.RELOAD_GRACE  # seconds beyond `time` before the child itself is given up
-
-
 class Reload:
     """The reload child, started when first needed and kept warm; safe to share between threads."""
 
-    def __init__(self, allowed: ReloadLimits | None = None, *, python: str = sys.executable) -> None:
-        self._allowed = allowed or ReloadLimits()
+    def __init__(
+        self,
+        allowed: Allowed | None = None,
+        *,
+        start: float = limits.RELOAD_START,
+        grace: float = limits.RELOAD_GRACE,
+        python: str = sys.executable,
+    ) -> None:
+        """``start``: seconds for the imports; ``grace``: for an answer after a request's own time has passed."""
+        self._allowed = allowed or Allowed()
+        self._start, self._grace = start, grace
         self._python = python
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -124,19 +124,42 @@ class Reload:
             return _structural("skipped", f"config.json is not UTF-8: {error}")
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
-        line = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}\n'.encode()
-        key = hashlib.sha256(line).digest()
+        arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
+        key = hashlib.sha256(arguments.encode()).digest()
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 return self._verdicts[key]
-            verdict = self._ask(line)
-            # What was cut short may end otherwise next time; the rest depends on nothing but the request.
-            if verdict.result != "inconclusive":
+        verdict = ModelCheck.from_dict({"level": "structural", **self.ask("check", arguments)})
+        # What was cut short may end otherwise next time; the rest depends on nothing but the request.
+        if verdict.result != "inconclusive":
+            with self._lock:
                 self._verdicts[key] = verdict
                 while len(self._verdicts) > limits.RELOAD_CACHE:
                     self._verdicts.popitem(last=False)
-            return verdict
+        return verdict
+
+    def ask(self, operation: str, arguments: str, allowed: Allowed | None = None) -> dict[str, Any]:
+        """The child's answer to one operation, whose ``arguments`` are a JSON object.
+
+        It has a ``result`` and a ``reason``, the ``seconds`` it took, and the fork's ``peak_rss`` in bytes unless it
+        never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
+        """
+        allowed = allowed or self._allowed
+        line = f'{json.dumps(asdict(allowed))}\t{{"operation":"{operation}","arguments":{arguments}}}\n'.encode()
+        with self._lock:
+            began = time.monotonic()
+            if trouble := self._started():
+                return {"result": "skipped", "reason": trouble}
+            assert self._child is not None
+            try:
+                # The child ends its fork itself at the limit; the grace is for a child that no longer does.
+                answer = self._child.ask(line, allowed.seconds + self._grace)
+            except _ChildLost as lost:
+                self._child.end()
+                self._child = None
+                answer = {"result": "inconclusive", "reason": str(lost)}
+            return {**answer, "seconds": time.monotonic() - began}
 
     def warm(self) -> str | None:
         """Start the child now; None, or why there is no reload."""
@@ -162,20 +185,6 @@ class Reload:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, line: bytes) -> ModelCheck:
-        began = time.monotonic()
-        if trouble := self._started():
-            return _structural("skipped", trouble)
-        assert self._child is not None
-        try:
-            # The child ends its fork itself at the limit; the grace is for a child that no longer does.
-            answer = self._child.ask(line, self._allowed.time + self._allowed.grace)
-        except _ChildLost as lost:
-            self._child.end()
-            self._child = None
-            return replace(_structural("inconclusive", str(lost)), seconds=time.monotonic() - began)
-        return ModelCheck.from_dict({**answer, "seconds": time.monotonic() - began})
-
     def _started(self) -> str | None:
         if self._child is not None and self._child.alive():
             return None
@@ -184,9 +193,9 @@ class Reload:
             return f"{' and '.join(lacking)} not installed here; `pip install 'reshard[model]'` brings the reload"
         if self._child is not None:
             self._child.end()
-        self._child = _Child(self._python, self._allowed)
+        self._child = _Child(self._python)
         try:
-            hello = self._child.hello(self._allowed.start)
+            hello = self._child.hello(self._start)
         except _ChildLost as lost:
             hello = {"unavailable": str(lost)}
         if "unavailable" not in hello:
@@ -203,15 +212,14 @@ class _ChildLost(Exception):
 class _Child:
     """One child process, its pipes, and a folder of its own that stands for its home."""
 
-    def __init__(self, python: str, allowed: ReloadLimits) -> None:
+    def __init__(self, python: str) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-"))
         self._log = self._home / "log"
         self._unread = b""
-        arguments = [str(allowed.time), str(allowed.cpu), str(allowed.memory)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
-                [python, "-P", "-m", "reshard.pipeline.verify.reload_child", *arguments],
+                [python, "-P", "-m", "reshard.pipeline.verify.reload_child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,10 +1,10 @@
 """The reload child: a warm process that has torch and transformers, and forks once per request.
 
-    python -P -m reshard.pipeline.verify.reload_child SECONDS CPU_SECONDS MEMORY_BYTES
+    python -P -m reshard.pipeline.verify.reload_child
 
-One JSON line in is one request, one JSON line out its answer, one at a time. Each request is served by a fork under
-limits, so what a hostile config does to its process is over when that process is; the warm one only waits. It ends
-when its standard input does, so it never outlives whoever started it.
+One line in is one request: what it may use as JSON, a tab, what to do as JSON. One JSON line out is its answer, one at
+a time. Each request is served by a fork under limits, so what a hostile config does to its process is over when that
+process is; the warm one only waits. It ends when its standard input does, so it never outlives whoever started it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from reshard.pipeline.limits import RELOAD_FILE
+from reshard.pipeline.verify.reload_limits import Allowed
 
 # A check reads headers and answers. Whoever asks Python for one of these was led there by the config.
 REFUSED = frozenset(
@@ -46,20 +46,11 @@ REFUSED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What one request may use."""
-
-    seconds: float
-    cpu: int  # seconds
-    memory: int  # bytes of address space beyond the imports; Linux only, which alone tells and enforces it
-
-
-def serve(allowed: Allowed) -> None:
+def serve() -> None:
     """Answer requests until standard input ends."""
     requests, answers = _take_pipes()
     try:
-        _import()
+        _operations()
     except Exception as error:  # noqa: BLE001 - a broken installation fails in any way, and the parent must know how
         _write_line(answers, {"unavailable": f"{type(error).__name__}: {error}"[:500]})
         return
@@ -73,7 +64,8 @@ def serve(allowed: Allowed) -> None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
         with tempfile.TemporaryDirectory() as scratch:
-            answer = _forked(line, Path(scratch), lines, answers, allowed)
+            allowed, _, request = line.partition(b"\t")
+            answer = _forked(request, Path(scratch), lines, answers, Allowed(**json.loads(allowed)))
         if answer is None:
             return
         _write_line(answers, answer)
@@ -89,12 +81,11 @@ def _take_pipes() -> tuple[int, int]:
     return requests, answers
 
 
-def _import() -> None:
-    import transformers
+def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
+    """What can be asked for; the first call imports everything that the forks will need."""
+    from reshard.pipeline.verify import reload_child_model, reload_child_tokenizer
 
-    import reshard.pipeline.verify.reload_child_model  # noqa: F401 - here, so that every fork finds it imported
-
-    transformers.utils.logging.disable_progress_bar()
+    return {"check": reload_child_model.check, "tokenizers": reload_child_tokenizer.tokenizers}
 
 
 class _Lines:
@@ -119,15 +110,12 @@ class _Lines:
         return bool(chunk)
 
 
-def _forked(line: bytes, scratch: Path, lines: _Lines, answers: int, allowed: Allowed) -> dict[str, Any] | None:
+def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed: Allowed) -> dict[str, Any] | None:
     """The answer of a fork to one request; None when nobody is left to hear it."""
     heard_here, said_there = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Else our caller would not notice our own end while a fork lives.
-        for pipe in (lines.pipe, answers, heard_here):
-            os.close(pipe)
-        _answer_and_exit(line, scratch, said_there, allowed)
+        _answer_and_exit(request, scratch, said_there, (lines.pipe, answers, heard_here), allowed)
     os.close(said_there)
     try:
         end, said = _listen(heard_here, lines, time.monotonic() + allowed.seconds)
@@ -181,10 +169,16 @@ def _cut_short(status: int, allowed: Allowed) -> str:
 # ------------------------------------------------------------------------------------------------------- in the fork
 
 
-def _answer_and_exit(line: bytes, scratch: Path, said_there: int, allowed: Allowed) -> NoReturn:
+def _answer_and_exit(
+    request: bytes, scratch: Path, said_there: int, others: tuple[int, ...], allowed: Allowed
+) -> NoReturn:
     try:
+        for pipe in others:
+            # A pipe that a fork holds open hides its parent's end from whoever waits at the other side.
+            os.close(pipe)
         _limit(allowed)
-        answer = _answer(line, scratch)
+        question = json.loads(request)
+        answer = _operations()[question["operation"]](scratch=scratch, **question["arguments"])
     except MemoryError:
         answer = _inconclusive(f"the reload needs more than the {allowed.memory} bytes of memory that it may use")
     except RecursionError:
@@ -195,19 +189,12 @@ def _answer_and_exit(line: bytes, scratch: Path, said_there: int, allowed: Allow
     os._exit(0)
 
 
-def _answer(line: bytes, scratch: Path) -> dict[str, Any]:
-    from reshard.pipeline.verify.reload_child_model import check
-
-    request = json.loads(line)
-    return check(request["config"], request["source"], request["output"], scratch)
-
-
 def _limit(allowed: Allowed) -> None:
     def only(kind: int, most: int) -> None:
         resource.setrlimit(kind, (most, most))
 
     only(resource.RLIMIT_CORE, 0)
-    only(resource.RLIMIT_FSIZE, RELOAD_FILE)
+    only(resource.RLIMIT_FSIZE, allowed.file)
     # The soft limit names the reason; the hard one is for code that ignores it.
     resource.setrlimit(resource.RLIMIT_CPU, (allowed.cpu, allowed.cpu + 1))
     with suppress(FileNotFoundError):
@@ -225,7 +212,7 @@ def _refuse(event: str, _: object) -> None:
 
 
 def _inconclusive(reason: str) -> dict[str, Any]:
-    return {"level": "structural", "result": "inconclusive", "reason": reason}
+    return {"result": "inconclusive", "reason": reason}
 
 
 def _write_line(pipe: int, answer: dict[str, Any]) -> None:
@@ -235,4 +222,4 @@ def _write_line(pipe: int, answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve(Allowed(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    serve()

@@ -110,7 +110,7 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         model_class, model_config, notes = resolve(config, scratch)
         expected, model = load_report(model_class, model_config, source)
     except NotChecked as why:
-        return {"level": "structural", "result": why.result, "reason": str(why)}
+        return {"result": why.result, "reason": str(why)}
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     verdict = {
         "level": "model",
@@ -147,7 +147,7 @@ def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], A
     notes = []
     if "auto_map" in raw:
         notes.append("the config names code in the repository (auto_map); transformers' own class was used instead")
-    (scratch / "config.json").write_text(json.dumps(_cleaned(raw)))
+    (scratch / "config.json").write_text(json.dumps(cleaned(raw)))
     try:
         model_config = model_class.config_class.from_pretrained(scratch, local_files_only=True)
     except (RecursionError, MemoryError):
@@ -171,11 +171,12 @@ def _parse(config: str | None) -> dict[str, Any]:
     return raw
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """``value`` of a config's JSON without the keys by which it could make a loader fetch code or files."""
     if isinstance(value, dict):
-        return {key: _cleaned(inner) for key, inner in value.items() if key not in UNSAFE_KEYS}
+        return {key: cleaned(inner) for key, inner in value.items() if key not in UNSAFE_KEYS}
     if isinstance(value, list):
-        return [_cleaned(inner) for inner in value]
+        return [cleaned(inner) for inner in value]
     return value
 
 

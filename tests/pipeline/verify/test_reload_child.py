@@ -19,7 +19,8 @@ import pytest
 import transformers
 
 from reshard.pipeline import limits
-from reshard.pipeline.verify.reload import ModelCheck, Reload, ReloadLimits
+from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.pipeline.verify.reload_limits import Allowed
 from tests.pipeline.verify.models import Saved, Specs, deepseek_fp8, layout
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +63,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Reload]:
-    with Reload(ReloadLimits(time=10, cpu=2, memory=256 * limits.MIB)) as it:
+    with Reload(Allowed(seconds=10, cpu=2, memory=256 * limits.MIB)) as it:
         yield it
 
 
@@ -112,7 +113,7 @@ def test_five_thousand_tiny_layers_end_within_the_default_limits(reload: Reload)
 
 
 def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays() -> None:
-    with Reload(ReloadLimits(time=0.5)) as reload:
+    with Reload(Allowed(seconds=0.5)) as reload:
         warm = child_of(reload)
         found = reload.check(ENDLESS, NORM)
         assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
@@ -121,7 +122,7 @@ def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays() -> 
 
 
 def test_a_child_that_stops_answering_is_replaced() -> None:
-    with Reload(ReloadLimits(time=0.5, grace=0.5)) as reload:
+    with Reload(Allowed(seconds=0.5), grace=0.5) as reload:
         stuck = child_of(reload)
         stuck.suspend()
         found = reload.check(llama(), NORM)
@@ -344,7 +345,7 @@ def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeyp
     with Reload(python=bare_python) as reload:
         found = reload.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
-    assert found.reason == "the reload could not start: ModuleNotFoundError: No module named 'transformers'"
+    assert found.reason == "the reload could not start: ModuleNotFoundError: No module named 'torch'"
 
 
 def test_a_python_that_ends_at_once_is_told() -> None:

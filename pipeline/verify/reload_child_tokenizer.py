@@ -1,0 +1,123 @@
+"""What a tokenizer does to difficult text; runs in a fork of the reload child, on folders that strangers filled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from reshard.pipeline.verify.reload_child_model import cleaned
+from reshard.pipeline.verify.tokenizer import tokenizer_files
+
+# Each line is something on which two tokenizers that seem the same were seen, or could be expected, to part ways.
+TEXTS = (
+    "",
+    " ",
+    "   three before, two after  ",
+    "tabs\tand\r\nline ends\n\n\nof all kinds\r",
+    "The quick brown fox; THE QUICK BROWN FOX; tHe qUiCk",
+    "don't can't we'll I'd — “quoted” ‘text’ …",
+    "é e\u0301 ﬁ ﬃ Å Å ½ ① ㎏ ｆｕｌｌ ｗｉｄｔｈ",
+    "İstanbul ıI ß ẞ ΣΊΣΥΦΟΣ ǅ",
+    "日本語のテキスト、中文文本。한국어 텍스트 각",
+    "نص عربي مع تَشْكِيل \u202eעברית\u202c",
+    "ภาษาไทยไม่มีช่องว่าง हिन्दी க்ஷ",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪 ☺ ☺️",
+    "zero\u200bwidth\u200djoiner\ufeffmark soft\u00adhyphen nbsp\u00a0ideographic\u3000space",
+    "\x00\x01\x1b[31m\x7f \ufffd \U0010ffff \ue000",
+    "0 1 12 123 1234 12345 3.14159 1,000,000 0x1F 1e-10 ²³",
+    "def f(x):\n    return {'a': [x ** 2, x // 3]}  # comment\n\t\tif x != y: pass",
+    "https://example.org/a/b?c=d&e=%20#f user@example.org C:\\path\\file.txt",
+    "<s> </s> <pad> <unk> <mask> <|endoftext|> <|im_start|>user<|im_end|> [CLS] [SEP] [MASK] [INST] <<SYS>>",
+    "<s><s></s> word</s>word <unk>word ▁underscore Ġbyte ##piece @@",
+    "a" * 300 + " " + "ab" * 150,
+    "\\n \\u0041 &amp; <br/> {{ template }} {% raw %}",
+)
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Hello </s> <|im_end|>\n"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "2+2?"},
+]
+
+
+def tokenizers(folders: list[str], scratch: Path) -> dict[str, str]:
+    """The verdict on the tokenizer of one folder, or on the second one's against the first one's."""
+    loaded = [_load(Path(folder), scratch / str(number)) for number, folder in enumerate(folders)]
+    first, last = loaded[0], loaded[-1]
+    if isinstance(first, str):
+        return {"result": "inconclusive", "reason": f"the tokenizer does not load without remote code: {first}"}
+    if isinstance(last, str):
+        return {"result": "failed", "reason": f"the source's tokenizer loads, and the output's does not: {last}"}
+    if len(loaded) == 1:
+        return {"result": "loads", "reason": f"it loads as {type(first).__name__}"}
+    # A wrapper adds to what `tokenizer.json` does, so only likes are compared.
+    if isinstance(first, Tokenizer) != isinstance(last, Tokenizer):
+        which = "source" if isinstance(first, Tokenizer) else "output"
+        return {"result": "failed", "reason": f"only the {which}'s tokenizer needs remote code"}
+    behaviour = zip(_behaviour(first), _behaviour(last), strict=True)
+    for (facet, before), (_, after) in behaviour:
+        if before != after:
+            return {"result": "failed", "reason": f"{facet} differs: {before!r:.120} became {after!r:.120}"}
+    return {"result": "equal_behaviour", "reason": f"the same ids, decoding and specials over {len(TEXTS)} texts"}
+
+
+def _load(folder: Path, scratch: Path) -> Any:
+    """The tokenizer, by its class or else by ``tokenizer.json`` alone; the reason as str where neither works.
+
+    It is loaded from a folder with links to its own files only: the loader would otherwise look at all the others.
+    """
+    for name in tokenizer_files(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()):
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / name).symlink_to(folder / name)
+    config = folder / "config.json"
+    if config.is_file():
+        # The class of some tokenizers follows from the model's type.
+        (scratch / "config.json").write_text(json.dumps(cleaned(json.loads(config.read_text()))))
+    try:
+        return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - a hundred tokenizer classes, each with its own ways to say no
+        reason = " ".join(str(error).split())[:300]
+    try:
+        return Tokenizer.from_file(str(scratch / "tokenizer.json"))
+    except Exception:  # noqa: BLE001 - the library raises bare Exception
+        return reason or "no reason given"
+
+
+def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
+    """Facet by facet, in an order that depends on nothing but the corpus."""
+    if isinstance(tokenizer, Tokenizer):
+        yield "the vocabulary", tokenizer.get_vocab()
+        for text in TEXTS:
+            ids = tokenizer.encode(text).ids
+            yield f"the ids of {text!r:.60}", ids
+            yield f"the decoding of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=False)
+        return
+    yield "the vocabulary", tokenizer.get_vocab()
+    yield "the special tokens", tokenizer.special_tokens_map
+    yield "the added tokens", {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    yield "the longest input", tokenizer.model_max_length
+    yield "the sides", (tokenizer.padding_side, tokenizer.truncation_side)
+    yield "the names of the inputs", tokenizer.model_input_names
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        yield f"the ids of {text!r:.60}", ids
+        yield f"the ids without specials of {text!r:.60}", tokenizer(text, add_special_tokens=False)["input_ids"]
+        yield f"the pair ids of {text!r:.60}", tokenizer(text, "and more")["input_ids"]
+        yield f"the decoding of {text!r:.60}", tokenizer.decode(ids)
+        yield f"the decoding without specials of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
+    yield "the chat template", tokenizer.chat_template
+    yield "a templated chat", _templated(tokenizer)
+
+
+def _templated(tokenizer: Any) -> str:
+    if not tokenizer.chat_template:
+        return "none"
+    try:
+        return str(tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # noqa: BLE001 - templates raise what they like; the same refusal is the same behaviour
+        return f"raises {type(error).__name__}: {error}"

@@ -1,0 +1,17 @@
+"""What one request to the reload child may use: said by the parent, kept by the child."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reshard.pipeline import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The limits of one request; limits.py has the reasons for the defaults."""
+
+    seconds: float = limits.RELOAD_TIME
+    cpu: int = limits.RELOAD_CPU  # seconds of processor time
+    memory: int = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept where /proc tells it, on Linux
+    file: int = limits.RELOAD_FILE  # bytes of one file

