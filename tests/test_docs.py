@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+
 from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import by_code

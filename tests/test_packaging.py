@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -10,12 +11,14 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -44,13 +47,22 @@ def pinned() -> dict[str, str]:
     return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
 
 
+def requirements(name: str) -> list[Requirement]:
+    """What a distribution asks for; for our own, what pyproject.toml says now."""
+    if name != "reshard":
+        return [Requirement(line) for line in distribution(name).requires or ()]
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"].items()
+    lines = [*project["dependencies"], *(f'{line}; extra == "{extra}"' for extra, asked in extras for line in asked)]
+    return [Requirement(line) for line in lines]
+
+
 def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
     """The distributions that ``name`` with its ``extras`` needs here, all the way down."""
     if (name, extras) in seen:
         return
     seen.add((name, extras))
-    for line in distribution(name).requires or ():
-        requirement = Requirement(line)
+    for requirement in requirements(name):
         contexts = [{"extra": extra} for extra in extras] or [{"extra": ""}]
         if requirement.marker and not any(requirement.marker.evaluate(context) for context in contexts):
             continue
@@ -62,6 +74,27 @@ def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str
 def test_everything_that_reshard_depends_on_is_pinned() -> None:
     unpinned = set(needed("reshard", frozenset({"dev"}), set())) - set(pinned()) - {"reshard", "setuptools", "pip"}
     assert not unpinned, f"pin these in constraints.txt: {sorted(unpinned)}"
+
+
+def imported() -> set[str]:
+    """The top-level names that any Python file of the repository imports."""
+    trees = (
+        ast.parse(p.read_text())
+        for folder in (*FOLDERS, "tests", "demo", "docs")
+        for p in (ROOT / folder).rglob("*.py")
+    )
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_everything_that_is_imported_is_asked_for() -> None:
+    asked = {canonicalize_name(name) for name in needed("reshard", frozenset({"dev"}), set())}
+    found = {name: packages_distributions().get(name, []) for name in imported() - sys.stdlib_module_names}
+    homes = {name: {canonicalize_name(d) for d in distributions} for name, distributions in found.items()}
+    ours = {"reshard", "tests", "docs", "demo"}
+    assert {name for name, home in homes.items() if not home & asked} - ours == set()
 
 
 def test_nothing_names_a_registry() -> None:
@@ -118,3 +151,20 @@ def test_the_installed_command_runs(client: Path, tmp_path: Path) -> None:
     assert done.stdout == f"reshard {PYPROJECT['project']['version']}\n"
     shown = subprocess.run([client / "reshard", "--help"], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert "submit" in shown.stdout
+
+
+def test_a_client_without_torch_reshards_and_says_what_it_could_not_check(client: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file({f"{i}.weight": np.full(1000, i, np.float32) for i in range(4)}, model / "model.safetensors")
+    (model / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    command = [client / "reshard", "run", model, "--to", tmp_path / "out", "--size", "9kB"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "structural" in done.stdout
+    assert "torch" in done.stdout
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 2
+    required = [client / "reshard", "run", model, "--to", tmp_path / "other", "--require", "model"]
+    refused = subprocess.run(required, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 6
+    assert "error[proof.model_required]" in refused.stderr
+    assert not (tmp_path / "other").exists()
