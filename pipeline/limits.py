@@ -84,3 +84,10 @@ RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the chil
 RELOAD_CACHE = 64  # verdicts kept; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
 HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
+
+# ------------------------------------------------------------------------------------------------------------ xet
+PRIME = 256 * KIB  # bytes of each source file's head that are sent again, so that the store tells what it has of it
+XET_READ_MIN = 1 * MIB  # bytes; below this a range costs less over HTTP than a reconstruction and its own requests
+XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each request by itself before
+XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction
+XET_CHECKS = 8  # threads that ask the store whether it still has an object

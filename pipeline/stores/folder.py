@@ -54,6 +54,7 @@ from reshard.pipeline.stores.protocols import (
     HistoryRewritten,
     Source,
     TargetState,
+    Traffic,
     Visibility,
 )
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -207,7 +208,7 @@ class FolderSink:
         self._staging = staging
         self._token = token
 
-    def batch(self, reads: Sequence[StoredFile]) -> FolderBatch:
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> FolderBatch:
         return FolderBatch(self._staging, _token_folder(self._staging, self._token))
 
 
@@ -228,6 +229,7 @@ class FolderBatch:
         self._mine = mine
         self._staged: list[_Staged] = []
         self._number = 0
+        self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
         with _disk_errors(self._mine, size):
@@ -254,6 +256,7 @@ class FolderBatch:
         if sealed:
             _sync_folder(self._objects)
         self._staged.clear()
+        self.traffic = Traffic(uploaded=sum(file.size for file in sealed))
         return sealed
 
     def abort(self) -> None:

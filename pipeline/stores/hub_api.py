@@ -222,6 +222,16 @@ class HubApi:
                     xet=item.get("xetHash"),
                 )
 
+    def gives_token(self, route: str) -> bool:
+        """Whether the Hub stores content in chunks: it has the route that gives tokens for it. Raises Refusal."""
+        try:
+            self.call("GET", route)
+        except Refusal as refusal:
+            if refusal.status == 404 and not refusal.code:
+                return False
+            raise
+        return True
+
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:
         """The history of ``revision``, newest first, fetched as far as it is read."""
         for item in self.pages(f"/api/models/{repo}/commits/{quote(revision, safe='')}"):

@@ -11,6 +11,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Protocol
 from urllib.parse import quote
 
 import httpx2
@@ -46,24 +48,39 @@ from reshard.pipeline.tensors import StoredFile
 log = logging.getLogger(__name__)
 
 DEFAULT_BRANCH = "main"
-MakeSink = Callable[[str], Sink]
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
+class ObjectStore(Protocol):
+    """A Sink that knows what it is called and what it still holds."""
+
+    @property
+    def transport(self) -> str: ...
+
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch: ...
+
+    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those of ``stored``, which this sink sealed, that the store can no longer answer for."""
+        ...
+
+
 class HubTarget:
-    """A Target on the Hub; ``make_sink`` says how weights are uploaded."""
+    """A Target on the Hub; ``choose`` says how weights are uploaded, asked once the repository is there."""
 
     def __init__(
-        self, api: HubApi, place: Hub, ref: str, make_sink: MakeSink, transport: str, pull_request: bool = False
+        self, api: HubApi, place: Hub, ref: str, choose: Callable[[], ObjectStore], pull_request: bool = False
     ) -> None:
         self.api = api
         self.place = place
-        self.transport = transport
         self._ref = ref
-        self._make_sink = make_sink
+        self._choose = cache(choose)
         self._pull_request = pull_request
         self._open: dict[str, list[Batch]] = {}
+
+    @property
+    def transport(self) -> str:
+        return self._choose().transport
 
     @property
     def branch(self) -> str:
@@ -121,7 +138,7 @@ class HubTarget:
                     number = self._find(author, digest)
         except Refusal as refusal:
             raise refusal.as_target(self.place.repo) from refusal
-        return HubTarget(self.api, self.place, f"refs/pr/{number}", self._make_sink, self.transport)
+        return HubTarget(self.api, self.place, f"refs/pr/{number}", self._choose)
 
     def _find(self, author: str, digest: str) -> int | None:
         for found in self.api.pull_requests(self.place.repo, author):
@@ -154,20 +171,20 @@ class HubTarget:
     # ------------------------------------------------------------------------------------------------- objects
 
     def sink(self, token: str) -> Sink:
-        return _Listed(self._make_sink(token), self._open.setdefault(token, []))
+        return _Listed(self._choose(), self._open.setdefault(token, []))
 
     def discard(self, token: str) -> None:
         for batch in self._open.pop(token, []):
             batch.abort()
 
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
-        return missing(self.api, self.place.repo, stored)
+        return self._choose().lost(stored)
 
     def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
         """Objects stay objects: copied by the Hub where it has them, sent where it has not. Small files are content."""
         additions: dict[str, Addition] = {}
-        lost = self.holds([file for file in files if file.sha256])
-        uncopied = {file.path for file in self._duplicate(lost, source)}
+        unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256])
+        uncopied = {file.path for file in self._duplicate(unknown, source)}
         heavy: list[tuple[StoredFile, bytes | None]] = []
         light: dict[str, bytes] = {}
         for file in files:
@@ -223,7 +240,7 @@ class HubTarget:
     ) -> Sequence[StoredFile]:
         if not files:
             return []
-        batch = self.sink(token).batch([file for file, _ in files])
+        batch = self.sink(token).batch([file for file, _ in files], source)
         try:
             for file, content in files:
                 writer = batch.open(file.path, file.size)
@@ -290,8 +307,8 @@ class _Listed:
         self._sink = sink
         self._opened = opened
 
-    def batch(self, reads: Sequence[StoredFile]) -> Batch:
-        batch = self._sink.batch(reads)
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
+        batch = self._sink.batch(reads, source)
         self._opened.append(batch)
         return batch
 

@@ -24,6 +24,7 @@ import httpx2
 from reshard.pipeline.errors import DiskFull, HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
+from reshard.pipeline.stores.protocols import Source, Traffic
 from reshard.pipeline.stores.retry import Retry, is_transient
 from reshard.pipeline.tensors import StoredFile
 
@@ -39,18 +40,23 @@ class LfsSink:
         self._tmpdir = tmpdir
         self._disk_limit = disk_limit
 
-    def batch(self, reads: Sequence[StoredFile]) -> LfsBatch:
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> LfsBatch:
         return LfsBatch(self._api, self._repo, self._tmpdir, self._disk_limit)
+
+    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those of ``stored`` that the store would have to be sent again."""
+        return missing(self._api, self._repo, stored)
 
 
 @dataclass
 class _Spool:
-    """A shard on disk; ``done`` is set when it is sent or its sending failed."""
+    """A shard on disk; ``done`` is set when the store has it (``sent`` if from us) or its sending failed."""
 
     path: str
     size: int
     file: IO[bytes]
     sha256: str = ""
+    sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -67,6 +73,7 @@ class LfsBatch:
         self._sender: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._aborted = threading.Event()
+        self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> LfsWriter:
         """Waits until there is room for one more spool; raises DiskFull when there is none even then."""
@@ -92,6 +99,8 @@ class LfsBatch:
         stored = [StoredFile(spool.path, spool.size, sha256=spool.sha256) for spool in self._spools]
         if lost := missing(self._api, self._repo, stored):
             raise ObjectLost(repo=self._repo, what=", ".join(o.path for o in lost), lost=[o.sha256 for o in lost])
+        sent = sum(spool.size for spool in self._spools if spool.sent)
+        self.traffic = Traffic(uploaded=sent, deduplicated=sum(spool.size for spool in self._spools) - sent)
         return stored
 
     def abort(self) -> None:
@@ -137,7 +146,7 @@ class LfsBatch:
         while (spool := self._sending.get()) is not None:
             try:
                 if self._failure is None and not self._aborted.is_set():
-                    send(self._api, self._repo, spool.file, spool.size, spool.sha256, self._aborted)
+                    spool.sent = send(self._api, self._repo, spool.file, spool.size, spool.sha256, self._aborted)
             except BaseException as error:  # handed to whoever calls open or seal  # noqa: BLE001
                 self._failure = error
             finally:
@@ -203,10 +212,10 @@ class Aborted(Exception):
     """Nobody wants the object any more."""
 
 
-def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event) -> None:
+def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event) -> bool:
     """Bring an object into the store, in one request or in parts as the store asks; raises the error tree.
 
-    Nothing is sent when the store has it. Signed URLs that expire on the way are asked for anew.
+    False: the store has it already, and nothing was sent. Signed URLs that expire on the way are asked for anew.
     """
     retry = api.retry()
     target = StoredFile(path=sha256, size=size, sha256=sha256)
@@ -217,9 +226,10 @@ def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborte
                 if verify := actions.get("verify"):
                     headers = LFS_HEADERS | (verify.get("header") or {})
                     api.call("POST", verify["href"], headers=headers, json={"oid": sha256, "size": size})
-                return
+                return True
     except Refusal as refusal:
         raise refusal.as_target(repo) from refusal
+    return False
 
 
 class _Upload:

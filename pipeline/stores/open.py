@@ -7,24 +7,28 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.errors import BadSize, UsageError
+from reshard.pipeline.errors import BadSize, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder import FolderSource, FolderTarget
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH, HubTarget
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH, HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.stores.retry import OwnPace, Pace
+from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
 PaceOf = Callable[[str], Pace]
+Transport = Literal["auto", "xet", "http"]
+T = TypeVar("T")
 
 
 class _Settings(BaseSettings):
@@ -100,18 +104,31 @@ class Context:
 
 
 def open_source(
-    place: Hub | Folder, context: Context, revision_override: str | None = None, transport: str = "auto"
+    place: Hub | Folder, context: Context, revision_override: str | None = None, transport: Transport = "auto"
 ) -> Source:
     """The source at ``place``, pinned to what it is now; raises the SourceError and AccessError families.
 
-    ``revision_override`` is read instead of the place's own revision, which stays in the place's name.
+    ``revision_override`` is read instead of the place's own revision.
     """
     if isinstance(place, Folder):
         return FolderSource.open(place)
     if revision_override is not None:
         place = place.model_copy(update={"revision": revision_override})
-    source: Source = HubSource.open(context.api(place, "read"), place)
-    return source
+    api = context.api(place, "read")
+    source = HubSource.open(api, place)
+    if transport == "http" or not _xet_here(context, transport):
+        return source
+    route = read_token_route(place.repo, source.pin.commit)
+    stored_so = any(file.xet for file in source.files().values())
+    try:
+        offered = stored_so and api.gives_token(route)
+    except Refusal as refusal:
+        raise refusal.as_source(place.repo, place.revision) from refusal
+    if offered:
+        return XetSource(api, place, source.pin.commit, source.visibility, context.memory_limit)
+    if transport == "xet" and not stored_so:
+        return source  # nothing in it is stored that way, so there is nothing to insist on
+    return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")
 
 
 def open_target(place: Hub | Folder, options: Options, context: Context) -> Target:
@@ -126,8 +143,34 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
     if options.pr and ref != DEFAULT_BRANCH:
         raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
     api = context.api(place, "write")
+    here = options.transport != "http" and _xet_here(context, options.transport)
 
-    def lfs(token: str) -> LfsSink:
-        return LfsSink(api, place.repo, context.tmpdir, context.disk_limit)
+    def choose() -> ObjectStore:
+        lfs = LfsSink(api, place.repo, context.tmpdir, context.disk_limit)
+        if not here:
+            return lfs
+        route = write_token_route(place.repo, ref, options.pr)
+        try:
+            if api.gives_token(route):
+                return XetSink(api, place.repo, route, context.memory_limit)
+        except Refusal as refusal:
+            raise refusal.as_target(place.repo) from refusal
+        return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
 
-    return HubTarget(api, place, ref, lfs, "lfs", pull_request=options.pr)
+    return HubTarget(api, place, ref, choose, pull_request=options.pr)
+
+
+def _xet_here(context: Context, transport: Transport) -> bool:
+    """Whether this installation may speak Xet; raises MemoryLimit or UsageError when it must and cannot."""
+    if context.memory_limit < MEMORY_FLOOR_XET:
+        if transport == "xet":
+            raise MemoryLimit(what="--transport xet", needed=MEMORY_FLOOR_XET, limit=context.memory_limit)
+        return False
+    return installed() or _insist(False, transport, "hf_xet is not installed, or switched off")
+
+
+def _insist(fallback: T, transport: Transport, why_not: str) -> T:
+    """``fallback``, unless Xet was asked for by name; raises UsageError then."""
+    if transport == "xet":
+        raise UsageError(what=f"--transport xet: {why_not}")
+    return fallback

@@ -56,8 +56,21 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What storing a batch took: bytes that were sent, and bytes that the store had already."""
+
+    uploaded: int = 0
+    deduplicated: int = 0
+
+
 class Batch(Protocol):
     """The shards that are sealed together."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Known once the batch is sealed; before that, zero."""
+        ...
 
     def open(self, path: str, size: int) -> Writer:
         """A writer for a shard of exactly ``size`` bytes; one is open at a time."""
@@ -75,8 +88,11 @@ class Batch(Protocol):
 class Sink(Protocol):
     """Where shards are put before a commit names them; until then nobody sees them."""
 
-    def batch(self, reads: Sequence[StoredFile]) -> Batch:
-        """A new batch; ``reads`` are the source files that its shards are made of, for a store that deduplicates."""
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
+        """A new batch; ``reads`` are the files of ``source`` that its shards are made of.
+
+        A store that deduplicates looks at their heads first, and then finds the rest of them by itself.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from reshard.pipeline.errors import HubUnreachable
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.stores.protocols import Batch, Sink, Source, Visibility, Writer
+from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic, Visibility, Writer
 from reshard.pipeline.tensors import Pin, StoredFile
 
 LETTERS = "rEdDfs"
@@ -92,14 +92,18 @@ class FailingSink:
         self._sink = sink
         self.spoiler = Spoiler(letters)
 
-    def batch(self, reads: Sequence[StoredFile]) -> Batch:
-        return _FailingBatch(self._sink.batch(reads), self.spoiler)
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
+        return _FailingBatch(self._sink.batch(reads, source), self.spoiler)
 
 
 class _FailingBatch:
     def __init__(self, batch: Batch, spoiler: Spoiler) -> None:
         self._batch = batch
         self._spoiler = spoiler
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._batch.traffic
 
     def open(self, path: str, size: int) -> Writer:
         return _FailingWriter(self._batch.open(path, size), self._spoiler)

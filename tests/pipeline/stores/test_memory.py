@@ -17,7 +17,8 @@ from tests.support.hub.fixtures import Namespace
 ROOT = Path(__file__).parents[3]
 
 MOVE = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.open import Context, open_source, open_target
@@ -37,9 +38,12 @@ for start in range(0, file.size, shard):
         writer.write(view)
     writer.finish()
 sealed = batch.seal()
+# Not ru_maxrss: that of a process just started is at least its parent's.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+peak = int(status["VmHWM"].split()[0]) * 1024
 print(json.dumps({
     "seconds": time.monotonic() - began,
-    "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "rss": peak,
     "cpu": time.process_time(),
     "bytes": sum(stored.size for stored in sealed),
     "transports": [source.transport, target.transport],

@@ -1,0 +1,345 @@
+"""Weights as streams of deduplicated chunks, by hf_xet: down, through the copy loop, up again, and never on the disk.
+
+hf_xet repeats its own requests, refreshes its own tokens and takes the sha256 of what it uploads. Ours is what it does
+not do: one session for each process after a fork, buffers that fit the memory limit, reads that go on where a stream
+broke, and errors in words of our own. Checked against hf_xet 1.8.0; tests/pipeline/stores/test_contracts.py says what
+is relied on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from reshard.pipeline.errors import HubUnreachable, ReshardError, SourceChanged
+from reshard.pipeline.limits import (
+    BACKOFF_FIRST,
+    CHUNK,
+    CONNECT_TIMEOUT,
+    PRIME,
+    READ_TIMEOUT,
+    XET_ATTEMPTS,
+    XET_CHECKS,
+    XET_READ_MIN,
+    XORB_MAX,
+)
+from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.protocols import Source, Traffic, Visibility
+from reshard.pipeline.stores.retry import Retry
+from reshard.pipeline.tensors import StoredFile
+
+# What hf_xet raises: builtin classes and its own subclasses of OSError, told apart by their text alone.
+XetFailure = (OSError, RuntimeError, ValueError)
+_URL = re.compile(r"https?://\S+")
+
+_sessions: dict[tuple[int, int], Any] = {}
+
+
+def installed() -> bool:
+    """Whether hf_xet is there and nobody switched it off, as huggingface_hub itself decides."""
+    return find_spec("hf_xet") is not None and os.environ.get("HF_HUB_DISABLE_XET", "").upper() not in {
+        "1", "ON", "YES", "TRUE",
+    }  # fmt: skip
+
+
+def session(memory_limit: int) -> Any:
+    """This process's XetSession for a memory limit in bytes; a child of a fork gets one of its own."""
+    key = (os.getpid(), memory_limit)
+    if key not in _sessions:
+        import hf_xet
+
+        _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
+    return _sessions[key]
+
+
+def settings(memory_limit: int) -> dict[str, Any]:
+    """hf_xet's knobs that decide how much it holds at once; its defaults take gigabytes.
+
+    A quarter of the limit is for what is read ahead. The rest goes to xorbs of up to 64 MiB: one that is being
+    filled, and those on their way up or down.
+    """
+    ahead = max(memory_limit // 4, XORB_MAX)
+    streams = max(1, memory_limit // (8 * XORB_MAX))
+    return {
+        "reconstruction.download_buffer_size": ahead,
+        "reconstruction.download_buffer_perfile_size": ahead,
+        "reconstruction.download_buffer_limit": ahead,
+        "reconstruction.min_prefetch_buffer": ahead // 2,
+        "reconstruction.min_reconstruction_fetch_size": ahead,
+        "reconstruction.max_reconstruction_fetch_size": 4 * ahead,
+        "client.ac_max_download_concurrency": 2 * streams,
+        "client.ac_initial_download_concurrency": min(2, 2 * streams),
+        "client.ac_max_upload_concurrency": streams,
+        "client.ac_initial_upload_concurrency": 1,
+        "client.connect_timeout": f"{CONNECT_TIMEOUT:.0f}s",
+        "client.read_timeout": f"{READ_TIMEOUT:.0f}s",
+        "client.retry_base_delay": f"{BACKOFF_FIRST * 1000:.0f}ms",
+        "telemetry.enabled": False,
+    }
+
+
+def plain(error: BaseException) -> str:
+    """hf_xet's message on one line, without URLs, which may be signed."""
+    return _URL.sub("<url>", " ".join(str(error).split()))
+
+
+def is_not_found(error: BaseException) -> bool:
+    """Whether the store said that it has no such object."""
+    return type(error).__name__ == "XetObjectNotFoundError" or "404 Not Found" in str(error)
+
+
+# ------------------------------------------------------------------------------------------------------------ source
+
+
+class XetSource(HubSource):
+    """A repository at one commit whose large files are read as streams, and the rest over HTTP."""
+
+    transport = "xet"
+
+    def __init__(self, api: HubApi, place: Hub, commit: str, visibility: Visibility, memory_limit: int) -> None:
+        super().__init__(api, place, commit, visibility)
+        self._memory_limit = memory_limit
+        self._groups: dict[int, Any] = {}
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        if file.xet is None or stop - start < XET_READ_MIN or stop > file.size:
+            return super().read(file, start, stop)
+        return self._stream(file, start, stop)
+
+    def _stream(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        import hf_xet
+
+        info = hf_xet.XetFileInfo(file.xet, file.size)
+        retry = Retry(self.api.endpoint, self.api.pace, XET_ATTEMPTS)
+        at = start
+        while at < stop:
+            stream = None
+            try:
+                stream = self._group().download_stream(info, start=at, end=stop)
+                for data in stream:
+                    for view in _cut(data):
+                        at += len(view)
+                        retry.progress()
+                        yield view
+                if at < stop:
+                    raise ConnectionError(f"the stream ended {stop - at} bytes early")
+            except XetFailure as error:
+                self._judge(file, error)
+                retry.after(httpx2.ReadError(plain(error)))
+            finally:
+                if stream is not None:
+                    stream.cancel()
+
+    def _group(self) -> Any:
+        """This process's connection to the store for this repository."""
+        if os.getpid() not in self._groups:
+            self._groups[os.getpid()] = session(self._memory_limit).new_download_stream_group(
+                token_refresh_url=self.api.endpoint + read_token_route(self.place.repo, self.pin.commit),
+                token_refresh_headers=self.api.headers,
+            )
+        return self._groups[os.getpid()]
+
+    def _judge(self, file: StoredFile, error: BaseException) -> None:
+        """Returns when the failure may pass. The Hub is asked first: it says why it gives no token, hf_xet does not."""
+        try:
+            self.api.call("GET", read_token_route(self.place.repo, self.pin.commit))
+        except Refusal as refusal:
+            raise refusal.as_source(self.place.repo, self.pin.commit) from error
+        if is_not_found(error):
+            raise SourceChanged(place=str(self.place), what=f"{file.path} is no longer in the store") from error
+
+
+def read_token_route(repo: str, commit: str) -> str:
+    return f"/api/models/{repo}/xet-read-token/{quote(commit, safe='')}"
+
+
+def _cut(data: bytes) -> Iterator[memoryview]:
+    """A stream brings as much as 64 MiB at once; whoever counts progress wants less."""
+    view = memoryview(data)
+    for at in range(0, len(view), CHUNK):
+        yield view[at : at + CHUNK]
+
+
+# -------------------------------------------------------------------------------------------------------------- sink
+
+
+def write_token_route(repo: str, ref: str, pull_request: bool) -> str:
+    """Where a token comes from for ``ref``, or for a pull request to it that is yet to be opened."""
+    return f"/api/models/{repo}/xet-write-token/{quote(ref, safe='')}" + ("?create_pr=1" if pull_request else "")
+
+
+class XetSink:
+    """A Sink for one repository; ``route`` is where the Hub gives out its write tokens."""
+
+    transport = "xet"
+
+    def __init__(self, api: HubApi, repo: str, route: str, memory_limit: int) -> None:
+        self.api = api
+        self.repo = repo
+        self._route = route
+        self._memory_limit = memory_limit
+
+    def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> XetBatch:
+        return XetBatch(self, [file for file in reads if file.xet] if source else [], source)
+
+    def upload(self) -> Any:
+        """A new upload commit of hf_xet."""
+        try:
+            return session(self._memory_limit).new_upload_commit(
+                token_refresh_url=self.api.endpoint + self._route, token_refresh_headers=self.api.headers
+            )
+        except XetFailure as error:
+            raise self.error(error) from error
+
+    def error(self, error: BaseException) -> ReshardError:
+        """What a failure of hf_xet means. The Hub is asked first: it says why it gives no token, hf_xet does not."""
+        try:
+            self.api.call("GET", self._route)
+        except Refusal as refusal:
+            return refusal.as_target(self.repo)
+        return HubUnreachable(endpoint=f"the content store of {self.api.endpoint}", what=plain(error))
+
+    def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those of ``stored`` that the content store cannot answer for: one byte of each is read.
+
+        An object that came over LFS, from a job that began without Xet, is asked for there.
+        """
+
+        def is_lost(file: StoredFile) -> bool:
+            import hf_xet
+
+            info = hf_xet.XetFileInfo(file.xet, file.size)
+            try:
+                return not b"".join(group.download_stream(info, start=0, end=1))
+            except XetFailure as error:
+                if is_not_found(error):
+                    return True
+                raise self.error(error) from error
+
+        lost = missing(self.api, self.repo, [file for file in stored if not file.xet])
+        stored = [file for file in stored if file.xet]
+        if not stored:
+            return lost
+        try:
+            group = session(self._memory_limit).new_download_stream_group(
+                token_refresh_url=self.api.endpoint + self._route, token_refresh_headers=self.api.headers
+            )
+        except XetFailure as error:
+            raise self.error(error) from error
+        with ThreadPoolExecutor(XET_CHECKS) as pool:
+            return lost + [file for file, gone in zip(stored, pool.map(is_lost, stored), strict=True) if gone]
+
+
+class XetBatch:
+    """One upload commit: nothing in it exists for anybody before ``seal`` returns."""
+
+    def __init__(self, sink: XetSink, heads: Sequence[StoredFile], source: Source | None) -> None:
+        self._sink = sink
+        self._heads = heads
+        self._source = source
+        self._upload: Any = None
+        self._stored: list[tuple[str, Any]] = []
+        self._given_up: list[XetWriter] = []
+        self.traffic = Traffic()
+
+    def open(self, path: str, size: int) -> XetWriter:
+        if self._upload is None:
+            self._upload = self._sink.upload()
+            self._prime()
+        self._finish_given_up()
+        try:
+            return XetWriter(self, self._upload.start_upload_stream(name=path), path, size)
+        except XetFailure as error:
+            raise self._sink.error(error) from error
+
+    def _prime(self) -> None:
+        """Send the head of each source file as a file that no commit will name.
+
+        A file's first chunk is always one that the store may be asked about. Its answer lists the chunks that follow
+        in the source, so that of the shards only what is new has to be sent.
+        """
+        for file in self._heads:
+            assert self._source is not None
+            writer = self.open(f"head of {file.path}", min(PRIME, file.size))
+            for view in self._source.read(file, 0, min(PRIME, file.size)):
+                writer.write(view)
+            writer.throw_away()
+
+    def complete(self, path: str, metadata: Any) -> None:
+        self._stored.append((path, metadata.xet_info))
+
+    def give_up(self, writer: XetWriter) -> None:
+        self._given_up.append(writer)
+
+    def _finish_given_up(self) -> None:
+        """A commit with an unfinished stream never ends, and one that was aborted counts as such: finish it unnamed."""
+        while self._given_up:
+            self._given_up.pop().throw_away()
+
+    def error(self, error: BaseException) -> ReshardError:
+        return self._sink.error(error)
+
+    def seal(self) -> list[StoredFile]:
+        if self._upload is None:
+            return []
+        self._finish_given_up()
+        try:
+            metrics = self._upload.wait_to_finish().dedup_metrics
+        except XetFailure as error:
+            raise self._sink.error(error) from error
+        self._upload = None
+        self.traffic = Traffic(metrics.total_bytes_uploaded, metrics.deduped_bytes)
+        return [StoredFile(path, x.file_size, sha256=x.sha256, xet=x.hash) for path, x in self._stored]
+
+    def abort(self) -> None:
+        if self._upload is not None:
+            self._upload.abort()
+            self._upload = None
+        self._stored.clear()
+        self._given_up.clear()
+
+
+class XetWriter:
+    """One stream of an upload commit."""
+
+    def __init__(self, batch: XetBatch, stream: Any, path: str, size: int) -> None:
+        self._batch = batch
+        self._stream = stream
+        self._path = path
+        self._size = size
+        self._written = 0
+
+    def write(self, view: memoryview) -> None:
+        self._written += len(view)
+        try:
+            self._stream.write(bytes(view))  # it takes nothing else
+        except XetFailure as error:
+            raise self._batch.error(error) from error
+
+    def finish(self) -> None:
+        if self._written != self._size:
+            raise ReshardError(what=f"{self._path}: {self._written} of {self._size} bytes were written")
+        self._batch.complete(self._path, self._finished())
+
+    def throw_away(self) -> None:
+        """Complete the stream, and forget what it is called."""
+        self._finished()
+
+    def _finished(self) -> Any:
+        try:
+            return self._stream.finish()
+        except XetFailure as error:
+            raise self._batch.error(error) from error
+
+    def abort(self) -> None:
+        self._batch.give_up(self)
