@@ -111,6 +111,12 @@ class CastOverflow(UsageError):
     hint = "use --dtype bfloat16, which has the range of float32, or leave out --strict-dtype"
 
 
+class DeviceMapIncomplete(UsageError):
+    code = "usage.device_map"
+    message = "the device map gives no device for {parameter}{more}"
+    hint = "name it, a module that holds it, or \"\" for all the rest"
+
+
 # --------------------------------------------------------------------------------------------------------- source
 
 

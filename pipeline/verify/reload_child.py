@@ -83,9 +83,13 @@ def _take_pipes() -> tuple[int, int]:
 
 def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
-    from reshard.pipeline.verify import reload_child_model, reload_child_tokenizer
+    from reshard.pipeline.verify import reload_child_devices, reload_child_model, reload_child_tokenizer
 
-    return {"check": reload_child_model.check, "tokenizers": reload_child_tokenizer.tokenizers}
+    return {
+        "check": reload_child_model.check,
+        "devices": reload_child_devices.devices,
+        "tokenizers": reload_child_tokenizer.tokenizers,
+    }
 
 
 class _Lines:

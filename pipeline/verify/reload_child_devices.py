@@ -1,0 +1,96 @@
+"""The device map of a model on meta, joined with its files; runs in a fork of the reload child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import infer_auto_device_map
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from reshard.pipeline.tensors import size_in_bytes
+from reshard.pipeline.verify.reload_child_model import NotChecked, Specs, load_report, resolve
+
+
+def devices(
+    config: str,
+    source: Specs,
+    files: Mapping[str, str],
+    max_memory: Mapping[str, int] | None,
+    device_map: Mapping[str, str] | None,
+    scratch: Path,
+) -> dict[str, Any]:
+    """The answer that ``plan_devices`` wants."""
+    try:
+        model_class, model_config, notes = resolve(config, scratch)
+        report, model = load_report(model_class, model_config, source)
+    except NotChecked as why:
+        return {"result": why.result, "reason": str(why)}
+    if model is None:
+        return {"result": "inconclusive", "reason": f"the tensors cannot be converted: {report.errors[0]}"}
+    no_split = sorted(model._no_split_modules or ())
+    if not no_split:
+        notes.append(f"{model_class.__name__} names no modules that must stay whole, so a block may be divided")
+    placed = dict(device_map) if device_map is not None else _inferred(model, max_memory or {}, no_split)
+    parameters = list(model.state_dict())
+    uncovered = [name for name in parameters if _block_of(name, placed) is None]
+    if uncovered:
+        return {"result": "incomplete", "reason": "the map is incomplete", "parameters": uncovered}
+
+    sizes = dict.fromkeys(placed, 0)
+    paths: dict[str, set[str]] = {block: set() for block in placed}
+    stored = _parameters_of(model, source)
+    for tensor, parameter in stored.items():
+        block = _block_of(parameter, placed)
+        if block is not None:
+            dtype, shape = source[tensor]
+            sizes[block] += size_in_bytes(dtype, tuple(shape))
+            paths[block].add(files[tensor])
+    for target, origin in (model.all_tied_weights_keys or {}).items():
+        block = _block_of(target, placed)
+        if block is not None and target not in stored.values():
+            paths[block] |= {files[tensor] for tensor, parameter in stored.items() if parameter == origin}
+    unplaced = len(source) - len(stored)
+    if unplaced:
+        notes.append(f"{unplaced} tensors belong to no parameter of the class and to no device")
+    return {
+        "result": "planned",
+        "reason": f"{len(placed)} blocks of {model_class.__name__}",
+        "class_name": model_class.__name__,
+        "blocks": [[block, str(device), sizes[block], sorted(paths[block])] for block, device in placed.items()],
+        "no_split": no_split,
+        "notes": notes,
+    }
+
+
+def _inferred(model: Any, max_memory: Mapping[str, int], no_split: list[str]) -> dict[str, Any]:
+    limits = {int(device) if device.isdigit() else device: size for device, size in max_memory.items()}
+    return dict(infer_auto_device_map(model, max_memory=limits, no_split_module_classes=no_split))
+
+
+def _block_of(parameter: str, placed: Mapping[str, object]) -> str | None:
+    """The closest entry of the map above ``parameter``."""
+    name = parameter
+    while name not in placed:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _parameters_of(model: Any, specs: Specs) -> dict[str, str]:
+    """Each stored tensor's parameter of the model, by the loader's own renaming; without those it has no place for."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    state = model.state_dict()
+    found = {}
+    for name in specs:
+        renamed, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed = name
+        if renamed in state:
+            found[name] = renamed
+    return found
