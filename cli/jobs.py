@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 from typer import Argument, Option
 
 from reshard.cli.arguments import Job, State, read_output, takes
+from reshard.cli.outcome import outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.pipeline.errors import JobCancelled, ReshardError
 
@@ -127,7 +128,6 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
         ("job", job.id),
         ("state", f"{_progress(job)}, {ago(job.since)}"),
         ("source", str(request.source)),
-        ("target", str(request.target)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {ago(job.created)}"),
     ]
@@ -141,25 +141,8 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
     if job.error:
         error = ReshardError.from_dict(job.error)
         told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
-    return told + outcome(job)
-
-
-def outcome(job: JobRecord) -> list[tuple[str, str]]:
-    """What came out of a job, as far as it has come."""
-    told = [("note", note) for note in job.notes]
-    if job.checked:
-        told.append(("model", _level(job.checked)))
-    told += [("check", f"{check['name']}: {check['detail']}") for check in job.confirmed]
-    if job.published:
-        again = " (it was there already)" if job.published.get("found") else ""
-        told.append(("commit", f"{job.published['commit']}{again}"))
-        told.append(("where", str(job.published.get("url") or job.request.target)))
-    return told
-
-
-def _level(checked: dict[str, Any]) -> str:
-    why = f": {checked['why']}" if checked.get("why") else ""
-    return f"{checked['level']}{why}"
+    told += [("note", note) for note in job.notes]
+    return told + outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
 
 
 def end(job: JobRecord) -> ReshardError | None:

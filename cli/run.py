@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reshard.cli.arguments import read_output, read_request, takes
+from reshard.cli.outcome import outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.request import Request
@@ -28,7 +30,8 @@ def run(request: Request, output: Output) -> None:
         watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
         report = reshard.run(request, Context.from_env(), watcher)
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
-    output.result(facts, lines(outcome(facts)), report.published.commit)
+    told = outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"])
+    output.result(facts, lines(told), report.published.commit)
 
 
 class _View:
@@ -63,38 +66,11 @@ class _View:
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:
     """How a run ended, JSON-able."""
-    read = {file.path for file in report.plan.files}
+    read = () if report.plan.published else (file.path for file in report.plan.files)
     return {
         "state": "done",
         "target": str(request.target),
-        "commit": report.published.commit,
-        "ref": report.published.ref,
-        "found": report.published.found,
+        "published": asdict(report.published),
         "checks": [check.to_dict() for check in report.checks],
-        "attested": list(report.attested),
-        "as_delivered": [] if report.plan.published else sorted(read - set(report.attested)),
+        "source_bytes": source_bytes(read, report.attested),
     }
-
-
-def outcome(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The end of a job for people, one ``what, figure`` after the other."""
-    told = [check_line(check) for check in facts["checks"]]
-    for how, key in (("checked", "attested"), ("as delivered", "as_delivered")):
-        if facts.get(key):
-            told.append(("source bytes", f"{how}: {', '.join(facts[key])}"))
-    ref = f", {facts['ref']}" if facts["ref"] else ""
-    found = " was there already: nothing was done" if facts["found"] else ""
-    return [*told, ("commit", f"{facts['commit']}{ref}{found}"), ("where", facts["target"])]
-
-
-def check_line(check: dict[str, Any]) -> tuple[str, str]:
-    """One check for people: what was found, at which level, and why not more."""
-    figures = ", ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in check["figures"].items())
-    said = [f"{check['result']} ({check['level']})", check["reason"], figures]
-    return check["name"], "; ".join(part for part in said if part)
-
-
-def _figure(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)

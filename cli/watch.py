@@ -11,7 +11,8 @@ from typer import Exit
 
 from reshard.cli.describe import plan_facts, plan_text
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.jobs import end, outcome
+from reshard.cli.jobs import end
+from reshard.cli.outcome import outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import BrokerUnavailable
@@ -26,21 +27,24 @@ def follow(store: JobStore, id: str, output: Output) -> None:
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
-            job = _Follower(store, id, output, shown).to_the_end()
+            follower = _Follower(store, id, output, shown)
+            job = follower.to_the_end()
     except KeyboardInterrupt:
         output.say(Text(f"\njob {id} goes on; follow it again with `reshard watch {id}`"))
         raise Exit(INTERRUPTED) from None
     if error := end(job):
         raise error
-    commit = (job.published or {}).get("commit", "")
-    output.result(job.to_dict(), lines(outcome(job)), commit)
+    published = job.published or {}
+    bytes_ = source_bytes(follower.read, store.attested(id))
+    told = outcome(str(job.request.target), [*job.checked, *job.confirmed], bytes_, published)
+    output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
 
 
 class _Follower:
     def __init__(self, store: JobStore, id: str, output: Output, shown: Bar) -> None:
         self._store, self._id, self._output, self._bar = store, id, output, shown
         self._after = "0"
-        self._plan = ""  # digest of the plan that was shown
+        self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
         self._waits: str | None = None
 
     def to_the_end(self) -> Job:
@@ -63,7 +67,7 @@ class _Follower:
                 time.sleep(PAUSE)
 
     def _show(self, job: Job) -> None:
-        if job.shards and not self._plan:
+        if job.shards and not self.read:
             self._show_plan(job)
         if job.note != self._waits:
             self._waits = job.note
@@ -75,7 +79,7 @@ class _Follower:
         plan = self._store.plan(self._id)
         if plan is None:  # it goes some time after the job is done
             return
-        self._plan = plan.digest
+        self.read = tuple(file.path for file in plan.files)
         facts = plan_facts(job.request, plan)
         if self._output.json:
             self._output.document({"plan": facts})

@@ -87,7 +87,7 @@ class Job:
     last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
     note: str | None = None  # why it waits
     notes: tuple[str, ...] = ()  # the plan's
-    checked: dict[str, Any] | None = None  # the reload
+    checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
     published: dict[str, Any] | None = None  # commit, ref, url, found
     confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
 
@@ -254,6 +254,12 @@ class JobStore:
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
     @_answering
+    def attested(self, id: str) -> list[str]:
+        """The source files that matched their sha256 as they were read; empty some time after the job is done."""
+        groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))
+        return sorted(path for group in groups for path in json.loads(group)[0])
+
+    @_answering
     def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
         """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
         block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
@@ -350,7 +356,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         last_error=parsed("last_error"),
         note=fields.get("note"),
         notes=tuple(parsed("notes", ())),
-        checked=parsed("checked"),
+        checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),
     )

@@ -71,10 +71,10 @@ def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: P
 def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp_path: Path) -> None:
     first = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
     again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
-    assert not first["found"]
-    assert again["found"]
-    assert again["commit"] == first["commit"]
-    assert again["as_delivered"] == []
+    assert not first["published"]["found"]
+    assert first["source_bytes"] == {"checked": [], "as_delivered": ["model.safetensors"]}
+    assert again["published"] == first["published"] | {"found": True}
+    assert again["source_bytes"] == {"checked": [], "as_delivered": []}
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp
     assert done.err == ""
     (commit,) = done.out.split()
     again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
-    assert again["commit"] == commit
+    assert again["published"]["commit"] == commit
 
 
 def test_a_model_that_must_be_checked_is_refused_before_anything_is_copied(

@@ -1,0 +1,43 @@
+"""How a job ended, whether it ran here or on the queue: the checks, what attests the bytes, the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NAMES_SHOWN = 8  # files of one kind; a script reads all of them with --json
+
+
+def source_bytes(read: Iterable[str], attested: Sequence[str]) -> dict[str, list[str]]:
+    """The source files by what attests them: their own sha256, or nothing but the transport."""
+    return {"checked": sorted(attested), "as_delivered": sorted(set(read) - set(attested))}
+
+
+def outcome(
+    target: str, checks: Iterable[Mapping[str, Any]], bytes_: Mapping[str, Sequence[str]], published: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
+    told = [_check(check) for check in checks]
+    told += [("source bytes", f"{how.replace('_', ' ')}: {_some(files)}") for how, files in bytes_.items() if files]
+    if published:
+        ref = f", {published['ref']}" if published["ref"] else ""
+        found = " was there already: nothing was done" if published["found"] else ""
+        told.append(("commit", f"{published['commit']}{ref}{found}"))
+    return [*told, ("where", target)]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _check(check: Mapping[str, Any]) -> tuple[str, str]:
+    figures = ", ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in check["figures"].items())
+    said = [f"{check['result']} ({check['level']})", check["reason"], figures]
+    return check["name"], "; ".join(part for part in said if part)
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}" if isinstance(value, float) else str(value)
