@@ -114,7 +114,7 @@ class CastOverflow(UsageError):
 class DeviceMapIncomplete(UsageError):
     code = "usage.device_map"
     message = "the device map gives no device for {parameter}{more}"
-    hint = "name it, a module that holds it, or \"\" for all the rest"
+    hint = 'name it, a module that holds it, or "" for all the rest'
 
 
 # --------------------------------------------------------------------------------------------------------- source

@@ -248,21 +248,29 @@ def _dtype(properties: object, what: str, file: str) -> str:
 
 
 class _Held:
-    """A `Read` that answers from what was read before wherever it can."""
+    """The ends of a file's chunks, read together; what else is asked for is read when it is."""
 
-    def __init__(self, read: Read, spans: Sequence[Span], contents: Sequence[bytes]) -> None:
+    def __init__(self, read: Read, file: StoredFile, spans: Sequence[Span]) -> None:
         self._read = read
-        held = sorted(zip(spans, contents, strict=True))
-        self._spans = [span for span, _ in held]
-        self._contents = [content for _, content in held]
+        self._file = file
+        self._spans = sorted(set(spans))
+        self._contents = read_spans(read, file, self._spans)
 
-    def __call__(self, file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]:
-        number = bisect_right(self._spans, start, key=lambda span: span.start) - 1
-        if number >= 0 and stop <= self._spans[number].stop:
-            first = self._spans[number].start
-            yield memoryview(self._contents[number])[start - first : stop - first]
-        else:
-            yield from self._read(file, start, stop)
+    def fetch(self, spans: Sequence[Span]) -> list[bytes]:
+        found = [self._held(span) for span in spans]
+        missing = [number for number, content in enumerate(found) if content is None]
+        contents = read_spans(self._read, self._file, [spans[number] for number in missing])
+        for number, content in zip(missing, contents, strict=True):
+            found[number] = content
+        return [content for content in found if content is not None]
+
+    def _held(self, span: Span) -> bytes | None:
+        number = bisect_right(self._spans, span.start, key=lambda held: held.start) - 1
+        # Of several that begin here the last is the longest.
+        if number < 0 or span.stop > self._spans[number].stop:
+            return None
+        first = self._spans[number].start
+        return self._contents[number][span.start - first : span.stop - first]
 
 
 def _chunks_of(
@@ -278,16 +286,18 @@ def _chunks_of(
             what = "overlaps another" if start < end else "reaches behind the end of the file"
             raise BadArchive(file=file.path, why=f"the chunk of {label((tensor.name,))} at byte {start} {what}")
         end = stop
-        spans += [Span(start, min(start + BLOB_EDGE, stop)), Span(max(start, stop - BLOB_EDGE), stop)]
-    spans = sorted(set(spans))
-    held = _Held(read, spans, read_spans(read, file, spans))
+        if chunk.length <= 2 * BLOB_EDGE:
+            spans.append(Span(start, stop))
+        else:
+            spans += [Span(start, start + BLOB_EDGE), Span(stop - BLOB_EDGE, stop)]
+    held = _Held(read, file, spans)
     for tensor, chunk in ordered:
         yield tensor.name, *_piece(held, file, number, tensor, chunk)
 
 
-def _piece(read: Read, file: StoredFile, number: int, tensor: _Tensor, chunk: Chunk) -> tuple[Piece, Record]:
+def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: Chunk) -> tuple[Piece, Record]:
     what = f"{label((tensor.name,))} at {list(chunk.box.at)}"
-    archive = TorchZip(read, file, number, Span(chunk.offset, chunk.offset + chunk.length))
+    archive = TorchZip(held.fetch, file, number, Span(chunk.offset, chunk.offset + chunk.length), BLOB_EDGE)
     if type(archive.root) is not Made or not is_tensor(archive.root):
         raise BadArchive(file=file.path, why=f"the chunk of {what} is no tensor")
     view = view_of(archive.root, what, file.path)

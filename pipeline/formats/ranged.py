@@ -68,8 +68,9 @@ def read_spans(read: Read, file: StoredFile, spans: Sequence[Span]) -> list[byte
             span = spans[number]
             found[number] = data[span.start - whole.start : span.stop - whole.start]
 
-    if len(requests) == 1:
-        fetch(requests[0])
+    if len(requests) <= 1:
+        for request in requests:
+            fetch(request)
     else:
         with ThreadPoolExecutor(HEADER_READERS) as threads:
             for _ in threads.map(fetch, requests):

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.formats.nesting import label
 from reshard.pipeline.formats.pickles import load
-from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.formats.torch_state import (
     ALLOWED,
     Contents,
@@ -31,6 +32,8 @@ from reshard.pipeline.formats.torch_state import (
 )
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, StoredFile, Tensor
+
+Fetch = Callable[[Sequence[Span]], list[bytes]]
 
 MAGIC = b"PK\x03\x04"
 
@@ -75,7 +78,7 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
 
     Reads the directory, the pickle and the records' headers, never a storage. Raises the CheckpointError family.
     """
-    archive = TorchZip(read, file, number, Span(0, file.size))
+    archive = TorchZip(partial(read_spans, read, file), file, number, Span(0, file.size), TAIL_READ)
     views, notes = views_of(archive.root, file.path)
     records = archive.storages(views.values())
     tensors = tuple(
@@ -86,12 +89,15 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
 
 
 class TorchZip:
-    """A torch archive that lies at ``within`` of a file: its unpickled ``root``, and where its storages are."""
+    """A torch archive that lies at ``within`` of a file: its unpickled ``root``, and where its storages are.
 
-    def __init__(self, read: Read, file: StoredFile, number: int, within: Span) -> None:
+    ``fetch`` gives the bytes of every span that it is asked for; the first of them are the last ``tail`` bytes.
+    """
+
+    def __init__(self, fetch: Fetch, file: StoredFile, number: int, within: Span, tail: int) -> None:
         self._file = file
         self._number = number
-        entries, directory = _read_directory(read, file, within)
+        entries, directory = _read_directory(fetch, file, within, tail)
         _refuse_overlap(file, entries, directory)
         self._name, self._entries = _without_folder(file, entries)
         if "constants.pkl" in self._entries:
@@ -108,7 +114,7 @@ class TorchZip:
             Span(entry.header, min(entry.header + _header_read(entry, name in _READ_WHOLE), follow[name]))
             for name, entry in self._entries.items()
         ]
-        heads = dict(zip(order, read_spans(read, file, spans), strict=True))
+        heads = dict(zip(order, fetch(spans), strict=True))
         self._starts = {name: self._data_start(name, heads[name], follow[name]) for name in order}
         self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
         if stop != pickle_size:
@@ -170,11 +176,11 @@ def _bad(file: StoredFile, why: str) -> BadArchive:
     return BadArchive(file=file.path, why=why)
 
 
-def _read_directory(read: Read, file: StoredFile, within: Span) -> tuple[list[Entry], int]:
+def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int) -> tuple[list[Entry], int]:
     """Every entry in the order of the file, and the byte of the file where the directory begins."""
     base, end = within
-    tail_start = max(base, end - TAIL_READ)
-    tail = read_bytes(read, file, tail_start, end)
+    tail_start = max(base, end - tail_read)
+    (tail,) = fetch([Span(tail_start, end)])
     count, size, offset, stop = _directory_place(file, tail, base, end)
     start = base + offset
     if size > ZIP_DIRECTORY_MAX:
@@ -184,7 +190,7 @@ def _read_directory(read: Read, file: StoredFile, within: Span) -> tuple[list[En
     if start >= tail_start:
         data = tail[start - tail_start : start - tail_start + size]
     else:
-        data = read_bytes(read, file, start, stop)
+        (data,) = fetch([Span(start, stop)])
     return sorted(_entries(file, data, count, base), key=lambda entry: entry.header), start
 
 

@@ -300,6 +300,7 @@ def test_many_left_out_values_are_counted(tmp_path: Path) -> None:
         (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "w, a nested tensor"),
     ],
 )
+@pytest.mark.filterwarnings("ignore")  # of torch, on the kinds that it is about to drop
 def test_tensors_that_safetensors_cannot_hold_are_refused_by_name(
     make: Callable[[], torch.Tensor], what: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,75 @@
+"""Names lose what training wrappers put in, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import DuplicateTensor
+from reshard.pipeline.prefixes import renamed, unwrapped, wrappers_in
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(2, 2)
+
+
+def test_real_wrappers_are_found_and_taken_out() -> None:
+    inner = torch.nn.Sequential(torch.compile(Block()), Block())  # type: ignore[no-untyped-call]
+    names = list(torch.nn.DataParallel(inner).state_dict())
+    assert names[0] == "module.0._orig_mod.proj.weight"
+    wrappers = wrappers_in(names)
+    assert wrappers == ("module.", "_orig_mod.")
+    plain = torch.nn.Sequential(Block(), Block())
+    assert list(renamed(names, wrappers, "x.bin").values()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("names", "wrappers"),
+    [
+        (["a.weight", "b.weight"], ()),
+        (["module.a", "module.b.c"], ("module.",)),
+        (["module.a", "b"], ()),  # only a part of the names, so it is the model's own
+        (["encoder.module.a", "encoder.module.b"], ()),
+        (["module"], ()),
+        (["_orig_mod.module.a", "_orig_mod.module.b"], ("module.", "_orig_mod.")),
+        (["layers.0._fsdp_wrapped_module.w", "norm.w"], ("_fsdp_wrapped_module.",)),
+        (["a._checkpoint_wrapped_module.w"], ("_checkpoint_wrapped_module.",)),
+        (["a._orig_mod"], ()),  # a parameter of that name is no wrapper
+        (["a._orig_mods.w", "x_orig_mod.w"], ()),
+        ([], ()),
+    ],
+)
+def test_wrappers_are_told_from_names(names: list[str], wrappers: tuple[str, ...]) -> None:
+    assert wrappers_in(names) == wrappers
+
+
+def test_any_prefix_that_a_user_names_is_taken_from_the_front_only() -> None:
+    assert unwrapped("student.student.w", ["student."]) == "student.w"
+    assert unwrapped("a.student.w", ["student."]) == "a.student.w"
+    assert unwrapped("module.module.w", ["module."]) == "module.w"
+
+
+PARTS = st.sampled_from(["a", "w", "module", "_orig_mod", "_fsdp_wrapped_module", "0"])
+
+
+@given(st.lists(st.lists(PARTS, min_size=1, max_size=5).map(".".join), max_size=6, unique=True))
+def test_taking_out_what_was_found_loses_no_other_part(names: list[str]) -> None:
+    wrappers = wrappers_in(names)
+    taken = {wrapper.rstrip(".") for wrapper in wrappers}
+    for name in names:
+        left = unwrapped(name, wrappers).split(".")
+        assert left[-1] == name.split(".")[-1]
+        assert [part for part in left if part not in taken] == [p for p in name.split(".") if p not in taken] or (
+            left[-1] in taken
+        )
+    if not wrappers:
+        assert [unwrapped(name, wrappers) for name in names] == names
+
+
+def test_two_names_that_would_become_one_are_refused() -> None:
+    with pytest.raises(DuplicateTensor, match=r"^a\.w is in x\.bin as a\.w and again in it as a\._orig_mod\.w"):
+        renamed(["a.w", "a._orig_mod.w"], ["_orig_mod."], "x.bin")
