@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from reshard.worker import broker
-from reshard.worker.jobs import without_password
+from reshard.worker.jobs import JobStore, without_password
 from reshard.worker.settings import Settings
 from tests.support.hub import HubProcess
 
@@ -33,6 +34,8 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 PUBLISHER_TOKEN, YOUR_TOKEN = "hf_demo_publisher", "hf_demo_you"  # of the Hub on loopback, which knows no others
 JOB_WITHIN = 300.0  # seconds; it takes a few
+START_WITHIN = 60.0  # seconds for workers and control; they take three
+LOOK = 0.1  # seconds between two looks at who is there
 STOP_WITHIN = 30.0  # seconds that a process has to end when told to
 LOG_LINES = 30  # of each process, shown when the demo fails
 
@@ -52,6 +55,7 @@ def main() -> None:
             env = environment(hub, home / name, YOUR_TOKEN) | {"RESHARD_BROKER_URL": url}
             stack.enter_context(running([name.partition("-")[0]], env, home / f"{name}.log"))
         stack.enter_context(logs_on_failure(home))
+        wait_for_processes(url, ["control", "worker", "worker"])
 
         command = ["submit", SOURCE, "--to", TARGET, "--size", SIZE, "--watch"]
         say("$ reshard " + " ".join(command))
@@ -143,6 +147,16 @@ def running(arguments: Sequence[str], env: Mapping[str, str], log: Path) -> Iter
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def wait_for_processes(url: str, kinds: Sequence[str]) -> None:
+    """Returns when exactly these gave a sign of life; exits when one of them does not in time."""
+    deadline = time.monotonic() + START_WITHIN
+    with JobStore.at(url) as store:
+        while sorted(process.kind for process in store.processes()) != sorted(kinds):
+            if time.monotonic() > deadline:
+                sys.exit("demo: the workers do not start")
+            time.sleep(LOOK)
 
 
 @contextmanager
