@@ -321,10 +321,10 @@ def test_a_shard_that_describes_its_files_wrongly_is_refused(
 def test_expired_tokens_are_refreshed_in_the_middle(
     repo: str, namespace: Namespace, hub: HubAdmin, tmp_path: Path
 ) -> None:
-    hub.settings(xet_token_lifetime=2)
-    hub.fault("/_cas/", "throttle", rate=8_000_000)
+    hub.settings(xet_token_lifetime=1)
+    hub.fault("/_cas/", "throttle", rate=6_000_000)
     hub.log(reset=True)
-    data = RANDOM[::-1]
+    data = RANDOM[8_000_000::-1]
     code = uploading(repo, "slow.bin", tmp_path / "slow") + (
         f"got = Path(snapshot_download({repo!r}, allow_patterns='slow.bin', token=api.token))\n"
         "print(hashlib.sha256((got / 'slow.bin').read_bytes()).hexdigest())\n"
@@ -445,9 +445,7 @@ def test_hashes_agree_with_the_wheels_own_store(tmp_path: Path) -> None:
     upload = commit.start_upload_bytes(FLOATS + RANDOM, name="both")
     commit.wait_to_finish()
     made = upload.result().xet_info
-    xorbs = {
-        path.name.removeprefix("default."): path for path in store.rglob("default.*") if not path.suffix == ".tagset"
-    }
+    xorbs = {path.name.removeprefix("default."): path for path in store.rglob("default.*") if path.suffix != ".tagset"}
     tables = {from_hex(name): checked(path, from_hex(name)) for name, path in xorbs.items()}
     files = [f for path in store.rglob("xorbs/shards/*.mdb") for f in shards.parse(path.read_bytes()).files]
     (file,) = [f for f in files if to_hex(f.hash) == made.hash]

@@ -83,7 +83,7 @@ class Accounts:
             raise sign_in()
         orgs = [
             {"type": "org", "name": org.name, "fullname": org.name, "roleInOrg": org.members[token.user]}
-            for org in self.by_name.values()
+            for org in list(self.by_name.values())
             if token.user in org.members
         ]
         access: dict[str, Any] = {

@@ -86,7 +86,7 @@ def commit(call: Call) -> Response:
 def require_commit_right(call: Call, repo: Repo, revision: str) -> None:
     """Writers commit anywhere; whoever opened a pull request may also commit to it."""
     if revision.startswith("refs/pr/") and call.token is not None:
-        mine = [d for d in repo.discussions.values() if d.ref == revision and d.author == call.user]
+        mine = [d for d in list(repo.discussions.values()) if d.ref == revision and d.author == call.user]
         if mine and call.token.role != "read":
             return
     call.hub.require_write(repo, call.token)

@@ -138,7 +138,7 @@ def put_files(call: Call) -> Response:
     with repo.lock:
         ref = repo.branch(request.get("revision", "main"))
         changes = changes_of(call.hub, repo, repo.tree(repo.refs[ref]), operations)
-    return made(repo, ref, changes, request)
+        return made(repo, ref, changes, request)
 
 
 def import_files(call: Call) -> Response:

@@ -19,7 +19,8 @@ class HubError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.headers = {"X-Error-Message": message.encode("ascii", "replace").decode(), **(headers or {})}
+        in_header = " ".join(message.split()).encode("ascii", "replace").decode()
+        self.headers = {"X-Error-Message": in_header, **(headers or {})}
         if code:
             self.headers["X-Error-Code"] = code
         self.fields = fields

@@ -47,6 +47,7 @@ class Hub:
         self.lock = threading.RLock()
         self.accounts = Accounts()
         self.repos: dict[tuple[str, str], Repo] = {}
+        self.repos_by_uid: dict[str, Repo] = {}
         self.moved: dict[tuple[str, str], str] = {}
         self.collections: dict[str, dict[str, Any]] = {}
         self._repos_made = 0
@@ -75,7 +76,7 @@ class Hub:
                 self._repos_made += 1
                 journal = Journal(self.directory / "repos" / event["uid"] / "journal.jsonl")
                 repo = Repo(event["kind"], event["id"], event["uid"], event["created_at"], journal)
-                self.repos[repo.kind, repo.id] = repo
+                self.repos[repo.kind, repo.id] = self.repos_by_uid[repo.uid] = repo
                 self.moved.pop((repo.kind, repo.id), None)
             case "repo_moved":
                 repo = self.repos.pop((event["kind"], event["id"]))
@@ -84,7 +85,7 @@ class Hub:
                 self.moved[event["kind"], event["id"]] = repo.id
                 self.moved.pop((repo.kind, repo.id), None)
             case "repo_deleted":
-                self.repos.pop((event["kind"], event["id"]), None)
+                del self.repos_by_uid[self.repos.pop((event["kind"], event["id"])).uid]
             case "collection":
                 self.collections[event["collection"]["slug"]] = event["collection"]
 

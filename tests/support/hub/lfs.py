@@ -159,7 +159,7 @@ def listing(call: Call) -> Response:
     """Every large object of the repo, with a path that named it."""
     repo = call.writable_repo()
     named: dict[str, tuple[str, str]] = {}
-    for commit in repo.commits.values():
+    for commit in list(repo.commits.values()):
         for path, entry in commit.changes.items():
             if entry and entry.sha256:
                 named[entry.sha256] = (path, commit.date)

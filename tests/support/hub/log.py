@@ -11,7 +11,7 @@ from typing import Any
 from .errors import HubError
 
 RING = 100_000
-CLASSES = ("api", "resolve", "cdn", "lfs", "xet")
+CLASSES = ("api", "resolve", "cdn", "lfs", "xet", "telemetry")
 
 
 def class_of(path: str) -> str:
@@ -20,8 +20,10 @@ def class_of(path: str) -> str:
         return "cdn"
     if path.startswith("/_lfs/") or ".git/info/lfs/" in path:
         return "lfs"
-    if path.startswith(("/_cas/", "/v1/")):
+    if path.startswith("/_cas/"):
         return "xet"
+    if path.startswith("/v1/"):
+        return "telemetry"
     if "/resolve/" in path and not path.startswith("/api/"):
         return "resolve"
     return "api"

@@ -94,9 +94,11 @@ class Repo:
                 self.uploaded[event["sha256"]] = event["size"]
             case "object":
                 self.objects[event["sha256"]] = event["size"]
-                if name := event.get("xet"):
+                if name := event["xet"]:
                     self.xet[event["sha256"]] = name
                     self.xet_files.add(name)
+                else:
+                    self.xet.pop(event["sha256"], None)
             case "settings":
                 vars(self.settings).update(event["settings"])
             case "discussion":
@@ -116,7 +118,7 @@ class Repo:
         if revision in self.commits:
             return revision
         if len(revision) >= 7:
-            found = [oid for oid in self.commits if oid.startswith(revision)]
+            found = [oid for oid in list(self.commits) if oid.startswith(revision)]
             if len(found) == 1:
                 return found[0]
         raise revision_not_found(revision)
@@ -189,9 +191,9 @@ class Repo:
             return commit
 
     def learn_object(self, sha256: str, size: int, xet: str | None = None) -> None:
-        """From now on commits to this repo may name the object; ``xet``: its hash in the content store."""
+        """From now on commits may name the object; ``xet``: its hash in the content store, if it is there."""
         with self.lock:
-            if sha256 not in self.objects or (xet and self.xet.get(sha256) != xet):
+            if sha256 not in self.objects or self.xet.get(sha256) != xet:
                 self.record("object", sha256=sha256, size=size, xet=xet)
 
     def record_upload(self, sha256: str, size: int) -> None:

@@ -29,7 +29,7 @@ from .wire import (
     Response,
 )
 
-DISCARD = 64 << 20  # a refused upload is read up to here, so that its sender gets to see the answer
+DISCARD = 1 << 30  # a refused upload is read up to here, so that its sender gets to see the answer
 KEEP = 16 << 20  # a held request up to this size is read first, and carried out even if its sender is gone
 LOST = (Disconnected, ConnectionError)  # there is no one left to tell
 
@@ -87,8 +87,11 @@ class _Connection:
             if not colon:
                 raise Malformed(f"not a header: {line[:80]!r}")
             headers[name.strip().lower()] = value.strip()
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            raise Malformed(f"not a length: {length[:80]!r}")
         chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        body = RequestBody(self.stream, None if chunked else int(headers.get("content-length", "0")))
+        body = RequestBody(self.stream, None if chunked else int(length))
         if headers.get("expect", "").lower() == "100-continue":
             self.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         return Request(words[0], words[1], headers, body)
@@ -97,7 +100,8 @@ class _Connection:
         """Carry out one request under its faults; True if the connection lives on."""
         entry = self.server.log.begin(request.method, request.target, request.path)
         if request.path.startswith("/_test/"):
-            return self._answer(request, self._carry_out(request, entry), None)
+            response = self._carry_out(request, entry)
+            return self._answer(request, response, request.body.discard(DISCARD))
         effects = self.server.faults.effects(f"{request.method} {request.target}")
         entry.fault = effects.named()
         try:
@@ -112,6 +116,7 @@ class _Connection:
                 response = Response(status.options["status"], dict(status.options["headers"]), body)
             else:
                 response = self._carry_out(request, entry)
+            reusable = request.body.discard(DISCARD)
             self._wait(effects, "answer", request)
             if effects.first("lost_response"):
                 raise Disconnected("the answer was lost by a fault")
@@ -120,7 +125,7 @@ class _Connection:
             self.server.log.add(entry)
             self._reset()
             raise
-        return self._answer(request, response, entry, effects)
+        return self._answer(request, response, reusable, entry, effects)
 
     def _wait(self, effects: Effects, when: str, request: Request) -> None:
         for rule in effects.waits(when):
@@ -142,11 +147,17 @@ class _Connection:
             return HubError(500, f"{type(bug).__name__}: {bug}").response()
 
     def _answer(
-        self, request: Request, response: Response, entry: Entry | None, effects: Effects | None = None
+        self,
+        request: Request,
+        response: Response,
+        reusable: bool,
+        entry: Entry | None = None,
+        effects: Effects | None = None,
     ) -> bool:
+        """Log and send; True if the connection is good for another request."""
         body = response.body
         try:
-            lives = request.body.discard(DISCARD) and request.headers.get("connection", "").lower() != "close"
+            lives = reusable and request.headers.get("connection", "").lower() != "close"
             head_only = request.method == "HEAD" or response.status in (204, 304)
             if entry:
                 entry.status = response.status
@@ -229,6 +240,6 @@ def _pieces(body: Body, flips: list[int], step: int | None) -> Iterator[bytes]:
                 changed[offset - at] ^= 0xFF
                 chunk = bytes(changed)
         at += len(chunk)
-        size = step or len(chunk)
+        size = step or max(1, len(chunk))
         for start in range(0, len(chunk), size):
             yield chunk[start : start + size]

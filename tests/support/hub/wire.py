@@ -86,8 +86,8 @@ class RequestBody:
         """Read what is left, up to ``limit`` bytes; True if the connection can be used for a next request."""
         if self._left is not None and self._left > limit:
             return False
-        for _ in self.chunks():
-            limit -= len(_)
+        for chunk in self.chunks():
+            limit -= len(chunk)
             if limit < 0:
                 return False
         return True

@@ -47,7 +47,7 @@ def require_xet(hub: Hub) -> None:
 def issue(call: Call, repo: Repo, scope: str) -> Response:
     """A token in the body and, for clients that read those, in the headers."""
     expires = int(time.time()) + call.hub.settings.xet_token_lifetime
-    token = sealed(call.hub, {"repo": repo.uid, "kind": repo.kind, "scope": scope, "exp": expires, "user": call.user})
+    token = sealed(call.hub, {"repo": repo.uid, "scope": scope, "exp": expires, "user": call.user})
     url = store_url(call)
     headers = {
         "X-Xet-Cas-Url": url,
@@ -83,7 +83,7 @@ def admitted(call: Call, scope: str) -> Repo:
         raise HubError(401, "Unauthorized: the token has expired")
     if scope == WRITE and claims["scope"] != WRITE:
         raise forbidden("Forbidden: a write token is needed")
-    repo = next((r for r in call.hub.repos.values() if r.uid == claims["repo"]), None)
+    repo = call.hub.repos_by_uid.get(claims["repo"])
     if repo is None:
         raise HubError(404, "the token's repository is gone")
     return repo

@@ -187,7 +187,7 @@ class XetStore:
         with self._lock:
             xorb = self._queried.get(from_hex(chunk))
             name = self._described.get(xorb) if xorb else None
-        if name is None:
+        if xorb is None or name is None or not self.xorbs.has(to_hex(xorb)):
             return None
         shard = shards.parse(self.shards.path(name).read_bytes())
         return shards.dedup_answer(shard, self._key, partial(keyed, key=self._key))

@@ -18,7 +18,8 @@ from .hashes import chunk_hash, xorb_hash
 
 HEADER = struct.Struct("<B3sB3s")
 FOOTER_MAGIC = b"XETBLOB"
-MAX_XORB = 64 << 20
+MAX_RAW = 64 << 20  # the wheel fills a xorb up to here; chunk headers and the footer come on top
+MAX_STORED = 65 << 20
 MAX_CHUNK = 128 << 10
 STORED, LZ4, GROUPED_LZ4 = 0, 1, 2
 
@@ -70,8 +71,8 @@ class ChunkTable:
 def checked(path: Path, name: bytes) -> ChunkTable:
     """The table of an uploaded xorb; HubError 400 unless its chunks are whole and hash to ``name``."""
     size = path.stat().st_size
-    if size > MAX_XORB:
-        raise bad_request(f"a xorb has at most {MAX_XORB} bytes")
+    if size > MAX_STORED:
+        raise bad_request(f"a xorb has at most {MAX_STORED} bytes")
     rows: list[tuple[bytes, int, int]] = []
     with path.open("rb") as file:
         while (header := file.read(HEADER.size)) and not header.startswith(FOOTER_MAGIC):
@@ -81,6 +82,8 @@ def checked(path: Path, name: bytes) -> ChunkTable:
             data = decompress(file.read(stored_length), stored_length, scheme, length)
             rows.append((chunk_hash(data), HEADER.size + stored_length, length))
     table = ChunkTable.of(rows)
+    if table.raw[-1] > MAX_RAW:
+        raise bad_request(f"a xorb has at most {MAX_RAW} raw bytes")
     if xorb_hash(table.nodes(0, len(table))) != name:
         raise bad_request("the xorb's chunks do not hash to its name")
     return table
