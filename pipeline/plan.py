@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from reshard.pipeline.request import Options, key_of
-from reshard.pipeline.tensors import Name, Piece, Pin, StoredFile, Tensor, size_in_bytes
+from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
 
 # A worker that does not know a plan's schema hands the job back to one that does.
 SCHEMA = 1
@@ -52,10 +52,11 @@ class Shard:
 
 
 class Cut(NamedTuple):
-    """Where one tensor of shard number ``shard`` lies in a source file, for a reader that only checks it."""
+    """Where range ``number`` of a tensor of shard number ``shard`` lies, for a reader that only checks it."""
 
     shard: int
     name: str
+    number: int
     file: int
     start: int
     stop: int
@@ -63,7 +64,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The shards that one lease copies, and the source files whose sha256 it checks as they pass.
+    """The shards that one lease copies, and the source files that pass whole while it does.
 
     ``witnesses`` are the tensors of those files that another group copies: their digests are taken here as well,
     so that a neighbour's copy is attested by a file that was read whole.
@@ -123,6 +124,7 @@ class Plan:
     options: Options
     keys: Keys
     files: tuple[StoredFile, ...]  # the weight files that are read
+    records: tuple[Record, ...]  # stretches of those files that an archive keeps a CRC of
     shards: tuple[Shard, ...]
     groups: tuple[Group, ...]
     outputs: tuple[Output, ...]
@@ -143,7 +145,16 @@ class Receipt:
     size: int
     sha256: str
     xet: str | None
-    tensors: dict[str, str]  # xxh3-128 of every tensor's bytes, as they were read
+    tensors: dict[str, str]  # xxh3-128 of every tensor's bytes, as they are in the shard
+    # Of tensors that were cast or put in order: the same of each source range, as it was read.
+    ranges: dict[str, list[str]] = field(default_factory=dict)
+    overflows: dict[str, int] = field(default_factory=dict)  # of tensors that were cast: values that became infinite
+
+    def read(self, name: str, number: int) -> str | None:
+        """The digest of range ``number`` of a tensor as it was read."""
+        if name in self.ranges:
+            return self.ranges[name][number] if number < len(self.ranges[name]) else None
+        return self.tensors.get(name)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -210,6 +221,7 @@ def encode(plan: Plan) -> StoredPlan:
         "options": plan.options.model_dump(mode="json"),
         "keys": asdict(plan.keys),
         "files": [asdict(f) for f in plan.files],
+        "records": [asdict(r) for r in plan.records],
         "groups": [asdict(g) for g in plan.groups],
         "outputs": [asdict(o) for o in plan.outputs],
         "carried": [asdict(f) for f in plan.carried],
@@ -234,6 +246,7 @@ def decode_head(head: bytes) -> Plan:
         options=Options.model_validate(data["options"]),
         keys=Keys(**data["keys"]),
         files=tuple(StoredFile(**f) for f in data["files"]),
+        records=tuple(Record(**r) for r in data["records"]),
         shards=(),
         groups=tuple(_group(g) for g in data["groups"]),
         outputs=tuple(_output(o) for o in data["outputs"]),

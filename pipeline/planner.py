@@ -26,7 +26,6 @@ from reshard.pipeline.open import (
 from reshard.pipeline.pack import Bin, aligned, check_size, greedy, header_of, in_source_order
 from reshard.pipeline.plan import (
     SCHEMA,
-    Cut,
     Entry,
     Group,
     Index,
@@ -38,6 +37,7 @@ from reshard.pipeline.plan import (
     plan_digest,
     shard_digest,
 )
+from reshard.pipeline.reads import cuts_of
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
 
@@ -109,6 +109,7 @@ def make_plan(
         options=options,
         keys=keys,
         files=opened.files,
+        records=tuple(record for checkpoint in opened.checkpoints for record in checkpoint.records),
         shards=tuple(shards),
         groups=_groups(shards, opened),
         outputs=tuple(outputs),
@@ -177,9 +178,11 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
             for piece in entry.tensor.pieces:
                 holder.setdefault(piece.file, first)
     attests: dict[int, list[int]] = {}
+    summed = {r.file for c in opened.checkpoints for r in c.records if r.crc32 is not None}
     for file, first in holder.items():
-        attests.setdefault(file if file in begins else first, []).append(file)
-    cuts = list(_cuts(shards))
+        if opened.files[file].sha256 is not None or file in summed:
+            attests.setdefault(file if file in begins else first, []).append(file)
+    cuts = [cut for number, shard in enumerate(shards) for cut in cuts_of(number, shard)]
     groups = []
     for number, first in enumerate(sorted(begins)):
         mine, checked = set(begins[first]), set(attests.get(first, ()))
@@ -192,13 +195,6 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
             )
         )
     return tuple(groups)
-
-
-def _cuts(shards: Sequence[Shard]) -> Iterable[Cut]:
-    for number, shard in enumerate(shards):
-        for entry in shard.entries:
-            if (place := entry.tensor.range) is not None and not entry.cast:
-                yield Cut(number, entry.name, *place)
 
 
 def _warnings(shards: Sequence[Shard]) -> list[str]:

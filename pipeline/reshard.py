@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from reshard.pipeline import publication
@@ -122,7 +123,7 @@ class Report:
     plan: Plan
     published: Published
     checks: tuple[Check, ...]
-    attested: tuple[str, ...]  # source files that matched their sha256
+    attested: dict[str, str]  # source file -> what its bytes were held against: "checked" (sha256) or "crc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,10 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
     made = plan(request, source, target, reload)
     watcher.planned(made)
     if made.published is not None:
-        return Report(made, Published(made.published, target.branch, found=True), (), ())
+        return Report(made, Published(made.published, target.branch, found=True), (), {})
     try:
         watcher.step("copy")
-        receipts, attested = _copy_all(made, source, target, token, watcher.moved)
+        receipts, attested = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
         watcher.step("check")
         checks = check_model(made, made.shards, source, reload)
         watcher.step("publish")
@@ -159,11 +160,12 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         checks.append(confirm(made, made.shards, receipts, published, target))
     finally:
         target.discard(token)
-    return Report(made, published, tuple(checks), tuple(path for group in attested for path in group.files))
+    levels = {path: level for group in attested for path, level in group.files.items()}
+    return Report(made, published, tuple(checks), levels)
 
 
 def _copy_all(
-    made: Plan, source: Source, target: Target, token: str, tick: Tick
+    made: Plan, source: Source, target: Target, token: str, tmpdir: Path, tick: Tick
 ) -> tuple[dict[str, Receipt], Sequence[Attested]]:
     shards = dict(enumerate(made.shards))
     receipts: dict[str, Receipt] = {}
@@ -172,5 +174,5 @@ def _copy_all(
         receipts.update((receipt.shard, receipt) for receipt in news)
 
     sink = target.sink(token)
-    attested = [copy(made, group, shards, source, sink, receipts, sealed, tick) for group in made.groups]
+    attested = [copy(made, group, shards, source, sink, receipts, sealed, tick, tmpdir) for group in made.groups]
     return receipts, attested

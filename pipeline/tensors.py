@@ -83,6 +83,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """``start <= byte < stop`` of a file, and the CRC-32 that its archive keeps of them, where it keeps one."""
+
+    name: str
+    file: int
+    start: int
+    stop: int
+    crc32: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A named array; its pieces tile it exactly."""
 
@@ -131,6 +142,8 @@ class Checkpoint:
     index_metadata: dict[str, object] = field(default_factory=dict)
     index_path: str | None = None
     notes: tuple[str, ...] = ()  # what a person should know: tensors that no index names, non-tensors left out
+    ties: tuple[tuple[str, ...], ...] = ()  # names that are stored once: the same view of the same storage
+    records: tuple[Record, ...] = ()  # what an archive keeps CRCs of
 
 
 @dataclass(frozen=True, slots=True)

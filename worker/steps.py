@@ -151,7 +151,15 @@ class Step:
             target.discard(self._lease.dead)
         try:
             attested = pipeline.copy(
-                plan, group, shards, self._pinned(plan), target.sink(token), receipts, keeper.sealed, keeper.tick
+                plan,
+                group,
+                shards,
+                self._pinned(plan),
+                target.sink(token),
+                receipts,
+                keeper.sealed,
+                keeper.tick,
+                self._context.tmpdir,
             )
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
@@ -171,7 +179,7 @@ class Step:
         digests = [shard.digest for shard in plan.shards]
         receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
         attested = [
-            Attested(tuple(files), tuple(Witness(*witness) for witness in witnesses))
+            Attested(dict(files), tuple(Witness(*witness) for witness in witnesses))
             for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
         ]
         token, begin = self._lease.token, self._keeper.begin

@@ -26,7 +26,6 @@ from reshard.pipeline.formats.tiling import Box, flaw_in_tiling
 from reshard.pipeline.formats.torch_state import (
     ALLOWED,
     Contents,
-    Record,
     count_of,
     counts_of,
     dtype_of,
@@ -36,7 +35,7 @@ from reshard.pipeline.formats.torch_state import (
 )
 from reshard.pipeline.formats.torch_zip import TorchZip
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
-from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"

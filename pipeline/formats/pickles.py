@@ -127,7 +127,7 @@ class _Machine:
                 step = _STEPS.get(opcode)
                 if step is None:
                     raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data never needs")
-                self._charge(_OPCODE_COST)
+                self._allowance -= _OPCODE_COST  # checked by whatever allocates more
                 step(self)
         except (IndexError, KeyError):
             raise self._bad(f"byte {self._at - 1} takes something that was never put there") from None

@@ -16,7 +16,6 @@ from reshard.pipeline.formats.torch_state import (
     ALLOWED,
     Contents,
     Place,
-    Record,
     piece_of,
     sizes_of,
     storage_of,
@@ -24,7 +23,7 @@ from reshard.pipeline.formats.torch_state import (
     views_of,
 )
 from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
-from reshard.pipeline.tensors import StoredFile, Tensor
+from reshard.pipeline.tensors import Record, StoredFile, Tensor
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001

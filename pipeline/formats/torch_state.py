@@ -15,7 +15,7 @@ from reshard.pipeline.formats.nesting import Branch, Leaf, Other, label, weights
 from reshard.pipeline.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
 
 # torch's dtype names -> the safetensors format's.
 DTYPES = {
@@ -163,17 +163,6 @@ class View:
     @property
     def size(self) -> int:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """``start <= byte < stop`` of a file, and the CRC-32 that its archive keeps of them, where it keeps one."""
-
-    name: str
-    file: int
-    start: int
-    stop: int
-    crc32: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from reshard.pipeline.formats.torch_state import (
     ALLOWED,
     Contents,
     Place,
-    Record,
     View,
     piece_of,
     sizes_of,
@@ -31,7 +30,7 @@ from reshard.pipeline.formats.torch_state import (
     views_of,
 )
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
-from reshard.pipeline.tensors import DTYPE_BITS, Piece, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
 
 Fetch = Callable[[Sequence[Span]], list[bytes]]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.pack import greedy
 from reshard.pipeline.plan import Entry, Shard
-from reshard.pipeline.reads import Leg, Run, itinerary, reads, requests
-from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+from reshard.pipeline.reads import Leg, itinerary, parts, requests
+from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file
 
@@ -28,6 +28,11 @@ def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[S
         files.append(StoredFile(f"{number}.safetensors", at, sha256=f"{number:064d}"))
     bins = greedy(entries, limit, {})
     return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
+
+
+def content_of(place: Leg | ByteRange) -> bytes:
+    """What a file holds there, made up so that every byte of every file tells where it is from."""
+    return b"".join(b"%d:%d," % (place.file, at) for at in range(place.start, place.stop))
 
 
 sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=4)
@@ -57,8 +62,9 @@ def test_what_is_copied_is_what_the_shards_hold_in_their_order(
 ) -> None:
     files, shards = layout(sizes, limit)
     attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
-    copied = [Run(leg.file, leg.start, leg.stop) for leg in itinerary(shards, attests, files) if leg.copied]
-    assert copied == [run for shard in shards for run in reads(shard)]
+    legs = itinerary(shards, attests, files)
+    wanted = b"".join(content_of(leg) for leg in legs if leg.wanted)
+    assert wanted == b"".join(content_of(place) for shard in shards for part in parts(shard) for place in part.ranges)
 
 
 @given(sources, st.integers(200, 3000))
@@ -93,7 +99,7 @@ def test_the_neighbours_part_of_a_file_is_read_but_not_copied() -> None:
     first = mine[0].entries[0].tensor.pieces[0].offset
     assert first > HEADER, "the first shard of the second file should belong to its neighbour"
     legs = itinerary(mine, [1], files)
-    assert legs[0] == Leg(1, 0, first, 0, copied=False)
+    assert legs[0] == Leg(1, 0, first, 0, wanted=False)
 
 
 def test_a_large_tensor_that_overtakes_costs_no_second_read_of_itself() -> None:

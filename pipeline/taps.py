@@ -1,0 +1,170 @@
+"""Digests of stretches of a stream that goes by: what was read, what was written, what an archive's own sums say."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import xxhash
+
+from reshard.pipeline.errors import SourceCorrupt
+from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
+from reshard.pipeline.plan import Shard
+from reshard.pipeline.stores.protocols import Writer
+from reshard.pipeline.tensors import Record, StoredFile
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Sum(Protocol):
+    """A running checksum."""
+
+    def update(self, view: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def tensor_digest() -> xxhash.xxh3_128:
+    """The digest of a tensor's bytes that receipts and manifests hold: xxh3-128."""
+    return xxhash.xxh3_128()
+
+
+class Crc32:
+    """CRC-32 as zip archives keep it, 8 hexadecimal digits."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, view: memoryview, /) -> None:
+        self._value = zlib.crc32(view, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+class Stretch(NamedTuple, Generic[K]):
+    """``start <= byte < stop`` of a stream, and what its digest is filed under."""
+
+    start: int
+    stop: int
+    key: K
+
+
+class Sweep(Generic[K]):
+    """The digest of every stretch of a stream that comes in order; stretches may overlap, or be the same."""
+
+    def __init__(self, stretches: Iterable[Stretch[K]], new: Callable[[], Sum]) -> None:
+        self._new = new
+        ordered = sorted(stretches, key=lambda s: (s.start, s.stop), reverse=True)
+        self.digests: dict[K, str] = {s.key: new().hexdigest() for s in ordered if s.start == s.stop}
+        self._waiting = [s for s in ordered if s.start < s.stop]  # the next one last
+        self._open: list[tuple[Stretch[K], Sum]] = []
+
+    def feed(self, at: int, view: memoryview) -> None:
+        """``view`` is what the stream holds from byte ``at`` on."""
+        end = at + len(view)
+        while self._waiting and self._waiting[-1].start < end:
+            self._open.append((self._waiting.pop(), self._new()))
+        still: list[tuple[Stretch[K], Sum]] = []
+        for stretch, total in self._open:
+            total.update(view[max(0, stretch.start - at) : stretch.stop - at])
+            if stretch.stop <= end:
+                self.digests[stretch.key] = total.hexdigest()
+            else:
+                still.append((stretch, total))
+        self._open = still
+
+
+class Range(NamedTuple):
+    """Range number ``number`` of a tensor of shard number ``shard``."""
+
+    shard: int
+    name: str
+    number: int
+
+
+class Tape:
+    """A source file that passes whole: through its sha256, its records' CRCs, and a digest of each tensor's ranges."""
+
+    def __init__(self, file: StoredFile, ranges: Iterable[Stretch[Range]], records: Sequence[Record]) -> None:
+        self.file = file
+        self._sha256 = hashlib.sha256() if file.sha256 else None
+        self._ranges = Sweep(ranges, tensor_digest)
+        self._expected = {record.name: f"{record.crc32:08x}" for record in records if record.crc32 is not None}
+        self._records = Sweep(
+            (Stretch(r.start, r.stop, r.name) for r in records if r.crc32 is not None and not file.sha256), Crc32
+        )
+        self._passed = 0
+
+    @property
+    def level(self) -> str:
+        """What the file's bytes were held against once it has passed."""
+        return "checked" if self._sha256 else "crc"
+
+    @property
+    def digests(self) -> dict[Range, str]:
+        return self._ranges.digests
+
+    def feed(self, at: int, view: memoryview, place: str) -> None:
+        """The bytes from ``at`` on, which follow what passed before; raises SourceCorrupt, naming file and place."""
+        if at != self._passed:
+            raise AssertionError(f"an itinerary brings every byte once and in order, and {self.file.path} skipped one")
+        if self._sha256 is not None:
+            self._sha256.update(view)
+        self._ranges.feed(at, view)
+        self._records.feed(at, view)
+        self._passed += len(view)
+        if self._passed == self.file.size:
+            self._finish(place)
+
+    def _finish(self, place: str) -> None:
+        if self._sha256 is not None and self._sha256.hexdigest() != self.file.sha256:
+            raise SourceCorrupt(
+                file=self.file.path, place=place, expected=self.file.sha256, actual=self._sha256.hexdigest()
+            )
+        for name, actual in self._records.digests.items():
+            if actual != self._expected[name]:
+                record = f"{self.file.path}, record {name},"
+                raise SourceCorrupt(file=record, place=place, expected=self._expected[name], actual=actual)
+
+
+class Written:
+    """The second tap: sits between the loop and the writer, and cuts what goes by at the header that goes by."""
+
+    def __init__(self, shard: Shard, writer: Writer) -> None:
+        self._shard = shard
+        self._writer = writer
+        self._head = bytearray()
+        self._tensors: Sweep[str] | None = None
+        self._at = 0
+
+    def write(self, view: memoryview) -> None:
+        self._writer.write(view)
+        if self._tensors is None:
+            view = self._through_header(view)
+        if self._tensors is not None and view:
+            self._tensors.feed(self._at, view)
+            self._at += len(view)
+
+    def digests(self) -> dict[str, str]:
+        """Tensor -> digest, as the written header names and cuts them."""
+        return self._tensors.digests if self._tensors else {}
+
+    def _through_header(self, view: memoryview) -> memoryview:
+        """Takes the header's bytes off the front of ``view``; returns the data behind it."""
+        while view and self._tensors is None:
+            step = min(len(view), self._header_end() - len(self._head))
+            self._head += view[:step]
+            view = view[step:]
+            if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end():
+                header = parse_header(bytes(self._head), file=self._shard.path, file_size=self._shard.size)
+                stretches = (Stretch(spec.start, spec.stop, name) for name, spec in header.tensors.items())
+                self._tensors = Sweep(stretches, tensor_digest)
+                self._at = len(self._head)
+        return view
+
+    def _header_end(self) -> int:
+        if len(self._head) < LENGTH_BYTES:
+            return LENGTH_BYTES
+        return LENGTH_BYTES + int.from_bytes(self._head[:LENGTH_BYTES], "little")
