@@ -30,7 +30,7 @@ class ReshardError(Exception):
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     message: ClassVar[str] = "something that should never happen did: {what}"
-    hint: ClassVar[str] = "please report it with the output of `reshard doctor`"
+    hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
 
     def __init__(self, **facts: Any) -> None:
         self.facts = facts
@@ -170,7 +170,7 @@ class AccessError(ReshardError):
     code = "access"
     exit_code = 4
     message = "{what}"
-    hint = "see `reshard doctor`"
+    hint = "check which token is used where the work is done, and what it may do"
 
 
 class TokenMissing(AccessError):
@@ -328,7 +328,7 @@ class ModelCheckRequired(ProofError):
 class ReadBackDiffers(ProofError):
     code = "proof.read_back"
     message = "commit {commit} of {place} is not what was planned: {why}"
-    hint = "the commit stands; undo it with `reshard rollback {job}`"
+    hint = "the commit stands: look at it, and revert it in the target's history if it is wrong"
 
 
 # --------------------------------------------------------------------------------------------------------- target
@@ -372,7 +372,7 @@ class ResourceError(ReshardError):
     code = "resource"
     exit_code = 8
     message = "{what}"
-    hint = "see `reshard doctor`"
+    hint = "make room, then run the same command again"
 
 
 class DiskFull(ResourceError):
@@ -437,7 +437,7 @@ class QueueError(ReshardError):
     code = "queue"
     exit_code = 10
     message = "{what}"
-    hint = "see `reshard doctor`"
+    hint = "see `reshard status`"
 
 
 class NoBroker(QueueError):

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from reshard.pipeline.limits import LOAD_WATCH
 from reshard.pipeline.verify.reload_limits import Allowed
 
 # A check reads headers and answers. Whoever asks Python for one of these was led there by the config.
@@ -83,11 +84,17 @@ def _take_pipes() -> tuple[int, int]:
 
 def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
-    from reshard.pipeline.verify import reload_child_devices, reload_child_model, reload_child_tokenizer
+    from reshard.pipeline.verify import (
+        reload_child_devices,
+        reload_child_load,
+        reload_child_model,
+        reload_child_tokenizer,
+    )
 
     return {
         "check": reload_child_model.check,
         "devices": reload_child_devices.devices,
+        "load": reload_child_load.load,
         "tokenizers": reload_child_tokenizer.tokenizers,
     }
 
@@ -122,7 +129,7 @@ def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed:
         _answer_and_exit(request, scratch, said_there, (lines.pipe, answers, heard_here), allowed)
     os.close(said_there)
     try:
-        end, said = _listen(heard_here, lines, time.monotonic() + allowed.seconds)
+        end, said = _listen(heard_here, lines, pid, allowed)
     finally:
         os.close(heard_here)
         # Harmless to one that is done; the others must not run on.
@@ -132,6 +139,8 @@ def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed:
         return None
     if end == "late":
         answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
+    elif end == "large":
+        answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss} bytes of memory")
     elif not said.endswith(b"\n"):
         answer = _inconclusive(_cut_short(status, allowed))
     else:
@@ -140,14 +149,17 @@ def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed:
     return {**answer, "peak_rss": usage.ru_maxrss * unit}
 
 
-def _listen(pipe: int, lines: _Lines, deadline: float) -> tuple[Literal["done", "late", "alone"], bytes]:
-    """What the fork said, and whether it ended by itself, was too late, or our own caller has gone."""
+def _listen(
+    pipe: int, lines: _Lines, pid: int, allowed: Allowed
+) -> tuple[Literal["done", "late", "large", "alone"], bytes]:
+    """What the fork said, and whether it ended by itself, used too much, or our own caller has gone."""
     said = bytearray()
+    deadline = time.monotonic() + allowed.seconds
     with selectors.DefaultSelector() as ready:
         ready.register(pipe, selectors.EVENT_READ)
         ready.register(lines.pipe, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
-            for key, _ in ready.select(left):
+            for key, _ in ready.select(left if allowed.rss is None else min(left, LOAD_WATCH)):
                 if key.fd == pipe:
                     chunk = os.read(pipe, 1 << 16)
                     said += chunk
@@ -155,7 +167,18 @@ def _listen(pipe: int, lines: _Lines, deadline: float) -> tuple[Literal["done", 
                         return "done", bytes(said)
                 elif not lines.receive():
                     return "alone", b""
+            if allowed.rss is not None and _held(pid) > allowed.rss:
+                return "large", b""
     return "late", b""
+
+
+def _held(pid: int) -> int:
+    """The bytes of memory that a process holds and that no file stands behind; 0 where the system does not say."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _cut_short(status: int, allowed: Allowed) -> str:
@@ -198,12 +221,14 @@ def _limit(allowed: Allowed) -> None:
         resource.setrlimit(kind, (most, most))
 
     only(resource.RLIMIT_CORE, 0)
-    only(resource.RLIMIT_FSIZE, allowed.file)
+    if allowed.file is not None:
+        only(resource.RLIMIT_FSIZE, allowed.file)
     # The soft limit names the reason; the hard one is for code that ignores it.
     resource.setrlimit(resource.RLIMIT_CPU, (allowed.cpu, allowed.cpu + 1))
     with suppress(FileNotFoundError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        only(resource.RLIMIT_AS, pages * resource.getpagesize() + allowed.memory)
+        if allowed.memory is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            only(resource.RLIMIT_AS, pages * resource.getpagesize() + allowed.memory)
     with suppress(OSError):
         # When memory runs out on the machine, a check is the first thing to do without.
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -13,5 +13,6 @@ class Allowed:
 
     seconds: float = limits.RELOAD_TIME
     cpu: int = limits.RELOAD_CPU  # seconds of processor time
-    memory: int = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept where /proc tells it, on Linux
-    file: int = limits.RELOAD_FILE  # bytes of one file
+    memory: int | None = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept on Linux only
+    file: int | None = limits.RELOAD_FILE  # bytes of one file
+    rss: int | None = None  # bytes held, mapped files not counted; kept on Linux only

@@ -1,0 +1,90 @@
+"""Loading a folder's model for real, with a device map, disk offload and a memory limit, and asking it one question.
+
+The dearest of the checks and the only one that reads weights through the loaders that people use. Disk offload
+follows the index tensor by tensor, so it also notices an index that names the wrong file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.reload_limits import Allowed
+
+Loader = Literal["transformers", "accelerate"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheck:
+    """``loaded``: it ran; ``equal``: with the source's output, bit for bit; ``failed``: it did not load or run, or gave
+    another output; ``inconclusive``, ``skipped``: cut short or not tried, and ``reason`` says why.
+    """
+
+    result: Literal["loaded", "equal", "failed", "inconclusive", "skipped"]
+    reason: str
+    class_name: str | None = None
+    output: str | None = None  # sha256 over dtype, shape and bytes of what one forward pass gave
+    placement: Mapping[str, int] = field(default_factory=dict)  # device -> entries of the device map
+    initialised: tuple[str, ...] = ()  # parameters that were in no file; the same random numbers on every load
+    seconds: float = 0.0
+    peak_rss: int = 0  # bytes
+
+
+def load(
+    reload: Reload,
+    folder: Path,
+    *,
+    loader: Loader = "transformers",
+    device_map: str | Mapping[str, str | int] = "auto",
+    max_memory: Mapping[str, int] | None = None,
+    rss: int | None = None,
+) -> LoadCheck:
+    """Load ``folder`` (config.json and safetensors) and run one forward pass over fixed input.
+
+    ``device_map`` is one of accelerate's words or devices by module, "disk" among them; ``max_memory`` bytes by device
+    ("0", "cpu"), beyond which blocks go to disk; ``rss`` the bytes that the process may hold of its own, mapped files
+    not counted, beyond which it is ended. Never raises for what it checks.
+    """
+    arguments = {
+        "folder": str(folder.resolve()),
+        "loader": loader,
+        "device_map": device_map,
+        "max_memory": max_memory,
+    }
+    # Weights are mapped, so address space says nothing here; and offloaded blocks are files of any size.
+    allowed = Allowed(seconds=LOAD_TIME, cpu=LOAD_CPU, memory=None, file=None, rss=rss)
+    answer: dict[str, Any] = reload.ask("load", json.dumps(arguments), allowed)
+    return LoadCheck(**{**answer, "initialised": tuple(answer.get("initialised", ()))})
+
+
+def compare_loads(
+    reload: Reload,
+    source: Path,
+    output: Path,
+    *,
+    loader: Loader = "transformers",
+    device_map: str | Mapping[str, str | int] = "auto",
+    max_memory: Mapping[str, int] | None = None,
+    rss: int | None = None,
+) -> LoadCheck:
+    """``load`` both folders in the same way; ``equal`` when both answer alike, bit for bit."""
+    before, after = (
+        load(reload, folder, loader=loader, device_map=device_map, max_memory=max_memory, rss=rss)
+        for folder in (source, output)
+    )
+    if before.result != "loaded":
+        reason = f"the source itself cannot be asked: {before.reason}"
+        return replace(before, result="skipped" if before.result == "skipped" else "inconclusive", reason=reason)
+    if after.result != "loaded":
+        return after
+    if before.initialised != after.initialised:
+        lost = ", ".join(sorted({*before.initialised} ^ {*after.initialised})[:5])
+        return replace(after, result="failed", reason=f"other parameters than the source's are in no file: {lost}")
+    if before.output != after.output:
+        return replace(after, result="failed", reason="one forward pass gives another output than the source's")
+    return replace(after, result="equal", reason="one forward pass gives the source's output, bit for bit")

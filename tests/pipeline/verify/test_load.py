@@ -1,0 +1,207 @@
+"""Real loads of small models: by both loaders, over devices and disk, and with files that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from reshard.pipeline.limits import MB
+from reshard.pipeline.verify.load import compare_loads, load
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.reload_child_load import digest
+from tests.pipeline.verify.models import CONFIGS, Saved
+
+GetSaved = Callable[..., Saved]
+INDEX = "model.safetensors.index.json"
+MODULES = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head")
+APART = dict.fromkeys(MODULES, "cpu")
+
+
+@pytest.fixture
+def resaved(saved: GetSaved, tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+    """A model's folder, and the same model cut into several files."""
+
+    def get(name: str) -> tuple[Path, Path]:
+        source = saved(name).folder
+        tensors = safetensors.torch.load_file(source / "model.safetensors")
+        names = sorted(tensors)
+        weight_map = {}
+        for number, at in enumerate(range(0, len(names), 5)):
+            part = {key: tensors[key] for key in names[at : at + 5]}
+            file = f"part {number}.safetensors"
+            safetensors.torch.save_file(part, tmp_path / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(part, file)
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (tmp_path / INDEX).write_text(json.dumps(index))
+        shutil.copy(source / "config.json", tmp_path)
+        return source, tmp_path
+
+    return get
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_model_in_other_files_answers_the_same(
+    name: str, resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+) -> None:
+    source, output = resaved(name)
+    assert compare_loads(reload, source, output).result == "equal"
+
+
+@pytest.mark.parametrize(
+    ("loader", "where"),
+    [
+        ("transformers", {"device_map": {"": "disk"}}),
+        ("transformers", {"device_map": {**APART, "model.layers.1": "disk"}}),
+        ("transformers", {"max_memory": {"cpu": 60_000}}),
+        ("accelerate", {"device_map": {"": "cpu"}}),
+        ("accelerate", {"device_map": {**APART, "model.layers.1": "disk"}}),
+        ("accelerate", {"max_memory": {"cpu": 60_000}}),
+    ],
+)
+def test_a_model_answers_the_same_from_memory_and_from_disk(
+    loader: Any, where: dict[str, Any], resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+) -> None:
+    source, output = resaved("llama")
+    everywhere = load(reload, source)
+    found = load(reload, output, loader=loader, **where)
+    assert (found.result, found.output) == ("loaded", everywhere.output), found
+    assert found.class_name == "LlamaForCausalLM"
+    assert everywhere.placement == {"cpu": 1}
+    if "disk" in str(where) or "max_memory" in where:
+        assert found.placement["disk"] >= 1
+
+
+def test_the_answer_is_what_transformers_gives(saved: GetSaved, reload: Reload) -> None:
+    folder = saved("llama").folder
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        logits = model((torch.arange(8) * 7 + 3).remainder(96).unsqueeze(0)).logits
+    assert load(reload, folder).output == digest(logits)
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def change_index(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+NORM = "model.norm.weight"
+
+
+def wrong_file(folder: Path) -> None:
+    change_index(folder, lambda weights: weights.update({NORM: weights["lm_head.weight"]}))
+
+
+def key_left_out(folder: Path) -> None:
+    change_index(folder, lambda weights: weights.pop(NORM) and None)
+
+
+def file_gone(folder: Path) -> None:
+    (folder / "part 0.safetensors").unlink()
+
+
+def file_cut_off(folder: Path) -> None:
+    path = folder / "part 0.safetensors"
+    os.truncate(path, path.stat().st_size - 4)
+
+
+def tensor_gone(folder: Path) -> None:
+    for path in folder.glob("part*"):
+        tensors = safetensors.torch.load_file(path)
+        if tensors.pop(NORM, None) is not None:
+            safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    key_left_out(folder)
+
+
+def bit_flipped(folder: Path) -> None:
+    path = folder / "part 1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("fault", [wrong_file, key_left_out, file_gone, file_cut_off, tensor_gone, bit_flipped])
+def test_files_that_lie_fail_a_load_from_disk(
+    fault: Callable[[Path], None], resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+) -> None:
+    source, output = resaved("llama")
+    fault(output)
+    found = compare_loads(reload, source, output, device_map={"": "disk"})
+    assert found.result == "failed", found
+
+
+def test_a_parameter_that_no_file_has_is_named(resaved: Callable[[str], tuple[Path, Path]], reload: Reload) -> None:
+    source, output = resaved("llama")
+    tensor_gone(output)
+    found = compare_loads(reload, source, output)
+    assert found.result == "failed"
+    assert NORM in found.reason
+
+
+def test_fused_experts_load_by_transformers_and_not_by_accelerate(
+    resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+) -> None:
+    source, output = resaved("mixtral")
+    assert compare_loads(reload, source, output, device_map={"": "disk"}).result == "equal"
+    found = compare_loads(reload, source, output, loader="accelerate")
+    assert (found.result, "the source itself" in found.reason) == ("inconclusive", True)
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is watched where /proc tells it")
+@pytest.mark.parametrize(("rss", "result"), [(400 * MB, "inconclusive"), (2000 * MB, "loaded")])
+def test_a_load_that_holds_more_memory_than_it_may_is_ended(
+    rss: int, result: str, tmp_path: Path, reload: Reload
+) -> None:
+    """Weights in one dtype that the config wants in another cannot stay in mapped files."""
+    config = transformers.BertConfig(
+        hidden_size=128, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128, vocab_size=1_500_000
+    )
+    with torch.device("meta"):
+        model = transformers.BertModel(config)
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    model.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "dtype": "float32"}))
+    found = load(reload, tmp_path, rss=rss)
+    assert found.result == result, found
+    if result == "inconclusive":
+        assert found.reason == f"the reload was ended because it held more than {rss} bytes of memory"
+
+
+def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_path: Path, reload: Reload) -> None:
+    folder = tmp_path / "repo"
+    shutil.copytree(saved("llama").folder, folder)
+    canary = tmp_path / "canary"
+    planted = f"open({str(canary)!r}, 'w')\n"
+    (folder / "modeling_planted.py").write_text(planted)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(planted)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/else"}))
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_planted.Planted"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(reload, folder).result == "loaded"
+    assert not canary.exists()
+
+
+def test_a_folder_without_a_class_is_skipped(tmp_path: Path, reload: Reload) -> None:
+    assert load(reload, tmp_path).result == "skipped"
