@@ -27,6 +27,12 @@ class Require(StrEnum):
     model = "model"
 
 
+class Transport(StrEnum):
+    auto = "auto"
+    xet = "xet"
+    http = "http"
+
+
 class Priority(StrEnum):
     interactive = "interactive"
     bulk = "bulk"
@@ -110,6 +116,9 @@ def read_request(
     require: Annotated[
         Require, Option(help="model: refuse unless the model's own class can judge the result.")
     ] = Require.any,
+    transport: Annotated[
+        Transport, Option(help="How weights travel: xet where the Hub speaks it, http otherwise, or one of the two.")
+    ] = Transport.auto,
 ) -> Request:
     """The request that these words make; raises the UsageError family."""
     if public and private:
@@ -130,6 +139,7 @@ def read_request(
             lineage=lineage,
             force=force,
             require=require.value,
+            transport=transport.value,
         ),
         asked_by=f"{getpass.getuser()}@{socket.gethostname()}",
     )

@@ -8,9 +8,12 @@ from typing import Any
 NAMES_SHOWN = 8  # files of one kind; a script reads all of them with --json
 
 
-def source_bytes(read: Iterable[str], attested: Sequence[str]) -> dict[str, list[str]]:
-    """The source files by what attests them: their own sha256, or nothing but the transport."""
-    return {"checked": sorted(attested), "as_delivered": sorted(set(read) - set(attested))}
+def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
+    """The source files by what their bytes were held against; without ``attested``, nothing but the transport."""
+    levels: dict[str, list[str]] = {}
+    for path in sorted({*read, *attested}):
+        levels.setdefault(attested.get(path, "as delivered"), []).append(path)
+    return levels
 
 
 def outcome(
@@ -18,7 +21,7 @@ def outcome(
 ) -> list[tuple[str, str]]:
     """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
     told = [_check(check) for check in checks]
-    told += [("source bytes", f"{how.replace('_', ' ')}: {_some(files)}") for how, files in bytes_.items() if files]
+    told += [("source bytes", f"{how}: {_some(files)}") for how, files in bytes_.items()]
     if published:
         ref = f", {published['ref']}" if published["ref"] else ""
         found = " was there already: nothing was done" if published["found"] else ""

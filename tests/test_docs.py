@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 import typer.main
+import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import by_code
+from reshard.pipeline.request import parse_size
+from reshard.pipeline.stores.open import _Settings as StoreSettings
+from reshard.worker.broker import find_server
+from reshard.worker.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,3 +83,62 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def settings_table() -> dict[str, str]:
+    """Each variable of the settings page, and the default that it states."""
+    text = (ROOT / "docs/reference/settings.md").read_text()
+    return dict(re.findall(r"^\| `(RESHARD_\w+)` \| (.+?) \|", text, re.MULTILINE))
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    stated = settings_table()
+    fields = Settings.model_fields | StoreSettings.model_fields
+    assert stated.keys() - {"RESHARD_CREDENTIALS"} == {f"RESHARD_{name.upper()}" for name in fields}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.default, int | float):
+            assert float(stated[f"RESHARD_{name.upper()}"]) == field.default
+    assert parse_size(stated["RESHARD_MEMORY_LIMIT"].strip("`")) == StoreSettings.model_fields["memory_limit"].default
+
+
+SET_BY_OTHERS = {"HF_TOKEN", "HF_ENDPOINT", "HF_HOME", "PYTHONUNBUFFERED"}
+
+
+def deployed_names() -> set[str]:
+    """Every environment variable that the files in deploy/ set or speak of."""
+    texts = [p.read_text() for p in (ROOT / "deploy").rglob("*") if p.is_file()]
+    return {name for text in texts for name in re.findall(r"\b(?:RESHARD|HF)_[A-Z_]+\b", text)}
+
+
+def test_deployments_set_only_what_exists() -> None:
+    assert deployed_names() - SET_BY_OTHERS <= settings_table().keys()
+
+
+def test_the_compose_file_runs_a_broker_two_workers_and_control() -> None:
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    ours = {name: service for name, service in services.items() if name != "broker"}
+    assert sorted(service["command"][0] for service in ours.values()) == ["control", "worker", "worker"]
+    assert all(service["stop_grace_period"] == "60s" for service in ours.values())
+    assert all(service["environment"]["RESHARD_BROKER_URL"] == "redis://broker:6379/0" for service in ours.values())
+    assert len({str(service.get("volumes")) for service in ours.values()}) == 3, "workers share no disk"
+
+
+def test_the_commands_of_deployments_exist() -> None:
+    units = [p.read_text() for p in (ROOT / "deploy/systemd").iterdir()]
+    named = {match for unit in units for match in re.findall(r"^ExecStart=/opt/reshard/bin/reshard (\w+)", unit, re.M)}
+    assert named == {"worker", "control"}
+    assert named <= COMMANDS.keys()
+
+
+def test_the_redis_configuration_starts_a_server_that_keeps_what_it_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [str(find_server()), str(ROOT / "deploy/redis.conf"), "--port", str(port), "--dir", str(tmp_path)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        client = redis.Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200), retry_on_error=[redis.ConnectionError])
+        wanted = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": ""}
+        assert {name: client.config_get(name)[name] for name in wanted} == wanted
+    finally:
+        server.terminate()
+        server.wait()

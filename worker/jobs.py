@@ -254,10 +254,10 @@ class JobStore:
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
     @_answering
-    def attested(self, id: str) -> list[str]:
-        """The source files that matched their sha256 as they were read; empty some time after the job is done."""
+    def attested(self, id: str) -> dict[str, str]:
+        """What the bytes of each source file were held against; empty some time after the job is done."""
         groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))
-        return sorted(path for group in groups for path in json.loads(group)[0])
+        return {path: level for group in groups for path, level in json.loads(group)[0].items()}
 
     @_answering
     def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
