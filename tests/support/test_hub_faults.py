@@ -1,5 +1,6 @@
 """The fault switch, seen from the real client or from a bare connection."""
 
+import hashlib
 import socket
 import threading
 import time
@@ -15,14 +16,24 @@ from huggingface_hub.errors import HfHubHTTPError
 from tests.support.hub import HubAdmin, HubRefused
 from tests.support.hub.fixtures import Namespace
 
-DATA = bytes(range(256)) * 80_000  # 20 MB
+DATA = bytes(range(256)) * 80_000  # 20 MB: the client reads in blocks of 10 MB
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("weights") / "weights.bin"
+    file.write_bytes(DATA)
+    return file
 
 
 @pytest.fixture
-def repo(namespace: Namespace, hub: HubAdmin) -> str:
+def repo(namespace: Namespace, hub: HubAdmin, weights: Path) -> str:
+    """A repo with a large file and a regular one."""
     repo_id = namespace.repo("model")
     hub.create_repo(repo_id)
-    hub.put_files(repo_id, {"weights.bin": DATA, "config.json": b"{}"}, lfs=["weights.bin"])
+    hub.import_files(repo_id, {"weights.bin": weights}, sha256={"weights.bin": SHA256})
+    hub.put_files(repo_id, {"config.json": b"{}"})
     hub.log(reset=True)
     return repo_id
 

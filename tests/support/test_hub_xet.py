@@ -32,9 +32,9 @@ from tests.support.hub.cas.xorb import GROUPED_LZ4, LZ4, checked, ungroup
 from tests.support.hub.fixtures import Namespace
 from tests.support.hub.process import ROOT
 
-RANDOM = numpy.random.default_rng(1).bytes(20_000_000)
-FLOATS = numpy.linspace(0, 1, 1_000_003, dtype=numpy.float32).tobytes()  # compressed, grouped by position
-TEXT = b"the same line over and over\n" * 100_000
+RANDOM = numpy.random.default_rng(1).bytes(10_000_000)
+FLOATS = numpy.linspace(0, 1, 400_003, dtype=numpy.float32).tobytes()  # compressed, grouped by position
+TEXT = b"the same line over and over\n" * 20_000
 
 
 @pytest.fixture
@@ -190,10 +190,10 @@ def test_a_fresh_client_finds_chunks_that_another_repo_has(
     """The first chunk of a file is always asked for, and the answer names all chunks of its shard."""
     hub.create_repo(namespace.repo("second"))
     hub.log(reset=True)
-    (tmp_path / "part").write_bytes(RANDOM[:12_000_000])
+    (tmp_path / "part").write_bytes(RANDOM[:6_000_000])
     code = uploading(namespace.repo("second"), "a.bin", tmp_path / "part")
     ended(fresh_client(namespace, tmp_path / "client", code))
-    assert hub.read(namespace.repo("second"), "a.bin") == RANDOM[:12_000_000]
+    assert hub.read(namespace.repo("second"), "a.bin") == RANDOM[:6_000_000]
     answered = [entry for entry in requests_to(hub, "/v1/chunks/") if entry["status"] == 200]
     assert answered and sum(entry["up"] for entry in requests_to(hub, "/v1/xorbs/")) < 400_000
 
@@ -364,7 +364,7 @@ def test_wrong_bytes_in_a_stored_xorb_reach_the_reader_unnoticed(
 ) -> None:
     """Neither the wheel nor the client compares what it got with the file's hashes."""
     repo = api.create_repo(namespace.repo("damaged")).repo_id
-    floats = numpy.linspace(1, 2, 1_000_000, dtype=numpy.float32).tobytes()
+    floats = numpy.linspace(1, 2, 400_000, dtype=numpy.float32).tobytes()
     files = {"random.bin": unshared(2), "floats.bin": floats}
     upload(api, repo, files, tmp_path)
     for path, data in files.items():
