@@ -68,8 +68,7 @@ def plan_devices(
     }
     answer: dict[str, Any] = reload.ask("devices", json.dumps(arguments))
     if answer["result"] == "incomplete":
-        first, *rest = answer["parameters"]
-        raise DeviceMapIncomplete(parameter=first, more=f" and {len(rest)} more" if rest else "")
+        raise incomplete(answer["parameters"])
     return DevicePlan(
         answer["result"],
         answer["reason"],
@@ -78,3 +77,9 @@ def plan_devices(
         tuple(answer.get("no_split", ())),
         tuple(answer.get("notes", ())),
     )
+
+
+def incomplete(parameters: list[str]) -> DeviceMapIncomplete:
+    """The error for a device map that forgets these parameters."""
+    first, *rest = parameters
+    return DeviceMapIncomplete(parameter=first, more=f" and {len(rest)} more" if rest else "")

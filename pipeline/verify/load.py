@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
+from reshard.pipeline.verify.devices import incomplete
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.reload_limits import Allowed
 
@@ -48,7 +49,8 @@ def load(
 
     ``device_map`` is one of accelerate's words or devices by module, "disk" among them; ``max_memory`` bytes by device
     ("0", "cpu"), beyond which blocks go to disk; ``rss`` the bytes that the process may hold of its own, mapped files
-    not counted, beyond which it is ended. Never raises for what it checks.
+    not counted, beyond which it is ended. Raises DeviceMapIncomplete when a given map leaves a parameter without a
+    device; never for what it checks.
     """
     arguments = {
         "folder": str(folder.resolve()),
@@ -59,6 +61,8 @@ def load(
     # Weights are mapped, so address space says nothing here; and offloaded blocks are files of any size.
     allowed = Allowed(seconds=LOAD_TIME, cpu=LOAD_CPU, memory=None, file=None, rss=rss)
     answer: dict[str, Any] = reload.ask("load", json.dumps(arguments), allowed)
+    if answer["result"] == "incomplete":
+        raise incomplete(answer["parameters"])
     return LoadCheck(**{**answer, "initialised": tuple(answer.get("initialised", ()))})
 
 

@@ -34,10 +34,8 @@ def devices(
     if not no_split:
         notes.append(f"{model_class.__name__} names no modules that must stay whole, so a block may be divided")
     placed = dict(device_map) if device_map is not None else _inferred(model, max_memory or {}, no_split)
-    parameters = list(model.state_dict())
-    uncovered = [name for name in parameters if _block_of(name, placed) is None]
-    if uncovered:
-        return {"result": "incomplete", "reason": "the map is incomplete", "parameters": uncovered}
+    if names := uncovered(model, placed):
+        return {"result": "incomplete", "parameters": names}
 
     sizes = dict.fromkeys(placed, 0)
     paths: dict[str, set[str]] = {block: set() for block in placed}
@@ -63,6 +61,11 @@ def devices(
         "no_split": no_split,
         "notes": notes,
     }
+
+
+def uncovered(model: Any, placed: Mapping[str, object]) -> list[str]:
+    """The parameters and buffers to which a device map gives no device."""
+    return [name for name in model.state_dict() if _block_of(name, placed) is None]
 
 
 def _inferred(model: Any, max_memory: Mapping[str, int], no_split: list[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 
+from reshard.pipeline.verify.reload_child_devices import uncovered
 from reshard.pipeline.verify.reload_child_model import NotChecked, resolve
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
@@ -39,6 +40,12 @@ def load(
         model_class, config, _ = resolve(config_file.read_text() if config_file.is_file() else None, scratch)
     except NotChecked as why:
         return {"result": why.result, "reason": str(why)}
+    if not isinstance(device_map, str):
+        with init_empty_weights():
+            empty = model_class(config)
+        # transformers itself lets an incomplete map pass as long as it names one device only.
+        if names := uncovered(empty, device_map):
+            return {"result": "incomplete", "parameters": names}
     limits = {int(k) if k.isdigit() else k: v for k, v in max_memory.items()} if max_memory else None
     start = _by_transformers if loader == "transformers" else _by_accelerate
     torch.manual_seed(SEED)

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.limits import MB
 from reshard.pipeline.verify.load import compare_loads, load
 from reshard.pipeline.verify.reload import Reload
@@ -201,6 +202,16 @@ def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_p
     (folder / "config.json").write_text(json.dumps(config))
     assert load(reload, folder).result == "loaded"
     assert not canary.exists()
+
+
+@pytest.mark.parametrize("loader", ["transformers", "accelerate"])
+@pytest.mark.parametrize("missing", ["lm_head", "model.norm", "model.layers.1"])
+def test_a_map_that_misses_a_parameter_is_an_error_that_names_it(
+    loader: Any, missing: str, saved: GetSaved, reload: Reload
+) -> None:
+    placed = {name: device for name, device in APART.items() if name != missing}
+    with pytest.raises(DeviceMapIncomplete, match=rf"no device for {missing}\."):
+        load(reload, saved("llama").folder, loader=loader, device_map=placed)
 
 
 def test_a_folder_without_a_class_is_skipped(tmp_path: Path, reload: Reload) -> None:
