@@ -93,7 +93,8 @@ def cancel(job: Job, output: Output) -> None:
     with open_store() as store:
         id = store.resolve(job)
         was = store.cancel(id)
-    output.result({"job": id, "was": was, "state": "cancelled"}, Text(f"job {id} is cancelled; it was {was}"), id)
+    said = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
+    output.result({"job": id, "was": was, "state": "cancelled"}, Text(f"job {id} {said}"), id)
 
 
 @takes(output=read_output)

@@ -1,0 +1,140 @@
+"""The commands of the queue, against a real broker, and once through the whole service as `reshard up` starts it."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reshard.worker import broker
+from reshard.worker.jobs import without_password
+from reshard.worker.settings import Settings
+from tests.cli.conftest import Done, Run
+from tests.test_architecture import HEAVY, breaks, loaded_by
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker with nobody who works."""
+    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
+    yield broker.start(settings)
+    broker.stop(settings)
+
+
+Queue = Callable[..., Done]
+
+
+@pytest.fixture
+def queue(reshard: Run, url: str) -> Queue:
+    """``reshard`` with that broker."""
+    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+
+
+def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> None:
+    done = reshard("submit", "a/model", "--to", "b/model")
+    assert done.code == 10
+    error, hint = done.err.splitlines()
+    assert error.startswith("error[queue.no_broker]: no broker: RESHARD_BROKER_URL is not set")
+    assert "`reshard up`" in hint
+
+
+def test_a_broker_that_does_not_answer_is_named_without_its_password(reshard: Run) -> None:
+    done = reshard("list", env={"RESHARD_BROKER_URL": "redis://:secret@127.0.0.1:1/0"})
+    assert done.code == 10
+    assert done.err.startswith("error[queue.unavailable]: the broker at redis://127.0.0.1:1/0 does not answer")
+    assert "secret" not in done.err
+
+
+def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None:
+    done = queue("submit", "a/model", "--to", "b/queued")
+    assert done.code == 0
+    job = done.out.split()[1]
+    assert f"`reshard watch {job}`" in done.out
+    assert "no worker is running" in done.err
+    assert "no control is running" in done.err
+    (status,) = queue("status", job, "--json").documents
+    assert status["state"] == "queued"
+    assert status["request"]["source"]["repo"] == "a/model"
+    assert queue("status", job[:6]).out.splitlines()[0].split() == ["job", job]
+
+
+def test_the_same_submission_again_is_the_same_job(queue: Queue) -> None:
+    (first,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
+    (again,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
+    assert again == first | {"existed": True}
+    busy = queue("submit", "a/model", "--to", "b/same", "--size", "1MB")
+    assert busy.code == 11
+    assert busy.err.splitlines()[-2].startswith("error[job.target_busy]: ")
+
+
+def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: Queue) -> None:
+    job = queue("submit", "a/model", "--to", "b/cancelled", "--quiet").out.strip()
+    assert queue("cancel", job).code == 0
+    watched = queue("watch", job)
+    assert watched.code == 11
+    assert watched.err.splitlines()[-2] == f"error[job.cancelled]: job {job} was cancelled"
+    assert "was cancelled already" in queue("cancel", job).out
+    assert queue("retry", job, "--json").documents == [{"job": job, "was": "cancelled", "state": "queued"}]
+    assert queue("status", job, "--quiet").out == "queued\n"
+
+
+def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
+    old, new = (queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in ("old", "new"))
+    queue("cancel", old)
+    assert queue("list", "--limit", "2", "-q").out.split() == [new, old]
+    assert [job["id"] for job in queue("list", "--state", "cancelled", "--limit", "1", "--json").documents] == [old]
+    assert old in queue("list", "--all").out
+
+
+def test_a_job_that_nobody_knows_is_one_line(queue: Queue) -> None:
+    done = queue("watch", "nobody")
+    assert done.code == 11
+    assert done.err.splitlines()[0] == "error[job.not_found]: no job nobody"
+
+
+def test_the_service_is_shown_with_who_is_missing(queue: Queue, url: str) -> None:
+    (facts,) = queue("status", "--json").documents
+    assert facts["processes"] == []
+    assert facts["broker"] == without_password(url)
+    assert "none is running" in queue("status").out
+
+
+def test_a_submission_loads_nothing_heavy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_BROKER_URL", url)
+    modules = loaded_by("submit", "a/model", "--to", "b/light", "--quiet")
+    assert "redis" in modules
+    assert not breaks(modules, HEAVY)
+
+
+def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
+    env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
+    assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300").code == 0
+    try:
+        (service,) = reshard("up", "--json", env=env).documents
+        assert service["started"] == ["broker", "control", "worker"]
+        again = reshard("up", "--json", env=env).documents[0]
+        assert again["started"] == []
+        assert again["found"] == ["broker", "control", "worker"]
+
+        done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300", "--watch", env=env)
+        assert done.code == 0, done.err
+        assert "10 tensors" in done.err
+        assert "as delivered: model.safetensors" in done.out
+        job = done.out.split()[1]
+        events = reshard("watch", job, "--json", env=env).documents
+        assert events[-1]["state"] == "done"
+        assert events[-1]["source_bytes"] == {"as delivered": ["model.safetensors"]}
+
+        outside = reshard("submit", model, "--to", "/nowhere", "--watch", env=env)
+        assert outside.code == 4
+        assert outside.err.splitlines()[-2].startswith("error[access.folder_not_allowed]: /nowhere ")
+    finally:
+        stopped = reshard("down", "--json", env=env).documents[0]["stopped"]
+    assert sorted(stopped) == ["broker", "control", "worker"]
+    made = [str(p.relative_to(tmp_path / "by-run")) for p in (tmp_path / "by-run").rglob("*") if p.is_file()]
+    made = [path for path in made if not path.startswith(".reshard/")]
+    assert len(made) > 5
+    same, other, missing = filecmp.cmpfiles(tmp_path / "by-run", tmp_path / "by-queue", made, shallow=False)
+    assert (sorted(same), other, missing) == (sorted(made), [], [])
