@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from reshard.pipeline.limits import GAP_MAX, GATHER_READ
+from reshard.pipeline.limits import GATHER_READ
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
 
 # The parts of an element that a big-endian file stores in reverse, where they are not the element itself, in bytes.
@@ -32,20 +32,38 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stretch of a source file, and the strided copy of it into the window; strides and offsets are bytes.
+    """Stretches of a source file, one or some at even distances, and the strided copy of them into the window.
 
-    Element ``i`` (a multi-index below ``shape``) is at ``sum(i * source_strides)`` of the stretch and goes to
-    ``target_at + sum(i * target_strides)`` of the window.
+    Stretch ``n`` is the ``length`` bytes at ``start + n * distance``; put side by side, element ``i`` (a multi-index
+    below ``shape``) is at ``sum(i * source_strides)`` of them and goes to ``target_at + sum(i * target_strides)`` of
+    the window. Strides and offsets are bytes.
     """
 
     file: int
     start: int
-    stop: int
+    length: int
+    count: int
+    distance: int
     order: Literal["little", "big"]
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     target_at: int
     target_strides: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held until they are copied."""
+        return self.count * self.length
+
+
+class _Cover(NamedTuple):
+    """How the source of a meeting is read; see there."""
+
+    outer: tuple[int, ...]  # axes, from the widest stride inwards
+    batch: int
+    split: int | None
+    rows: int
+    span: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +71,7 @@ class _Meeting:
     """Where a box of the window and a piece meet, and how its source is read.
 
     One read spans ``span`` bytes and covers the dimensions that are neither in ``outer`` nor ``split``; the outer ones
-    are walked index by index, and ``split`` in runs of ``rows`` indices.
+    are walked index by index, the last of them ``batch`` indices at a time, and ``split`` in runs of ``rows`` indices.
     """
 
     file: int
@@ -63,57 +81,73 @@ class _Meeting:
     source_strides: tuple[int, ...]
     target_at: int
     target_strides: tuple[int, ...]
-    outer: tuple[int, ...]
-    split: int | None
-    rows: int
-    span: int
+    cover: _Cover
 
-    def _runs(self) -> Iterator[tuple[int, int]]:
-        """(first index, indices) of each run of the split dimension."""
-        if self.split is None:
+    def _runs(self, axis: int | None, step: int) -> Iterator[tuple[int, int]]:
+        """(first index, indices) of the runs of ``step`` indices that make up an axis; (0, 1) when there is none."""
+        if axis is None:
             yield 0, 1
             return
-        for first in range(0, self.shape[self.split], self.rows):
-            yield first, min(self.rows, self.shape[self.split] - first)
+        for first in range(0, self.shape[axis], step):
+            yield first, min(step, self.shape[axis] - first)
 
-    def _bytes(self, rows: int) -> int:
-        """The span of a read that covers ``rows`` indices of the split dimension."""
-        return self.span + (rows - 1) * (self.source_strides[self.split] if self.split is not None else 0)
+    def _length(self, rows: int) -> int:
+        """The bytes of a read that covers ``rows`` indices of the split dimension."""
+        split = self.cover.split
+        return self.cover.span + (rows - 1) * (self.source_strides[split] if split is not None else 0)
+
+    @property
+    def _walks(self) -> int:
+        return prod(self.shape[axis] for axis in self.cover.outer)
 
     @property
     def reads(self) -> int:
-        return prod(self.shape[axis] for axis in self.outer) * sum(1 for _ in self._runs())
+        return self._walks * sum(1 for _ in self._runs(self.cover.split, self.cover.rows))
 
     @property
     def bytes_read(self) -> int:
-        return prod(self.shape[axis] for axis in self.outer) * sum(self._bytes(rows) for _, rows in self._runs())
+        return self._walks * sum(self._length(rows) for _, rows in self._runs(self.cover.split, self.cover.rows))
 
     @property
-    def largest_read(self) -> int:
-        return max(self._bytes(rows) for _, rows in self._runs())
+    def largest_step(self) -> int:
+        """Bytes."""
+        longest = max(self._length(rows) for _, rows in self._runs(self.cover.split, self.cover.rows))
+        last = self.cover.outer[-1:]
+        return longest * (min(self.cover.batch, self.shape[last[0]]) if last else 1)
 
     def steps(self) -> Iterator[Step]:
         """The reads in ascending order of the file."""
-        for index in product(*(range(self.shape[axis]) for axis in self.outer)):
-            fixed = dict(zip(self.outer, index, strict=True))
-            for first, rows in self._runs():
-                shape = [1 if axis in fixed else extent for axis, extent in enumerate(self.shape)]
-                at = dict(fixed)
-                if self.split is not None:
-                    shape[self.split] = rows
-                    at[self.split] = first
-                start = self.offset + sum(i * self.source_strides[axis] for axis, i in at.items())
-                target_at = self.target_at + sum(i * self.target_strides[axis] for axis, i in at.items())
-                yield Step(
-                    file=self.file,
-                    start=start,
-                    stop=start + self._bytes(rows),
-                    order=self.order,
-                    shape=tuple(shape),
-                    source_strides=self.source_strides,
-                    target_at=target_at,
-                    target_strides=self.target_strides,
-                )
+        walked, batched = self.cover.outer[:-1], self.cover.outer[-1] if self.cover.outer else None
+        for index in product(*(range(self.shape[axis]) for axis in walked)):
+            fixed = dict(zip(walked, index, strict=True))
+            for first_read, count in self._runs(batched, self.cover.batch):
+                for first_row, rows in self._runs(self.cover.split, self.cover.rows):
+                    yield self._step(fixed, batched, first_read, count, first_row, rows)
+
+    def _step(
+        self, fixed: dict[int, int], batched: int | None, first_read: int, count: int, first_row: int, rows: int
+    ) -> Step:
+        shape = [1 if axis in fixed else extent for axis, extent in enumerate(self.shape)]
+        strides = list(self.source_strides)
+        at = dict(fixed)
+        distance, length = 0, self._length(rows)
+        if batched is not None:
+            at[batched], shape[batched] = first_read, count
+            distance, strides[batched] = strides[batched], length
+        if self.cover.split is not None:
+            at[self.cover.split], shape[self.cover.split] = first_row, rows
+        return Step(
+            file=self.file,
+            start=self.offset + sum(i * self.source_strides[axis] for axis, i in at.items()),
+            length=length,
+            count=count,
+            distance=distance,
+            order=self.order,
+            shape=tuple(shape),
+            source_strides=tuple(strides),
+            target_at=self.target_at + sum(i * self.target_strides[axis] for axis, i in at.items()),
+            target_strides=self.target_strides,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +170,9 @@ class Gathering:
 
     @property
     def memory(self) -> int:
-        """Bytes held at once: the window, and the longest stretch."""
-        longest = max((meeting.largest_read for meeting in self.meetings), default=0)
-        return self.window.stop - self.window.start + longest
+        """Bytes held at once: the window, and the largest step."""
+        largest = max((meeting.largest_step for meeting in self.meetings), default=0)
+        return self.window.stop - self.window.start + largest
 
     def steps(self) -> Iterator[Step]:
         for meeting in self.meetings:
@@ -208,11 +242,11 @@ def windows(tensor: Tensor, limit: int) -> Iterator[Window]:
             yield Window(start, min(start + step, base + block))
 
 
-def gather(tensor: Tensor, window: Window, *, gap: int = GAP_MAX, read_max: int = GATHER_READ) -> Gathering:
+def gather(tensor: Tensor, window: Window, *, gap: int = 0, read_max: int = GATHER_READ) -> Gathering:
     """How to make ``window`` of the packed bytes of ``tensor``, whose pieces tile it exactly.
 
-    ``gap`` is how many unwanted bytes are read through rather than asking again: large for a network, nothing for a
-    local file. A read is at most ``read_max`` bytes, or one element.
+    ``gap`` is how many unwanted bytes are read through rather than asking again: GAP_MAX for a network, nothing for a
+    local file. A step holds at most ``read_max`` bytes, or one element.
     Raises ValueError when the window does not begin and end between elements.
     """
     width = _width(tensor)
@@ -230,7 +264,7 @@ def gather(tensor: Tensor, window: Window, *, gap: int = GAP_MAX, read_max: int 
     return Gathering(window, tensor.dtype, tuple(meetings))
 
 
-def cost(tensor: Tensor, limit: int, *, gap: int = GAP_MAX, read_max: int = GATHER_READ) -> Cost:
+def cost(tensor: Tensor, limit: int, *, gap: int = 0, read_max: int = GATHER_READ) -> Cost:
     """What gathering all of ``tensor`` in windows of ``limit`` bytes takes, without reading anything."""
     reads = bytes_read = memory = 0
     for window in windows(tensor, limit):
@@ -245,17 +279,20 @@ def assemble(gathering: Gathering, read: Callable[[int, int, int], Iterator[memo
     """The bytes of the window; ``read(file, start, stop)`` yields exactly those bytes of a source file."""
     made = bytearray(gathering.window.stop - gathering.window.start)
     for step in gathering.steps():
-        stretch = bytearray(step.stop - step.start)
+        held = bytearray(step.size)
+        view = memoryview(held)
         at = 0
-        for view in read(step.file, step.start, step.stop):
-            stretch[at : at + len(view)] = view
-            at += len(view)
-        place(step, gathering.dtype, stretch, made)
+        for number in range(step.count):
+            start = step.start + number * step.distance
+            for some in read(step.file, start, start + step.length):
+                view[at : at + len(some)] = some
+                at += len(some)
+        place(step, gathering.dtype, held, made)
     return made
 
 
-def place(step: Step, dtype: str, stretch: bytes | bytearray | memoryview, made: bytearray) -> None:
-    """Copy what ``step`` wants out of the ``stretch`` that it asked for into the window that is ``made``."""
+def place(step: Step, dtype: str, held: bytes | bytearray | memoryview, made: bytearray) -> None:
+    """Copy what ``step`` wants out of the stretches that it asked for, side by side, into the window that is made."""
     width = DTYPE_BITS[dtype] // 8
     part = _PARTS.get(dtype, width)
     shape = step.shape
@@ -264,7 +301,7 @@ def place(step: Step, dtype: str, stretch: bytes | bytearray | memoryview, made:
         shape = (*shape, width // part)
         source_strides, target_strides = (*source_strides, part), (*target_strides, part)
     order = ">" if step.order == "big" else "<"
-    source: np.ndarray[Any, Any] = np.ndarray(shape, f"{order}u{part}", stretch, 0, source_strides)
+    source: np.ndarray[Any, Any] = np.ndarray(shape, f"{order}u{part}", held, 0, source_strides)
     target: np.ndarray[Any, Any] = np.ndarray(shape, f"<u{part}", made, step.target_at, target_strides)
     target[...] = source
 
@@ -326,16 +363,12 @@ def _meet(
     strides = piece.strides if piece.strides is not None else _packed(piece.shape, width)
     offset = piece.offset + sum((i - j) * stride for i, j, stride in zip(low, piece.at, strides, strict=True))
     target_at = sum(i * stride for i, stride in zip(low, target_strides, strict=True)) - window_start
-    outer, split, rows, span = _cover(shape, strides, width, gap, read_max)
-    return _Meeting(
-        piece.file, offset, piece.order, shape, strides, target_at, target_strides, outer, split, rows, span
-    )
+    cover = _cover(shape, strides, width, gap, read_max)
+    return _Meeting(piece.file, offset, piece.order, shape, strides, target_at, target_strides, cover)
 
 
-def _cover(
-    shape: tuple[int, ...], strides: tuple[int, ...], width: int, gap: int, read_max: int
-) -> tuple[tuple[int, ...], int | None, int, int]:
-    """(outer, split, rows, span) of a meeting: which dimensions one read covers, from the tightest stride outwards."""
+def _cover(shape: tuple[int, ...], strides: tuple[int, ...], width: int, gap: int, read_max: int) -> _Cover:
+    """Which dimensions one read covers, from the tightest stride outwards."""
     by_stride = sorted((axis for axis, extent in enumerate(shape) if extent > 1), key=lambda axis: strides[axis])
     covered: list[int] = []
     span = width
@@ -353,4 +386,5 @@ def _cover(
             split, rows = axis, (read_max - span) // strides[axis] + 1
             break
         outer.insert(0, axis)
-    return tuple(reversed(outer)), split, rows, span
+    batch = 1 if split is not None else max(1, read_max // span)
+    return _Cover(tuple(reversed(outer)), batch, split, rows, span)

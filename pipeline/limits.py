@@ -56,6 +56,7 @@ LEFT_OUT_MAX = 20  # values without tensors that are named one by one; the rest 
 
 # ---------------------------------------------------------------------------------------------------------- gather
 GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
+GATHER_WINDOW = 32 * MIB  # bytes; a transposed 1 GiB takes 7 s in windows of this size and 41 s in 4 MiB ones
 CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its window
 
 # --------------------------------------------------------------------------------------------------------- stores

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.gather import Window, assemble, cost, gather, runs, windows
+from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
 
 NUMPY = {"U8": "u1", "I16": "u2", "F32": "u4", "F64": "u8", "C64": "u8"}
@@ -102,7 +103,9 @@ def test_any_window_of_any_tiling_is_what_its_pieces_say(case: tuple[Tensor, lis
     assert files.bytes_read == gathering.bytes_read
     assert files.reads == gathering.reads
     assert files.longest <= max(read_max, width)
-    assert files.longest + stop - start == gathering.memory
+    steps = [step.size for step in gathering.steps()]
+    assert gathering.memory == stop - start + max(steps, default=0)
+    assert all(size <= max(read_max, width) for size in steps)
 
 
 @given(tensors(), st.integers(8, 400))
@@ -112,9 +115,9 @@ def test_windows_cover_the_tensor_in_order_and_within_the_limit(case: tuple[Tens
     assert [cut[0].start, *(window.stop for window in cut)] == [*(window.start for window in cut), tensor.size]
     assert all(0 < stop - start <= limit for start, stop in cut)
     files = Files(contents)
-    made = b"".join(assemble(gather(tensor, window, gap=0), files.read) for window in cut)
+    made = b"".join(assemble(gather(tensor, window), files.read) for window in cut)
     assert made == expected_bytes(tensor, contents)
-    told = cost(tensor, limit, gap=0)
+    told = cost(tensor, limit)
     assert (told.bytes_read, told.reads, told.bytes_made) == (files.bytes_read, files.reads, tensor.size)
 
 
@@ -160,7 +163,7 @@ def test_column_shards_read_every_byte_once() -> None:
 def test_a_transposed_matrix_of_many_gigabytes_is_planned_within_its_memory_before_a_byte_moves() -> None:
     rows, columns, limit = 65536, 40960, 64 << 20  # 10.7 GB of F32, stored by columns
     tensor = Tensor("w", "F32", (rows, columns), (Piece(0, 64, (0, 0), (rows, columns), (4, 4 * rows)),))
-    local, network = cost(tensor, limit, gap=0), cost(tensor, limit)
+    local, network = cost(tensor, limit), cost(tensor, limit, gap=GAP_MAX)
     assert local.amplification == 1.0
     assert local.memory <= limit + (8 << 20) and network.memory <= limit + (8 << 20)
     # Read through, every window of 409 rows walks the whole storage but for the gaps between reads.
@@ -176,7 +179,7 @@ def test_a_transposed_matrix_is_gathered_in_bounded_memory() -> None:
     files = Files([stored.tobytes()])
     made = b""
     for window in windows(tensor, 64 << 10):
-        gathering = gather(tensor, window, gap=0, read_max=16 << 10)
+        gathering = gather(tensor, window, read_max=16 << 10)
         assert gathering.memory <= 80 << 10
         made += assemble(gathering, files.read)
     assert made == stored.T.tobytes()

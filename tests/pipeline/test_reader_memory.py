@@ -42,7 +42,7 @@ CHILD = """
         for number, window in enumerate(windows(tensor, 8 << 20)):
             if number == some:
                 break
-            gathering = gather(tensor, window, gap=0, read_max=4 << 20)
+            gathering = gather(tensor, window, read_max=4 << 20)
             for part in caster.feed(assemble(gathering, read)):
                 made += len(part)
     assert not {"torch", "transformers"} & set(sys.modules)
