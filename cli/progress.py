@@ -102,7 +102,7 @@ class _Lines:
         console(sys.stderr).print(text)
 
     def _line(self, now: float, done: int, total: int) -> str:
-        if not total:
+        if done >= total:  # nothing to copy yet, or everything copied
             return self._step
         started, before = self._first
         rate = (done - before) / (now - started) if now > started else 0.0

@@ -60,8 +60,7 @@ class _View:
         self._show()
 
     def _show(self) -> None:
-        copying = self._step == STEPS["copy"]
-        self._bar.show(self._step, self._done if copying else 0, self._total if copying else 0)
+        self._bar.show(self._step, self._done, self._total)
 
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:

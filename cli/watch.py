@@ -73,7 +73,7 @@ class _Follower:
             self._waits = job.note
             if job.note:
                 self._bar.say(Text(f"waiting: {job.note}"))
-        self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes if job.state == "copying" else 0)
+        self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes)
 
     def _show_plan(self, job: Job) -> None:
         plan = self._store.plan(self._id)

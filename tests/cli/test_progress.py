@@ -1,0 +1,100 @@
+"""Progress is a bar on a terminal and a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reshard.cli import progress
+from reshard.cli.output import Output, ago, human_bytes
+from reshard.cli.progress import bar
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def test_lines_come_with_each_step_and_then_rarely(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(Output()) as shown:
+        shown.show("planning", 0, 0)
+        for _ in range(25):
+            shown.show("copying", int(clock.now * 2_000_000), 100_000_000)
+            clock.now += 1
+        shown.show("publishing", 100_000_000, 100_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "planning",
+        "copying: 0 bytes of 100.0 MB",
+        "copying: 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left",
+        "copying: 40.0 MB of 100.0 MB, 2.0 MB/s, 30 s left",
+        "publishing",
+    ]
+
+
+@pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])
+def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(output) as shown:
+        shown.show("copying", 1, 2)
+        shown.say("something")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar_with_bytes_and_rate(model: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "120"}
+    ) as run:
+        os.close(theirs)
+        seen = b""
+        while chunk := read(ours):
+            seen += chunk
+    os.close(ours)
+    assert run.returncode == 0
+    assert b"copying" in seen or b"checking" in seen
+    assert b"kB" in seen
+    assert b"\x1b[" in seen
+
+
+def read(terminal: int) -> bytes:
+    """What comes next; nothing once the other side is closed (EIO on Linux)."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
+
+
+def test_bytes_are_decimal_as_sizes_are_typed() -> None:
+    assert [human_bytes(n) for n in (0, 999, 1000, 46_881_936, 5 * 10**9)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.0 kB",
+        "46.9 MB",
+        "5.0 GB",
+    ]
+
+
+def test_times_are_said_in_the_largest_unit_of_which_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000_000.0)
+    assert [ago(1_000_000 - s) for s in (-5, 90, 150, 7200, 200_000)] == [
+        "0 s ago",
+        "90 s ago",
+        "2 min ago",
+        "2 h ago",
+        "2 d ago",
+    ]
