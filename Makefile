@@ -54,6 +54,9 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
+bench: $(READY)
+	$(BIN)/python -m tests.benchmarks
+
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 
