@@ -229,11 +229,12 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
         magic, _made, _needed, flags, method, _time, _date, crc32, packed, size = fields[:10]
         name_length, extra_length, comment_length, disk, _inside, _outside, offset = fields[10:]
         name_at = at + _ENTRY.size
-        at = name_at + name_length + extra_length + comment_length
+        extra_at = name_at + name_length
+        at = extra_at + extra_length + comment_length
         if magic != _ENTRY_MAGIC or at > len(data):
             raise _bad(file, "its directory is broken")
-        name = _name(file, data[name_at : name_at + name_length])
-        extra = data[name_at + name_length :][:extra_length]
+        name = _name(file, data[name_at:extra_at])
+        extra = data[extra_at : extra_at + extra_length]
         size, packed, offset = _widened(file, name, extra, (size, packed, offset))
         if flags & ~_FLAGS or disk:
             raise _bad(file, f"record {label((name,))} is encrypted, or uses what torch never writes")
