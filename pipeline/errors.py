@@ -117,6 +117,12 @@ class DeviceMapIncomplete(UsageError):
     hint = 'name it, a module that holds it, or "" for all the rest'
 
 
+class TooLargeForHub(UsageError):
+    code = "usage.too_large_for_hub"
+    message = "{tensor} alone makes a file of {bytes} bytes, and the Hub takes at most {most}"
+    hint = "reshard into a folder instead, or make the tensor smaller with --dtype"
+
+
 # --------------------------------------------------------------------------------------------------------- source
 
 

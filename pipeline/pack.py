@@ -6,7 +6,8 @@ the limit holds one entry alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 
 from reshard.pipeline.errors import Oversize, SizeTooSmall
 from reshard.pipeline.formats.safetensors import HeaderLengths, build_header
@@ -15,6 +16,9 @@ from reshard.pipeline.plan import Entry
 from reshard.pipeline.tensors import DTYPE_BITS
 
 Bin = list[Entry]
+
+CRUMB = 8  # a last file below this part of the limit shares the load of the one before it
+BALANCE_STEPS = 12  # halvings: files end up equal to within 1/4096 of the limit
 
 
 def in_source_order(entries: Iterable[Entry]) -> list[Entry]:
@@ -102,7 +106,87 @@ def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) ->
             current.add(entry)
     if current.entries:
         bins.append(current.take())
-    return bins
+    return _without_crumb(bins, limit, metadata)
+
+
+def _without_crumb(bins: list[Bin], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+    """The bins, the last two divided anew if the last is a crumb and both hold what may be moved."""
+    if len(bins) < 2 or file_size(bins[-1], metadata) * CRUMB > limit or len(bins[-2]) < 2:
+        return bins
+    entries = [*bins[-2], *bins[-1]]
+    half = sum(entry.size for entry in entries) / 2
+    passed, cut = 0.0, 0
+    while cut < len(entries) - 1 and passed + entries[cut].size / 2 < half:
+        passed += entries[cut].size
+        cut += 1
+    parts = [entries[:cut], entries[cut:]]
+    if not all(parts) or any(file_size(aligned(part), metadata) > limit for part in parts):
+        return bins
+    return [*bins[:-2], *parts]
+
+
+def balanced(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+    """As many files as ``greedy`` needs, and those as equal as their tensors allow.
+
+    The smallest limit that still gives that number of files is searched for by halving.
+    """
+    best = greedy(entries, limit, metadata)
+    low, high = sum(entry.size for entry in entries) // max(1, len(best)), limit
+    for _ in range(BALANCE_STEPS):
+        middle = (low + high) // 2
+        tried = greedy(entries, middle, metadata)
+        fits = all(len(b) == 1 or file_size(aligned(b), metadata) <= limit for b in tried)
+        if len(tried) <= len(best) and fits:
+            best, high = tried, middle
+        else:
+            low = middle
+    return best
+
+
+def layers(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+    """Files that hold whole blocks, in the natural order of their names (``layers.2`` before ``layers.10``).
+
+    A block that fits into a file is never divided over two; one that does not is cut as ``greedy`` cuts.
+    """
+    bins: list[Bin] = []
+    current: Bin = []
+    for _, members in groupby(sorted(entries, key=lambda e: natural(e.name)), key=lambda e: block_of(e.name)):
+        block = list(members)
+        if file_size(aligned([*current, *block]), metadata) <= limit:
+            current += block
+            continue
+        if current:
+            bins.append(current)
+            current = []
+        pieces = greedy(block, limit, metadata)
+        bins += pieces[:-1]
+        current = pieces[-1]
+        if file_size(aligned(current), metadata) > limit:
+            bins.append(current)
+            current = []
+    return [*bins, current] if current else bins
+
+
+def block_of(name: str) -> str:
+    """The block that a tensor belongs to: its name up to the first number, ``model.layers.12``.
+
+    That is how every architecture in transformers names the classes of its no-split list; a name without a number
+    (an embedding, a norm, a head) is a block of its own.
+    """
+    parts = name.split(".")
+    for i, part in enumerate(parts[:-1]):
+        if part.isdecimal():
+            return ".".join(parts[: i + 1])
+    return ".".join(parts[:-1]) or name
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key in which numbers count as numbers."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split(".")]
+
+
+Packing = Callable[[Sequence[Entry], int, Mapping[str, str]], list[Bin]]
+PACKINGS: dict[str, Packing] = {"greedy": greedy, "balanced": balanced, "layers": layers}
 
 
 def check_size(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str], oversize: str) -> list[Entry]:

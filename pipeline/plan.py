@@ -95,6 +95,13 @@ class Output:
     config: str | None  # path of the config that says how it is loaded
 
 
+class Edit(NamedTuple):
+    """A carried text file that follows a wish of the user's, and its new content."""
+
+    path: str
+    content: str
+
+
 class LeftOut(NamedTuple):
     """A source file that is neither read nor carried, and why."""
 
@@ -129,6 +136,7 @@ class Plan:
     groups: tuple[Group, ...]
     outputs: tuple[Output, ...]
     carried: tuple[StoredFile, ...]
+    edits: tuple[Edit, ...]  # carried files whose text changes
     left_out: tuple[LeftOut, ...]
     deletes: tuple[str, ...]
     kept: tuple[str, ...]  # what the target holds and we leave alone
@@ -201,6 +209,7 @@ def plan_digest(plan_without_digest: Plan) -> str:
             "shards": [[s.path, s.digest] for s in p.shards],
             "indexes": [[o.index.path, o.index.metadata] for o in p.outputs if o.index],
             "carried": [[f.path, f.size, f.sha256 or f.oid] for f in p.carried],
+            "edits": p.edits,
             "deletes": p.deletes,
         }
     )
@@ -225,6 +234,7 @@ def encode(plan: Plan) -> StoredPlan:
         "groups": [asdict(g) for g in plan.groups],
         "outputs": [asdict(o) for o in plan.outputs],
         "carried": [asdict(f) for f in plan.carried],
+        "edits": plan.edits,
         "left_out": plan.left_out,
         "deletes": plan.deletes,
         "kept": plan.kept,
@@ -251,6 +261,7 @@ def decode_head(head: bytes) -> Plan:
         groups=tuple(_group(g) for g in data["groups"]),
         outputs=tuple(_output(o) for o in data["outputs"]),
         carried=tuple(StoredFile(**f) for f in data["carried"]),
+        edits=tuple(Edit(*item) for item in data["edits"]),
         left_out=tuple(LeftOut(*item) for item in data["left_out"]),
         deletes=tuple(data["deletes"]),
         kept=tuple(data["kept"]),

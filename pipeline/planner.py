@@ -6,27 +6,27 @@ What is written follows from the source and the options; what is deleted and kep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.card import CARD
-from reshard.pipeline.errors import CheckpointError, TargetDrifted
-from reshard.pipeline.formats.safetensors import SUFFIX
-from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
-from reshard.pipeline.open import (
+from reshard.pipeline.errors import BadSize, CheckpointError, TargetDrifted, TooLargeForHub
+from reshard.pipeline.find import (
     Found,
-    Opened,
     foreign_format,
     index_path,
     is_weight_index,
     parse_index,
     shard_path,
 )
-from reshard.pipeline.pack import Bin, aligned, check_size, greedy, header_of, in_source_order
+from reshard.pipeline.formats.safetensors import SUFFIX
+from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.open import Opened
+from reshard.pipeline.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
 from reshard.pipeline.plan import (
     SCHEMA,
-    Entry,
+    Edit,
     Group,
     Index,
     Keys,
@@ -40,6 +40,7 @@ from reshard.pipeline.plan import (
 from reshard.pipeline.reads import cuts_of
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
+from reshard.pipeline.wanted import retyped_config, select
 
 # Belongs to the repository it is in, not to the model: the target has its own.
 NEVER_CARRIED = (".gitattributes", ".gitignore", ".git/*", ".reshard/*")
@@ -72,31 +73,41 @@ def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Option
     return key_of([LAYOUT, identities, options.weights()])
 
 
-def make_plan(
-    request: Request,
-    pin: Pin,
-    keys: Keys,
-    found: Found,
-    opened: Opened,
-    listing: Mapping[str, StoredFile],
-    before: Before,
-    published: str | None,
-) -> Plan:
-    """The plan for ``request``: same input, same plan, digest and all.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Everything that a plan is made from.
 
     An ``opened`` without checkpoints says that the target's weights are the right ones already: they stay, and only
-    carried files move. Raises Oversize and SizeTooSmall.
+    carried files move. ``published`` is the commit that holds this very request's result, if there is one.
     """
-    options = request.options
+
+    request: Request
+    pin: Pin
+    keys: Keys
+    found: Found
+    opened: Opened
+    listing: Mapping[str, StoredFile]
+    before: Before
+    published: str | None = None
+    ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
+    configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
+
+
+def make_plan(known: Known) -> Plan:
+    """The plan: same input, same plan, digest and all. Raises Oversize, SizeTooSmall, TooLargeForHub."""
+    options, opened, before = known.request.options, known.opened, known.before
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes: list[str] = []
     for checkpoint in opened.checkpoints:
-        made = _cut(checkpoint, options, opened.files, pin, len(shards))
+        made = _cut(checkpoint, known, len(shards))
         shards += made.shards
-        outputs.append(Output(checkpoint.name, made.numbers, made.index, _config(checkpoint.name, listing)))
+        outputs.append(Output(checkpoint.name, made.numbers, made.index, _config(checkpoint.name, known.listing)))
         notes += [*checkpoint.notes, *made.notes]
-    carried, left_out = sort_out(listing, found, opened, options)
+    if known.request.target.kind == "hub":
+        _refuse_too_large(shards)
+    carried, left_out = sort_out(known.listing, known.found, opened, options)
+    edits = _edits(known, {file.path for file in carried})
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if not opened.checkpoints:
         written |= {path for path in before.published if path.endswith(SUFFIX) or is_weight_index(path)}
@@ -104,24 +115,39 @@ def make_plan(
     deletes = _deletes(outputs, before, stays, options)
     plan = Plan(
         schema=SCHEMA,
-        pin=pin,
+        pin=known.pin,
         base=before.head,
         options=options,
-        keys=keys,
+        keys=known.keys,
         files=opened.files,
         records=tuple(record for checkpoint in opened.checkpoints for record in checkpoint.records),
         shards=tuple(shards),
         groups=_groups(shards, opened),
         outputs=tuple(outputs),
-        carried=carried,
+        carried=tuple(file for file in carried if file.path not in {edit.path for edit in edits}),
+        edits=edits,
         left_out=left_out,
         deletes=deletes,
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
         notes=tuple(notes + _warnings(shards)),
         digest="",
-        published=published,
+        published=known.published,
     )
     return replace(plan, digest=plan_digest(plan))
+
+
+def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
+    wanted = known.request.options.dtype
+    texts = {path: retyped_config(text, wanted) for path, text in sorted(known.configs.items()) if path in carried}
+    return tuple(Edit(path, text) for path, text in texts.items() if text != known.configs[path])
+
+
+def _refuse_too_large(shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        if shard.size > HUB_FILE_MAX:
+            if len(shard.entries) > 1:
+                raise BadSize(value=f"{shard.size} bytes", why=f"the Hub takes files of at most {HUB_FILE_MAX} bytes")
+            raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
 
 
 # --------------------------------------------------------------------------------------------------------- cutting
@@ -135,22 +161,26 @@ class _Made:
     notes: list[str]
 
 
-def _cut(checkpoint: Checkpoint, options: Options, files: Sequence[StoredFile], pin: Pin, first: int) -> _Made:
-    entries = in_source_order(Entry(tensor, tensor.dtype) for tensor in checkpoint.tensors)
+def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
+    options, files = known.request.options, known.opened.files
+    selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}))
+    entries = in_source_order(selection.entries)
     metadata = {"format": "pt"} | checkpoint.file_metadata
     too_large = check_size(entries, options.size, metadata, options.oversize)
-    bins = greedy(entries, options.size, metadata)
+    bins = PACKINGS[options.pack](entries, options.size, metadata)
+    if len(bins) == 1:
+        metadata |= selection.dropped
     shards = [
-        _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, pin)
+        _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, known.pin)
         for i, b in enumerate(bins)
     ]
     numbers = tuple(range(first, first + len(shards)))
     index = None
     if len(shards) > 1:
-        total = sum(entry.size for entry in entries)
-        index = Index(index_path(checkpoint.name), numbers, checkpoint.index_metadata | {"total_size": total})
+        about = {"total_size": sum(entry.size for entry in entries), **selection.dropped}
+        index = Index(index_path(checkpoint.name), numbers, checkpoint.index_metadata | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
-    return _Made(shards, numbers, index, notes)
+    return _Made(shards, numbers, index, [*selection.notes, *notes])
 
 
 def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:
@@ -198,20 +228,14 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
 
 
 def _warnings(shards: Sequence[Shard]) -> list[str]:
-    notes = [
-        f"{shard.path} is {shard.size:,} bytes, and the Hub takes at most {HUB_FILE_MAX:,} in one file"
-        for shard in shards
-        if shard.size > HUB_FILE_MAX
-    ]
     folders: dict[str, int] = {}
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
-    notes += [
+    return [
         f"{folder or 'the root'} gets {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX
     ]
-    return notes
 
 
 # -------------------------------------------------------------------------------- what is carried, deleted and kept

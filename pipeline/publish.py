@@ -16,8 +16,8 @@ from reshard.pipeline import publication
 from reshard.pipeline.card import CARD, render, without_block
 from reshard.pipeline.copy import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
+from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
-from reshard.pipeline.open import read_file
 from reshard.pipeline.plan import Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.stores.protocols import (
     Addition,
@@ -111,6 +111,7 @@ def publish(
     additions = [
         *(Addition(file.path, stored=file) for file in stored),
         *(Addition(o.index.path, content=index_bytes(o.index, shards)) for o in plan.outputs if o.index),
+        *(Addition(path, content=text.encode()) for path, text in plan.edits),
         *target.carry(to_carry, source, token),
     ]
     begin()

@@ -12,35 +12,39 @@ Each step is a function of what the steps before it left behind, and may be run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from posixpath import join
 from uuid import uuid4
 
 from reshard.pipeline import publication
 from reshard.pipeline.copy import Attested, Tick, copy
 from reshard.pipeline.errors import TargetMoreVisible, TargetNotFound
-from reshard.pipeline.limits import INDEX_MAX
-from reshard.pipeline.open import Opened, find_checkpoints, is_weight_index, open_checkpoints, read_file
+from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
+from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.plan import Keys, Plan, Receipt
-from reshard.pipeline.planner import Before, check_drift, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planner import Before, Known, check_drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.publish import Published, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState
+from reshard.pipeline.tensors import Name
 from reshard.pipeline.verify.checks import Check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 
 __all__ = ["Report", "check_model", "confirm", "copy", "draft", "plan", "publish", "run"]
 
 
-def draft(request: Request, source: Source, target: Target) -> Plan:
+def draft(request: Request, source: Source, target: Target, reload: Reload | None = None) -> Plan:
     """The plan for ``request`` as things stand; changes nothing anywhere.
 
+    ``reload`` is asked only for which tied names are the sources, where the request wants to know.
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read.
     """
-    return _draft(request, source, target)[0]
+    return _draft(request, source, target, reload)[0]
 
 
 def plan(request: Request, source: Source, target: Target, reload: Reload) -> Plan:
@@ -48,42 +52,70 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
 
     Raises what ``draft`` raises, the AccessError family, and ModelCheckRequired.
     """
-    made, opened = _draft(request, source, target)
+    made, known = _draft(request, source, target, reload)
     if made.published is not None:
         return made
     if request.options.require == "model":
         check_model(made, made.shards, source, reload)
     head = target.prepare(private=_private(request, source))
-    return made if head == made.base else _plan(request, source, target, head, opened)[0]
+    return made if head == made.base else make_plan(replace(known, before=_look(target, head)[0]))
 
 
-def _draft(request: Request, source: Source, target: Target) -> tuple[Plan, Opened]:
+def _draft(request: Request, source: Source, target: Target, reload: Reload | None) -> tuple[Plan, Known]:
     state = target.state()
     _check_visibility(request, source, target, state)
-    return _plan(request, source, target, state.head, None)
-
-
-def _plan(
-    request: Request, source: Source, target: Target, head: str | None, opened: Opened | None
-) -> tuple[Plan, Opened]:
-    """The plan on top of ``head``, and the headers that it was made from; ``opened`` where they were read before."""
-    options = request.options
+    options, listing = request.options, source.files()
     found = find_checkpoints(source, lambda path: excluded(options, path))
-    listing = source.files()
-    before, last = _look(target, head)
+    before, last = _look(target, state.head)
+    check_drift(request, before)
     where = f"{target.place}#{target.branch}"
     keys = Keys(request_key(request, source.pin, where), weights_key(found, listing, options))
-    check_drift(request, before)
-    published = None
+    published, same_weights = None, False
     if last is not None and not options.force:
-        if last.weights is not None and last.weights == keys.weights:
-            opened = Opened((), (), {})
         published = last.commit if last.request == keys.request else None
-    opened = opened or open_checkpoints(source, found)
-    made = make_plan(request, source.pin, keys, found, opened, listing, before, published)
+        same_weights = last.weights is not None and last.weights == keys.weights
+    opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
+    configs = _configs(source, opened)
+    known = Known(
+        request,
+        source.pin,
+        keys,
+        found,
+        opened,
+        listing,
+        before,
+        published,
+        ties=_ties(opened, configs, reload) if options.ties == "source" else {},
+        configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
+    )
+    made = make_plan(known)
     if made.shards:
-        check_structure(made, opened)
-    return made, opened
+        check_structure(made, opened, known.ties)
+    return made, known
+
+
+def _configs(source: Source, opened: Opened) -> dict[Name, tuple[str, bytes]]:
+    """The path and content of the config that says how each checkpoint is loaded, where there is one."""
+    listing = source.files()
+    paths = {c.name: join(c.name.folder, "config.json") for c in opened.checkpoints}
+    return {
+        name: (path, read_file(source, listing[path], CONFIG_MAX)) for name, path in paths.items() if path in listing
+    }
+
+
+def _ties(
+    opened: Opened, configs: Mapping[Name, tuple[str, bytes]], reload: Reload | None
+) -> dict[Name, Mapping[str, str]]:
+    """Of each model whose file stores names once: which parameter each of the others is tied to."""
+    tied = [c for c in opened.checkpoints if c.ties and c.name in configs]
+    if not tied:
+        return {}
+    if reload is None:
+        with closing(Reload()) as ours:
+            return _ties(opened, configs, ours)
+    return {
+        c.name: reload.check(configs[c.name][1], {t.name: (t.dtype, t.shape) for t in c.tensors}).ties for c in tied
+    }
 
 
 def _look(target: Target, head: str | None) -> tuple[Before, publication.Publication | None]:

@@ -8,14 +8,17 @@ from typing import Any, Literal
 
 from reshard.pipeline.card import CARD
 from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
+from reshard.pipeline.find import read_file
 from reshard.pipeline.formats.safetensors import Header, parse_header
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.open import Opened, read_file
+from reshard.pipeline.open import Opened
 from reshard.pipeline.plan import Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.tensors import Name
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
+from reshard.pipeline.wanted import select
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +39,21 @@ def _headers(shards: Iterable[Shard]) -> dict[str, Header]:
     return {s.path: parse_header(s.header, file=s.path, file_size=s.size) for s in shards}
 
 
-def check_structure(plan: Plan, opened: Opened) -> Check:
+def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str, str]]) -> Check:
     """Parse the planned headers again and hold them and the indexes against the source; raises ProofError.
 
-    It trusts nothing that the planner says about its own work: the source's side comes from the source's headers, the
-    output's side from the bytes that will be written.
+    It trusts nothing that the planner says about its own work: the source's side comes from the source's headers (and
+    the wishes: casts, prefixes, ties), the output's side from the bytes that will be written.
     """
     findings: list[Finding] = []
     tensors = 0
     for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
         shards = [plan.shards[number] for number in output.shards]
         headers = _headers(shards)
-        source = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
+        if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
+            raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
+        source = {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in selection.entries}
         findings += compare(source, signature(headers))
         if output.index:
             findings += check_index(output.index.path, index_bytes(output.index, plan.shards), headers, headers)
@@ -90,7 +96,8 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
 def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source, reload: Reload) -> ModelCheck:
     config = None
     if output.config is not None:
-        config = read_file(source, source.files()[output.config], CONFIG_MAX)
+        edited = {edit.path: edit.content.encode() for edit in plan.edits}
+        config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     written = signature(_headers(shards[number] for number in output.shards))
     return reload.check(config, written)
 
@@ -128,6 +135,9 @@ def confirm(
             raise differs(file.path, "was not carried over whole")
         if file.sha256 and found.sha256 and file.sha256 != found.sha256:
             raise differs(file.path, "was carried over with other bytes")
+    for path, text in plan.edits:
+        if path not in files or read_file(there, files[path], CONFIG_MAX) != text.encode():
+            raise differs(path, "does not have its new text")
     for path in plan.deletes:
         if path in files:
             raise differs(path, "should be gone")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.utils import disable_progress_bars
 
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
@@ -18,7 +21,11 @@ from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["Run", "hub", "hub_process", "namespace"]
 
+disable_progress_bars()
+
 Run = Callable[..., Report]
+
+TRANSPORT = "RESHARD_TEST_TRANSPORT"  # how this test's jobs and seeds reach the Hub: "http" or "xet"
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +39,31 @@ def go(reload: Reload) -> Run:
     """``go(source, target, **options)`` reshards between folders, or what ``HF_ENDPOINT`` names."""
 
     def go(source: str | Path, target: str | Path, **options: Any) -> Report:
-        request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=Options(**options))
+        chosen = Options(**{"transport": os.environ.get(TRANSPORT, "auto")} | options)
+        request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=chosen)
         return run(request, Context.from_env(), reload=reload)
 
     return go
 
 
-@pytest.fixture
-def on_hub(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    """The Hub on loopback is the Hub, and this user's token the one token."""
+@pytest.fixture(params=["http", "xet"])
+def on_hub(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Namespace:
+    """The Hub on loopback is the Hub, and this user's token the one token; once over HTTP and LFS, once over Xet."""
     monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
     monkeypatch.setenv("HF_TOKEN", namespace.token)
+    monkeypatch.setenv(TRANSPORT, request.param)
     return namespace
+
+
+def upload(space: Namespace, name: str, folder: Path, **settings: Any) -> str:
+    """The folder as a repository of the Hub on loopback, stored as the test's transport stores."""
+    repo = space.repo(name)
+    space.admin.create_repo(repo, **settings)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    if os.environ[TRANSPORT] == "xet":
+        operations = [CommitOperationAdd(path, str(file)) for path, file in files.items()]
+        HfApi(space.endpoint, space.token).create_commit(repo, operations, commit_message="upload")
+    else:
+        heavy = [path for path in files if path.endswith((".safetensors", ".bin", ".distcp"))]
+        space.admin.put_files(repo, {path: file.read_bytes() for path, file in files.items()}, lfs=heavy)
+    return repo

@@ -19,7 +19,8 @@ from reshard.pipeline.errors import (
     NoWeights,
     UnsafePath,
 )
-from reshard.pipeline.open import find_checkpoints, index_path, open_checkpoints, shard_path
+from reshard.pipeline.find import find_checkpoints, index_path, shard_path
+from reshard.pipeline.open import open_checkpoints
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import Oversize, SizeTooSmall
-from reshard.pipeline.pack import aligned, check_size, file_size, greedy, in_source_order
+from reshard.pipeline.pack import (
+    Packing,
+    aligned,
+    balanced,
+    block_of,
+    check_size,
+    file_size,
+    greedy,
+    in_source_order,
+    layers,
+)
 from reshard.pipeline.plan import Entry
 from reshard.pipeline.tensors import Piece, Tensor
 
@@ -113,3 +123,64 @@ def test_a_size_below_a_header_is_refused_with_the_smallest_that_works() -> None
 def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
     entries = [entry("c", 1, file=1), entry("b", 1, offset=8), entry("a", 1, offset=4)]
     assert [e.name for e in in_source_order(entries)] == ["a", "b", "c"]
+
+
+# ---------------------------------------------------------------------------------------------- the other packings
+
+
+@pytest.mark.parametrize("pack", [balanced, layers])
+@given(entries=entries_of_any_kind, limit=st.integers(300, 20_000))
+def test_other_packings_keep_the_same_promises(pack: Packing, entries: list[Entry], limit: int) -> None:
+    bins = pack(entries, limit, METADATA)
+    assert sorted(e.name for b in bins for e in b) == sorted(e.name for e in entries)
+    assert all(bins)
+    assert all(file_size(aligned(b), METADATA) <= limit or len(b) == 1 for b in bins)
+
+
+@given(entries_of_any_kind, st.integers(300, 20_000))
+def test_balanced_needs_no_more_files_than_greedy(entries: list[Entry], limit: int) -> None:
+    assert len(balanced(entries, limit, METADATA)) <= len(greedy(entries, limit, METADATA))
+
+
+def test_balanced_files_are_equal() -> None:
+    sizes = [file_size(b, METADATA) for b in balanced(row(*[100] * 21), 4400, METADATA)]
+    assert len(sizes) > 2 and max(sizes) - min(sizes) <= 2 * 500
+
+
+def test_greedy_leaves_no_crumb() -> None:
+    entries = row(*[100] * 19)
+    sizes = [file_size(b, METADATA) for b in greedy(entries, file_size(entries[:18], METADATA), METADATA)]
+    assert len(sizes) == 2 and min(sizes) > max(sizes) / 2
+
+
+def test_layers_keeps_each_block_in_one_file_and_counts_naturally() -> None:
+    names = [f"model.layers.{i}.{part}" for i in range(12) for part in ("attn.weight", "mlp.weight")]
+    entries = [entry(name, 100, offset=i) for i, name in enumerate(sorted(["model.norm.weight", *names]))]
+    bins = layers(entries, 2500, METADATA)
+    home = {e.name: i for i, b in enumerate(bins) for e in b}
+    for i in range(12):
+        assert home[f"model.layers.{i}.attn.weight"] == home[f"model.layers.{i}.mlp.weight"]
+    order = [home[f"model.layers.{i}.attn.weight"] for i in range(12)]
+    assert order == sorted(order) and len(bins) > 3
+
+
+def test_a_block_that_fits_no_file_is_cut_and_the_rest_stays_whole() -> None:
+    entries = [entry(f"h.{i}.{part}", 300, offset=i * 2 + j) for i in range(3) for j, part in enumerate("ab")]
+    bins = layers(entries, 1500, METADATA)
+    assert [len(b) for b in bins] == [1] * 6
+    assert [len(b) for b in layers(entries, 2700, METADATA)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("model.layers.12.self_attn.q_proj.weight", "model.layers.12"),
+        ("encoder.block.3.layer.0.SelfAttention.q.weight", "encoder.block.3"),
+        ("model.layers.3.mlp.experts.5.w1.weight", "model.layers.3"),
+        ("lm_head.weight", "lm_head"),
+        ("shared", "shared"),
+        ("0.auto_model.x", "0"),
+    ],
+)
+def test_a_block_is_named_up_to_its_first_number(name: str, block: str) -> None:
+    assert block_of(name) == block

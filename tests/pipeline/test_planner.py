@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import ProofError, TargetDrifted
-from reshard.pipeline.open import Found, Opened, find_checkpoints, open_checkpoints
+from reshard.pipeline.find import FileSet, Found, find_checkpoints
+from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.plan import Keys, Plan, decode_head, decode_shard, encode, index_bytes, schema_of, shard_count
-from reshard.pipeline.planner import Before, check_drift, make_plan, request_key, weights_key
+from reshard.pipeline.planner import Before, Known, check_drift, make_plan, request_key, weights_key
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
@@ -45,7 +46,7 @@ def opened_of(sizes: list[list[int]]) -> Opened:
 def plan_of(opened: Opened, before: Before = NOTHING, **options: Any) -> Plan:
     listing = {file.path: file for file in opened.files}
     keys = Keys("request", "weights")
-    return make_plan(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before, None)
+    return make_plan(Known(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before))
 
 
 sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)
@@ -75,7 +76,7 @@ def test_a_group_knows_every_tensor_of_the_files_that_it_attests(sizes: list[lis
         }
         known = own | {(cut.name, cut.file) for cut in group.witnesses}
         for file in group.attests:
-            there = {(f"f{file}.t{i}", file) for i in range(len(sizes[file]))}
+            there = {(f"f{file}.t{i}", file) for i, size in enumerate(sizes[file]) if size}
             assert there <= known
 
 
@@ -105,8 +106,8 @@ def test_request_keys_tell_targets_and_options_apart() -> None:
 
 def test_weights_without_hashes_have_no_key() -> None:
     listing = {"model.safetensors": StoredFile("model.safetensors", 3)}
-    part = type("Part", (), {"files": tuple(listing.values()), "index_path": None})
-    assert weights_key(Found((part,), frozenset()), listing, Options()) is None  # type: ignore[arg-type]
+    part = FileSet(Name("", "model"), "safetensors", tuple(listing.values()))
+    assert weights_key(Found((part,), frozenset()), listing, Options()) is None
 
 
 # ---------------------------------------------------------------------------------- a planner that loses is caught
@@ -116,7 +117,7 @@ def test_weights_without_hashes_have_no_key() -> None:
 def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
     opened = opened_of([[100, 200, 400], [300, 500]])
     plan = plan_of(opened, size=700)
-    check_structure(plan, opened)
+    check_structure(plan, opened, {})
     (checkpoint,) = opened.checkpoints
     first = checkpoint.tensors[0]
     other = {
@@ -131,7 +132,7 @@ def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
         fewer = replace(output.index, shards=output.index.shards[:-1])
         plan = replace(plan, outputs=(replace(output, index=fewer),))
     with pytest.raises(ProofError):
-        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)))
+        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)), {})
 
 
 # --------------------------------------------------------------------------------- what is carried, deleted and kept
@@ -159,7 +160,7 @@ def planned(folder: Path, before: Before = NOTHING, **options: Any) -> Plan:
     found = find_checkpoints(source)
     opened = open_checkpoints(source, found)
     keys = Keys("request", None)
-    return make_plan(request(**options), source.pin, keys, found, opened, source.files(), before, None)
+    return make_plan(Known(request(**options), source.pin, keys, found, opened, source.files(), before))
 
 
 def test_everything_that_is_not_weights_is_carried_and_the_rest_is_listed_with_a_reason(model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from reshard.pipeline.reshard import confirm, copy, plan
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.verify.reload import Reload
+from tests.pipeline.conftest import TRANSPORT, upload
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -32,7 +34,8 @@ class Job:
     """A job that is copied and only waits to be published, as many times as a test likes."""
 
     def __init__(self, repo: str, target: str, reload: Reload, **options: Any) -> None:
-        request = Request(source=parse_place(repo), target=parse_place(target), options=Options(size=20_000, **options))
+        options |= {"size": 20_000, "transport": os.environ[TRANSPORT]}
+        request = Request(source=parse_place(repo), target=parse_place(target), options=Options(**options))
         context = Context.from_env()
         self.source: Source = open_source(request.source, context)
         self.target: Target = open_target(request.target, request.options, context)
@@ -59,11 +62,7 @@ def repo(tmp_path: Path, on_hub: Namespace) -> str:
     folder = tmp_path / "model"
     save_sharded(folder, numbered(arrays(8, 4000), 2))
     add_friends(folder)
-    name = on_hub.repo("source")
-    on_hub.admin.create_repo(name)
-    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    on_hub.admin.put_files(name, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
-    return name
+    return upload(on_hub, "source", folder)
 
 
 @pytest.fixture
@@ -173,6 +172,7 @@ def test_who_is_stopped_at_the_point_of_no_return_commits_nothing(job: Job, on_h
     assert on_hub.admin.head(on_hub.repo("target")) == head and commits(on_hub) == 0
 
 
+@pytest.mark.parametrize("on_hub", ["http"], indirect=True)
 def test_an_object_that_the_store_lost_is_named_for_another_copy(job: Job, on_hub: Namespace) -> None:
     lost = job.receipts[job.plan.shards[1].digest]
     on_hub.admin.drop_object(lost.sha256)

@@ -16,7 +16,7 @@ from reshard.pipeline.errors import (
     TargetDrifted,
     TargetMoreVisible,
 )
-from tests.pipeline.conftest import Run
+from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
@@ -31,15 +31,6 @@ def model(tmp_path: Path) -> Path:
     save_sharded(folder, numbered(arrays(24, 4000), 4))
     add_friends(folder)
     return folder
-
-
-def upload(space: Namespace, name: str, folder: Path, **settings: object) -> str:
-    """The folder as a repository of the Hub on loopback, its weights as objects."""
-    repo = space.repo(name)
-    space.admin.create_repo(repo, **settings)
-    contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    space.admin.put_files(repo, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
-    return repo
 
 
 def shards_of(folder: Path) -> list[Path]:
@@ -87,7 +78,7 @@ def test_one_commit_holds_everything(model: Path, on_hub: Namespace, go: Run) ->
     before = on_hub.admin.head(target)
     report = go(repo, target, size=SIZE)
     assert report.published.commit == on_hub.admin.head(target) != before
-    posts = [r for r in on_hub.admin.log() if r["method"] == "POST" and "/commit/" in r["path"]]
+    posts = [r for r in on_hub.admin.log() if r["method"] == "POST" and f"{target}/commit/" in r["path"]]
     assert len(posts) == 1
     fetch = from_hub(on_hub.endpoint, target)
     assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))

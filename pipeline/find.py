@@ -1,0 +1,356 @@
+"""From a repository's listing to its sets of weight files: which files belong together, in which format.
+
+Only listings and indexes are read. What belongs to a set is what its index says; file names decide only where a set
+has none. Of several formats in one folder the safest is taken: safetensors, then torch files, then a distributed
+checkpoint; the others are left out, as they hold the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+from posixpath import basename, dirname, join, normpath
+from typing import Any, Literal
+
+from reshard.pipeline.errors import BadIndex, NoWeights, UnsafePath
+from reshard.pipeline.formats.safetensors import INDEX_SUFFIX, SUFFIX
+from reshard.pipeline.limits import INDEX_MAX
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.tensors import Name, StoredFile
+
+Format = Literal["safetensors", "torch", "distributed"]
+
+# Loaders that look for `<stem>.<variant>.safetensors`; in any other name a dot is just a dot.
+_VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
+_VARIANT = re.compile(r"[A-Za-z_]\w*")
+# `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`, and accelerate's any-name `x.index.json`.
+_INDEX = re.compile(
+    r"(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
+)
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+# What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
+_DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_DISTRIBUTED_METADATA = ".metadata"
+# accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
+_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
+
+# Their loaders read one file by its name and know no index, so they are carried whole and never cut:
+# adapters (peft), LoRA weights and textual inversions (diffusers).
+_UNCUT = ("adapter_model*.safetensors", "pytorch_lora_weights*.safetensors", "learned_embeds*.safetensors")
+
+_TORCH = (".bin", ".pt", ".pth", ".ckpt")
+# Stems that are weights wherever they stand; other torch files are weights only where there are no better ones.
+_TORCH_STEMS = ("pytorch_model", "diffusion_pytorch_model", "model")
+# What trainers leave beside the weights, and no weights (transformers' Trainer and accelerate's `save_state`).
+_TRAINERS = (
+    "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
+    "arguments.pt", "trainer_state*",
+)  # fmt: skip
+
+# Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
+FOREIGN = {
+    ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".ckpt": "PyTorch", ".distcp": "PyTorch distributed",
+    ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".onnx_data": "ONNX", ".gguf": "GGUF", ".ggml": "GGML",
+    ".ot": "Rust", ".tflite": "TFLite", ".mlmodel": "Core ML", ".npz": "NumPy", ".nemo": "NeMo", ".engine": "TensorRT",
+    ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The files of one checkpoint, before they are looked into."""
+
+    name: Name
+    format: Format
+    files: tuple[StoredFile, ...]
+    index_path: str | None = None
+    index_metadata: Mapping[str, object] | None = None
+    weight_map: Mapping[str, str] | None = None  # tensor -> path from the root of the repository
+    metadata: StoredFile | None = None  # of a distributed checkpoint: what says where its chunks lie
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The weights of one repository, known from its listing and its indexes alone."""
+
+    sets: tuple[FileSet, ...]
+    uncut: frozenset[str]  # weights that are carried whole
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        return tuple(file for part in self.sets for file in part.files)
+
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """Every file that says what belongs to a set."""
+        beside = [path for s in self.sets for path in (s.index_path, s.metadata and s.metadata.path) if path]
+        return tuple(beside)
+
+
+def foreign_format(path: str) -> str | None:
+    """The kind of weights in another format that ``path`` holds, by its suffix; None for everything else."""
+    return FOREIGN.get(_suffix(path).lower())
+
+
+def _suffix(path: str) -> str:
+    name = basename(path)
+    dot = name.rfind(".")
+    return name[dot:] if dot >= 0 else ""
+
+
+def is_weight_index(path: str) -> bool:
+    """``model.safetensors.index.json``, ``pytorch_model.bin.index.json`` and their variants."""
+    match = _INDEX.fullmatch(basename(path))
+    return match is not None and match["suffix"] is not None
+
+
+def read_file(source: Source, file: StoredFile, most: int) -> bytes:
+    """The whole of a small file; raises BadIndex when it is larger than ``most`` bytes."""
+    if file.size > most:
+        raise BadIndex(file=file.path, why=f"{file.size} bytes are more than the {most} that such a file may have")
+    return b"".join(source.read(file, 0, file.size))
+
+
+def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Found:
+    """Which weight files of ``source`` belong together, but for those that ``exclude`` names.
+
+    Reads indexes and no weight file. Raises NoWeights, BadIndex and UnsafePath.
+    """
+    listing = {path: file for path, file in source.files().items() if not exclude(path)}
+    uncut = _uncut(source, listing)
+    finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut})
+    sets = finder.sets()
+    if not sets:
+        raise NoWeights(place=source.place, found=_what_else(listing, uncut))
+    return Found(tuple(sets), frozenset(uncut))
+
+
+def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
+    weights = {path for path in listing if path.endswith(SUFFIX)}
+    uncut = {path for path in weights if any(fnmatchcase(basename(path), pattern) for pattern in _UNCUT)}
+    modules = listing.get("modules.json")
+    if modules is not None:
+        folders = _single_file_modules(source, modules)
+        uncut |= {path for path in weights if dirname(path) in folders}
+    return uncut
+
+
+def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
+    """Folders of sentence-transformers modules that are no transformer: their loader reads ``model.safetensors``."""
+    try:
+        content = json.loads(read_file(source, modules, INDEX_MAX))
+        return {m["path"] for m in content if m["path"] and not m["type"].endswith("Transformer")}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadIndex(file=modules.path, why=f"it is no list of modules ({error})") from None
+
+
+class _Finder:
+    """Looks for sets in one listing, in the order in which they are trusted."""
+
+    def __init__(self, source: Source, listing: Mapping[str, StoredFile]) -> None:
+        self._source = source
+        self._listing = listing
+        self._claimed: set[str] = set()
+        self._found: list[FileSet] = []
+
+    def sets(self) -> list[FileSet]:
+        self._add(self._indexed({SUFFIX}, set()))
+        self._add(self._unindexed([SUFFIX]))
+        taken = {part.name.folder for part in self._found}
+        self._add(self._indexed(set(_TORCH), taken))
+        usual = [path for path in self._torch_files(taken) if _stem(path) in _TORCH_STEMS]
+        self._add(self._unindexed(_TORCH, usual))
+        taken = {part.name.folder for part in self._found}
+        self._add(s for s in self._distributed() if s.name.folder not in taken)
+        if not self._found:
+            self._add(self._unindexed(_TORCH, self._torch_files(set())))
+        return self._found
+
+    def _add(self, sets: Iterable[FileSet]) -> None:
+        for part in sets:
+            self._claimed.update(file.path for file in part.files)
+            self._found.append(part)
+
+    def _indexed(self, suffixes: set[str], taken: set[str]) -> Iterator[FileSet]:
+        """The sets that an index names whose files have one of these suffixes, but in the folders ``taken``."""
+        for path in sorted(self._listing):
+            match = _INDEX.fullmatch(basename(path))
+            if (
+                match is None
+                or dirname(path) in taken
+                or (match["suffix"] is not None and match["suffix"] not in suffixes)
+            ):
+                continue
+            weight_map, metadata = parse_index(read_file(self._source, self._listing[path], INDEX_MAX), path)
+            files = sorted(set(weight_map.values()))
+            if match["suffix"] is None and _suffix(files[0]) not in suffixes:
+                continue
+            for file in files:
+                if file not in self._listing:
+                    raise BadIndex(file=path, why=f"it names {file}, which is not there")
+                if _suffix(file) not in suffixes:
+                    raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
+            name = Name(dirname(path), _usual_stem(match["stem"]), match["variant"])
+            stored = tuple(self._listing[file] for file in files)
+            yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
+
+    def _unindexed(self, suffixes: Iterable[str], among: Iterable[str] | None = None) -> Iterator[FileSet]:
+        """What no index names: numbered files are one set, any other file is one of its own."""
+        suffixes = set(suffixes)
+        pool = self._listing if among is None else among
+        free = {path for path in pool if _suffix(path) in suffixes} - self._claimed
+        indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
+        for key, paths in _numbered_sets(free):
+            folder, stem, count, suffix = key
+            if (folder, _usual_stem(stem)) in indexed:
+                continue  # shards that the index no longer names are looked at one by one
+            numbers = {int(_numbered(path)["number"]) for path in paths}
+            missing = sorted(set(range(1, count + 1)) - numbers)
+            if missing:
+                raise BadIndex(file=paths[0], why=f"it has no index, and number {missing[0]} of {count} is missing")
+            free -= set(paths)
+            name = _name(join(folder, f"{stem}{suffix}"))
+            yield FileSet(name, _format(suffixes), tuple(self._listing[p] for p in paths))
+        parts = sorted(path for path in free if _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
+        for folder, members in groupby(parts, key=dirname):
+            paths = list(members)
+            free -= set(paths)
+            yield FileSet(Name(folder, "model"), "safetensors", tuple(self._listing[p] for p in paths))
+        for path in sorted(free):
+            yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
+
+    def _torch_files(self, taken: set[str]) -> list[str]:
+        return [
+            path
+            for path in self._listing
+            if _suffix(path) in _TORCH
+            and dirname(path) not in taken
+            and not any(fnmatchcase(basename(path), pattern) for pattern in _TRAINERS)
+        ]
+
+    def _distributed(self) -> Iterator[FileSet]:
+        for path in sorted(self._listing):
+            folder = dirname(path)
+            if basename(path) != _DISTRIBUTED_METADATA or basename(folder).startswith("optimizer"):
+                continue
+            chunks = [
+                file for p, file in sorted(self._listing.items()) if dirname(p) == folder and p.endswith(".distcp")
+            ]
+            if chunks:
+                home = dirname(folder) if _FSDP_FOLDER.fullmatch(basename(folder)) else folder
+                metadata = self._listing[path]
+                yield FileSet(Name(home, "model"), "distributed", tuple(chunks), metadata=metadata)
+
+
+def _format(suffixes: set[str]) -> Format:
+    return "safetensors" if SUFFIX in suffixes else "torch"
+
+
+def _kind(suffixes: set[str]) -> str:
+    return "safetensors" if SUFFIX in suffixes else "torch"
+
+
+def _numbered(path: str) -> re.Match[str]:
+    match = _NUMBERED.fullmatch(basename(path))
+    assert match is not None
+    return match
+
+
+def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str], list[str]]]:
+    def key(path: str) -> tuple[str, str, int, str]:
+        match = _numbered(path)
+        return dirname(path), match["stem"], int(match["count"]), match["suffix"]
+
+    numbered = [
+        path
+        for path in paths
+        if _NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
+    ]
+    for group, members in groupby(sorted(numbered, key=lambda p: (key(p), p)), key=key):
+        yield group, list(members)
+
+
+def _stem(path: str) -> str:
+    """``pytorch_model`` of any of its files, numbered or of a variant."""
+    name = basename(path).removesuffix(_suffix(path))
+    match = re.fullmatch(r"(.+)-\d{5}-of-\d{5}", name)
+    stem = match[1] if match else name
+    base, dot, variant = stem.rpartition(".")
+    return base if dot and base in _VARIANT_STEMS and _VARIANT.fullmatch(variant) else stem
+
+
+def _usual_stem(stem: str) -> str:
+    """The stem of the safetensors files that loaders look for: ``pytorch_model.bin`` becomes ``model.safetensors``."""
+    return "model" if stem == "pytorch_model" else stem
+
+
+def _name(path: str) -> Name:
+    """The name of a checkpoint without an index: ``unet/model.fp16.safetensors`` has the variant fp16."""
+    stem = basename(path).removesuffix(_suffix(path))
+    base, dot, variant = stem.rpartition(".")
+    if dot and base in _VARIANT_STEMS and _VARIANT.fullmatch(variant):
+        return Name(dirname(path), _usual_stem(base), variant)
+    return Name(dirname(path), _usual_stem(stem))
+
+
+def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, object]]:
+    """({tensor: path from the root}, metadata) of an index; raises BadIndex or UnsafePath.
+
+    Both shapes that loaders read are known: ``{"metadata", "weight_map"}``, and the bare map {tensor: file}.
+    """
+    try:
+        data: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadIndex(file=path, why=f"it is not JSON ({str(error).splitlines()[0][:200]})") from None
+    if not isinstance(data, dict):
+        raise BadIndex(file=path, why="it is no JSON object")
+    bare = "weight_map" not in data
+    weight_map = data if bare else data["weight_map"]
+    metadata = {} if bare else data.get("metadata", {})
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise BadIndex(file=path, why="its weight_map is no map from tensors to files")
+    if not weight_map:
+        raise BadIndex(file=path, why="its weight_map is empty")
+    if not isinstance(metadata, dict):
+        raise BadIndex(file=path, why="its metadata is no JSON object")
+    inside = {file: _inside(dirname(path), file, path) for file in set(weight_map.values())}
+    return {tensor: inside[file] for tensor, file in weight_map.items()}, metadata
+
+
+def _inside(folder: str, file: str, index: str) -> str:
+    """``file`` as a path from the root; raises UnsafePath when it leaves the index's own folder."""
+    if file.startswith(("/", "\\")) or "\\" in file or "\0" in file or ":" in file.split("/")[0]:
+        raise UnsafePath(file=index, path=file)
+    if ".." in file.split("/") or normpath(file) != file:
+        raise UnsafePath(file=index, path=file)
+    return join(folder, file)
+
+
+def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> str:
+    if uncut:
+        return f"; {min(uncut)} is read by its name and never cut"
+    kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
+    if kinds:
+        example = min(path for path in listing if foreign_format(path))
+        return f"; it has {', '.join(kinds)} files such as {example}"
+    return f" ({len(listing)} files)"
+
+
+def index_path(name: Name) -> str:
+    """Where loaders look for the index of a checkpoint: ``unet/model.safetensors.index.fp16.json``."""
+    index = f"{name.stem}{INDEX_SUFFIX}"
+    if name.variant:
+        index = f"{index.removesuffix('.json')}.{name.variant}.json"
+    return join(name.folder, index)
+
+
+def shard_path(name: Name, number: int, count: int) -> str:
+    """The path of shard ``number`` (from 1) of ``count``; one alone has no number, as loaders expect."""
+    stem = f"{name.stem}.{name.variant}" if name.variant else name.stem
+    if count > 1:
+        stem += f"-{number:05d}-of-{count:05d}"
+    return join(name.folder, stem + SUFFIX)

@@ -1,0 +1,87 @@
+"""What of a checkpoint is written, under which name and dtype: all of it as it is, but for what was asked for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from reshard.pipeline.casts import Wanted as WantedDtype
+from reshard.pipeline.casts import cast_dtype
+from reshard.pipeline.plan import Entry
+from reshard.pipeline.prefixes import renamed, wrappers_in
+from reshard.pipeline.request import Options
+from reshard.pipeline.tensors import Checkpoint, Tensor
+
+# `--strip-prefix auto`: whatever wrappers the names themselves show.
+AUTO = "auto"
+# The floating kinds by the names that configs have for them.
+_CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTYPES)})(")')
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The entries to write, and what else came of the wishes."""
+
+    entries: tuple[Entry, ...]
+    dropped: Mapping[str, str]  # tied name that is not written -> the name that keeps its bytes
+    notes: tuple[str, ...]
+
+
+def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) -> Selection:
+    """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
+
+    Raises DuplicateTensor when two names become one without their prefixes.
+    """
+    tensors, ties, notes = _renamed(checkpoint, options)
+    dropped = _dropped(ties, tied) if options.ties == "source" else {}
+    if options.ties == "source" and ties and not dropped:
+        notes.append("tied names all stay: the model's class does not say which of them is the source")
+    entries = tuple(
+        Entry(tensor, cast_dtype(tensor.dtype, options.dtype)) for tensor in tensors if tensor.name not in dropped
+    )
+    notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
+    notes += _cast_notes(entries, options.dtype)
+    return Selection(entries, dropped, tuple(notes))
+
+
+def _renamed(checkpoint: Checkpoint, options: Options) -> tuple[Sequence[Tensor], Sequence[tuple[str, ...]], list[str]]:
+    names = [tensor.name for tensor in checkpoint.tensors]
+    shown = wrappers_in(names)
+    if options.strip_prefix is None:
+        notes = (
+            [f"names have the prefix {', '.join(shown)} of a wrapper; --strip-prefix auto removes it"] if shown else []
+        )
+        return checkpoint.tensors, checkpoint.ties, notes
+    wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
+    new = renamed(names, wrappers, str(checkpoint.name))
+    changed = sum(1 for old in names if new[old] != old)
+    tensors = [replace(tensor, name=new[tensor.name]) for tensor in checkpoint.tensors]
+    ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
+    return tensors, ties, [f"{changed} of {len(names)} names lose {', '.join(wrappers) or 'nothing'}"]
+
+
+def _dropped(ties: Sequence[tuple[str, ...]], tied: Mapping[str, str]) -> dict[str, str]:
+    return {name: tied[name] for tie in ties for name in tie if tied.get(name) in tie and tied[name] != name}
+
+
+def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype) -> list[str]:
+    if wanted == "keep":
+        return []
+    cast = Counter(f"{e.tensor.dtype} to {e.as_dtype}" for e in entries if e.cast)
+    target = cast_dtype("F64", wanted)
+    kept = Counter(e.tensor.dtype for e in entries if not e.cast and e.tensor.dtype != target)
+    notes = [f"{count:,} tensors are cast from {how}" for how, count in sorted(cast.items())]
+    return notes + [f"{count:,} tensors of {dtype} are never cast and stay so" for dtype, count in sorted(kept.items())]
+
+
+def retyped_config(text: str, wanted: WantedDtype) -> str:
+    """A config.json whose ``dtype`` or ``torch_dtype`` follows the weights; nothing else of the text changes."""
+    names = {dtype: name for name, dtype in _CONFIG_DTYPES.items()}
+
+    def follow(match: re.Match[str]) -> str:
+        return f"{match[1]}{names[cast_dtype(_CONFIG_DTYPES[match[2]], wanted)]}{match[3]}"
+
+    return _CONFIG_DTYPE.sub(follow, text)
