@@ -17,7 +17,7 @@ from typing import BinaryIO, Literal, NamedTuple
 from reshard.pipeline.casts import Caster
 from reshard.pipeline.errors import SourceChanged, TapsDiffer
 from reshard.pipeline.gather import assemble, gather, windows
-from reshard.pipeline.limits import BATCH_MAX, WINDOW
+from reshard.pipeline.limits import BATCH_MAX, GATHER_WINDOW
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.reads import Leg, Part, cuts_of, itinerary, parts, requests
 from reshard.pipeline.stores.protocols import Sink, Source
@@ -188,7 +188,7 @@ class _Copy:
                     spool.write(view)
             spool.flush()
             tensor = part.entry.tensor
-            for window in windows(tensor, WINDOW):
+            for window in windows(tensor, GATHER_WINDOW):
                 made = assemble(gather(tensor, window), lambda *place: _read_spool(spool, starts, ByteRange(*place)))
                 yield memoryview(made)
 

@@ -19,7 +19,6 @@ HUB_FILE_MAX = 50 * GB  # bytes; larger files are refused by the Hub over LFS an
 HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
 
 # ---------------------------------------------------------------------------------------------------------- copy
-WINDOW = 4 * MIB  # bytes; what the copy loop holds of a tensor at once
 BATCH_MAX = 2 * GB  # bytes; at most this much copying is lost with a killed worker
 GAP_MAX = 1 * MIB  # bytes; a gap up to this size is read through, because a new request costs more
 AMPLIFICATION_MAX = 2.0  # bytes read per byte written; beyond it a network source is refused by name

@@ -5,14 +5,13 @@ from __future__ import annotations
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.formats import torch_legacy, torch_zip
 from reshard.pipeline.formats.ranged import Read, read_bytes
+from reshard.pipeline.formats.safetensors import LFS_POINTER
 from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.tensors import StoredFile
 
 # Until 2017 torch wrote tar archives (`torch/serialization.py`, `legacy_load`): their mark stands at this byte.
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _PROBE = _TAR_MAGIC_AT + len(_TAR_MAGIC)
-# What a clone without git-lfs has in a weight file's place (git-lfs, docs/spec.md).
-_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
@@ -27,6 +26,6 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")
-    if head.startswith(_POINTER):
+    if head.startswith(LFS_POINTER):
         raise BadArchive(file=file.path, why="this is a git-lfs pointer and not the file; fetch it with `git lfs pull`")
     raise BadArchive(file=file.path, why="this is no file that torch.save wrote")

@@ -1,0 +1,223 @@
+"""Checkpoints of every format, through the whole job: what torch reads from the source, the output holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reshard.pipeline.errors import CheckpointError, NoWeights, SourceCorrupt, UnsafePickle
+from tests.pipeline.conftest import Run, upload
+from tests.support.hub.fixtures import Namespace
+
+SIZE = 20_000
+
+State = dict[str, torch.Tensor]
+
+
+def state_of(count: int = 8) -> State:
+    """Tensors of many kinds; some transposed, some views of one storage, some tied, one empty, one scalar."""
+    random = torch.Generator().manual_seed(0)
+    made: State = {}
+    for i in range(count):
+        made[f"layer.{i}.weight"] = torch.randn(30, 30, generator=random)
+        made[f"layer.{i}.transposed"] = torch.randn(20, 40, generator=random).t()
+    base = torch.randn(64, 16, generator=random)
+    made["view.rows"] = base[8:24]
+    made["view.columns"] = base[:, 3:9]
+    made["tied.a"] = made["tied.b"] = torch.randn(40, 10, generator=random)
+    made["half"] = torch.randn(33, generator=random).to(torch.bfloat16)
+    made["expanded"] = torch.randn(1, 12, generator=random).expand(5, 12)
+    made["counts"] = torch.arange(100)
+    made["flags"] = torch.tensor([True, False, True])
+    made["empty"] = torch.empty(0, 4)
+    made["scalar"] = torch.tensor(3.5)
+    return made
+
+
+def output(folder: Path) -> State:
+    found: State = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def assert_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        there = found[name]
+        assert (there.dtype, there.shape) == (tensor.dtype, tensor.shape), name
+        raw = (there.contiguous().reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8))
+        assert torch.equal(*raw), name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text('{"model_type": "none-of-ours", "torch_dtype": "float32"}')
+    return made
+
+
+def test_a_torch_file_with_views_of_every_kind(folder: Path, tmp_path: Path, go: Run) -> None:
+    torch.save(state_of(), folder / "pytorch_model.bin")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state_of())
+    assert len(report.plan.shards) > 2
+    assert report.attested == {"pytorch_model.bin": "crc"}
+    assert not (tmp_path / "out" / "pytorch_model.bin").exists()
+
+
+def test_a_torch_file_of_before_the_zip_format(folder: Path, tmp_path: Path, go: Run) -> None:
+    torch.save(state_of(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state_of())
+    assert report.attested == {}, "nothing in such a file says what its bytes should be"
+
+
+def test_a_sharded_torch_checkpoint_on_the_hub(folder: Path, on_hub: Namespace, tmp_path: Path, go: Run) -> None:
+    state = state_of()
+    names = list(state)
+    parts = {"first_state_dict.bin": names[::2], "second_state_dict.bin": names[1::2]}
+    for file, members in parts.items():
+        torch.save({name: state[name] for name in members}, folder / file)
+    weight_map = {name: file for file, members in parts.items() for name in members}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    repo = upload(on_hub, "torch", folder)
+    report = go(repo, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state)
+    assert report.attested == dict.fromkeys(parts, "checked")
+
+
+def test_a_bare_map_with_any_name_is_an_index(folder: Path, tmp_path: Path, go: Run) -> None:
+    torch.save(state_of(2), folder / "first_state_dict.bin")
+    (folder / "mine.index.json").write_text(json.dumps(dict.fromkeys(state_of(2), "first_state_dict.bin")))
+    go(folder, tmp_path / "out", size=10**9)
+    assert_same(load_file(tmp_path / "out" / "mine.safetensors"), state_of(2))
+
+
+def test_of_two_formats_the_safetensors_are_taken(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"a": torch.zeros(3)}, folder / "pytorch_model.bin")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), {"a": torch.ones(3)})
+    assert "pytorch_model.bin" in {item.path for item in report.plan.left_out}
+
+
+def test_what_a_trainer_leaves_behind_is_no_weights(folder: Path, tmp_path: Path, go: Run) -> None:
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state_0.pth"):
+        torch.save({"x": torch.ones(1)}, folder / name)
+    with pytest.raises(NoWeights):
+        go(folder, tmp_path / "out", size=SIZE)
+
+
+def test_a_distributed_checkpoint(folder: Path, tmp_path: Path, go: Run) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    state = {name: tensor.clone() for name, tensor in state_of().items() if name != "expanded"}
+    dcp.save({"model": state, "step": 7}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state)
+    assert report.attested and set(report.attested.values()) == {"crc"}
+    assert any("step" in note for note in report.plan.notes)
+
+
+def test_prefixes_of_wrappers_are_named_and_stripped_when_asked(folder: Path, tmp_path: Path, go: Run) -> None:
+    state = {f"module._orig_mod.{name}": tensor for name, tensor in state_of(2).items()}
+    torch.save(state, folder / "pytorch_model.bin")
+    kept = go(folder, tmp_path / "kept", size=SIZE)
+    assert_same(output(tmp_path / "kept"), state)
+    assert any("module., _orig_mod." in note for note in kept.plan.notes)
+    go(folder, tmp_path / "out", size=SIZE, strip_prefix="auto")
+    assert_same(output(tmp_path / "out"), state_of(2))
+
+
+@pytest.mark.parametrize("wanted", ["float16", "bfloat16"])
+def test_a_cast_is_torchs_own_and_the_config_follows(folder: Path, tmp_path: Path, go: Run, wanted: str) -> None:
+    state = state_of() | {"wide": torch.tensor([1e30, -1e-30, 65519.0, float("inf")], dtype=torch.float64)}
+    torch.save(state, folder / "pytorch_model.bin")
+    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
+    go(folder, tmp_path / "out", size=SIZE, dtype=wanted)
+    wide = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+    expected = {name: tensor.to(dtype) if tensor.dtype in wide else tensor for name, tensor in state.items()}
+    assert_same(output(tmp_path / "out"), expected)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {"model_type": "none-of-ours", "torch_dtype": wanted}
+
+
+def test_ties_stay_unless_the_class_says_which_is_the_source(tmp_path: Path, go: Run) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=16))
+    folder = tmp_path / "gpt2"
+    model.config.architectures = ["GPT2LMHeadModel"]
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    go(folder, tmp_path / "keep", size=10**6)
+    assert {"lm_head.weight", "transformer.wte.weight"} <= output(tmp_path / "keep").keys()
+    go(folder, tmp_path / "out", size=10**6, ties="source")
+    names = output(tmp_path / "out").keys()
+    assert "transformer.wte.weight" in names and "lm_head.weight" not in names
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_flipped_byte_in_a_record_is_told_by_its_crc(folder: Path, tmp_path: Path, go: Run) -> None:
+    torch.save(state_of(), folder / "pytorch_model.bin")
+    path = folder / "pytorch_model.bin"
+    content = bytearray(path.read_bytes())
+    at = content.index(np.asarray(state_of()["layer.5.weight"]).tobytes()) + 100
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SourceCorrupt, match=r"pytorch_model.bin, record .*data/"):
+        go(folder, tmp_path / "out", size=SIZE)
+    assert not (tmp_path / "out").exists()
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_that_wants_to_run_something_is_refused_and_runs_nothing(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    torch.save({"weight": torch.ones(3), "canary": Canary(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UnsafePickle, match="nothing was run"):
+        go(folder, tmp_path / "out", size=SIZE)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+
+
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(folder: Path, tmp_path: Path, go: Run) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 123\n"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_text(pointer)
+        with pytest.raises(CheckpointError) as caught:
+            go(folder, tmp_path / "out", size=SIZE)
+        assert "git lfs pull" in f"{caught.value} {caught.value.next_step}"
+        (folder / name).unlink()
+
+
+def test_code_of_the_repository_is_carried_and_never_run(folder: Path, tmp_path: Path, go: Run) -> None:
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    (folder / "modeling_mine.py").write_text(code)
+    auto_map = {"AutoConfig": "modeling_mine.Config", "AutoModel": "modeling_mine.Model"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "mine", "architectures": ["Model"], "auto_map": auto_map})
+    )
+    torch.save(state_of(2), folder / "pytorch_model.bin")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / "modeling_mine.py").read_text() == code
+    assert not (tmp_path / "ran").exists()
+    (check,) = [c for c in report.checks if c.name.startswith("reload")]
+    assert check.level == "structural" and check.reason
