@@ -8,6 +8,7 @@ is relied on.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from reshard.pipeline.limits import (
     CONNECT_TIMEOUT,
     PRIME,
     READ_TIMEOUT,
+    WINDOW,
     XET_ATTEMPTS,
     XET_CHECKS,
     XET_READ_MIN,
@@ -58,6 +60,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
+        _return_large_blocks()
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 
@@ -65,20 +68,20 @@ def session(memory_limit: int) -> Any:
 def settings(memory_limit: int) -> dict[str, Any]:
     """hf_xet's knobs that decide how much it holds at once; its defaults take gigabytes.
 
-    A quarter of the limit is for what is read ahead. The rest goes to xorbs of up to 64 MiB: one that is being
-    filled, and those on their way up or down.
+    A sixteenth of the limit is read ahead, in fetches of a quarter to a half of that. Most of the rest goes to xorbs
+    of up to 64 MiB on their way up: one that is being filled, one that is being packed, and one that is sent.
     """
-    ahead = max(memory_limit // 4, XORB_MAX)
+    ahead = memory_limit // 16
     streams = max(1, memory_limit // (8 * XORB_MAX))
     return {
         "reconstruction.download_buffer_size": ahead,
         "reconstruction.download_buffer_perfile_size": ahead,
         "reconstruction.download_buffer_limit": ahead,
         "reconstruction.min_prefetch_buffer": ahead // 2,
-        "reconstruction.min_reconstruction_fetch_size": ahead,
-        "reconstruction.max_reconstruction_fetch_size": 4 * ahead,
-        "client.ac_max_download_concurrency": 2 * streams,
-        "client.ac_initial_download_concurrency": min(2, 2 * streams),
+        "reconstruction.min_reconstruction_fetch_size": ahead // 4,
+        "reconstruction.max_reconstruction_fetch_size": ahead // 2,
+        "client.ac_max_download_concurrency": 4 * streams,
+        "client.ac_initial_download_concurrency": 2,
         "client.ac_max_upload_concurrency": streams,
         "client.ac_initial_upload_concurrency": 1,
         "client.connect_timeout": f"{CONNECT_TIMEOUT:.0f}s",
@@ -86,6 +89,17 @@ def settings(memory_limit: int) -> dict[str, Any]:
         "client.retry_base_delay": f"{BACKOFF_FIRST * 1000:.0f}ms",
         "telemetry.enabled": False,
     }
+
+
+def _return_large_blocks() -> None:
+    """Have glibc give blocks of 4 MiB and more back to the system when they are freed.
+
+    Left alone it keeps ever larger ones in a heap for each of hf_xet's threads, which cost 100 MB in a trial.
+    """
+    m_mmap_threshold = -3  # malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not everywhere: musl and macOS have none, nor the habit
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, WINDOW)
 
 
 def plain(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
@@ -47,6 +48,14 @@ class Impatient:
         self.slept.append(seconds)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """hf_xet reads this when its first session is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        yield
+
+
 @pytest.fixture
 def pace() -> Impatient:
     return Impatient()
@@ -78,6 +87,21 @@ def hub_source(namespace: Namespace, hub: HubAdmin, context: Context) -> MakeSou
 
 
 @pytest.fixture
+def xet_source(namespace: Namespace, hub: HubAdmin, context: Context) -> MakeSource:
+    """A repository whose larger files the Hub's own client stored in chunks, read as streams."""
+
+    def make(files: Mapping[str, bytes]) -> Source:
+        repo = namespace.repo(f"source{next(_names)}")
+        hub.create_repo(repo)
+        hub.put_files(repo, {path: data for path, data in files.items() if len(data) <= MB})
+        large = [CommitOperationAdd(path, data) for path, data in files.items() if len(data) > MB]
+        HfApi(endpoint=hub.endpoint, token=namespace.token).create_commit(repo, large, commit_message="weights")
+        return open_source(Hub(repo=repo), context, transport="xet")
+
+    return make
+
+
+@pytest.fixture
 def folder_source(tmp_path: Path, context: Context) -> MakeSource:
     """A folder with these files."""
 
@@ -101,6 +125,17 @@ def hub_target(namespace: Namespace, context: Context) -> MakeTarget:
 
 
 @pytest.fixture
+def xet_target(namespace: Namespace, context: Context) -> MakeTarget:
+    """A repository that is not there yet, written in chunks."""
+
+    def make(**options: object) -> Target:
+        repo = namespace.repo(f"target{next(_names)}")
+        return open_target(Hub(repo=repo), Options.model_validate({"transport": "xet", **options}), context)
+
+    return make
+
+
+@pytest.fixture
 def folder_target(tmp_path: Path, context: Context) -> MakeTarget:
     """A folder that is not there yet."""
 
@@ -111,15 +146,15 @@ def folder_target(tmp_path: Path, context: Context) -> MakeTarget:
     return make
 
 
-@pytest.fixture(params=["folder", "http"])
+@pytest.fixture(params=["folder", "http", "xet"])
 def make_source(request: pytest.FixtureRequest) -> Iterator[MakeSource]:
-    names = {"folder": "folder_source", "http": "hub_source"}
+    names = {"folder": "folder_source", "http": "hub_source", "xet": "xet_source"}
     yield request.getfixturevalue(names[request.param])
 
 
-@pytest.fixture(params=["folder", "lfs"])
+@pytest.fixture(params=["folder", "lfs", "xet"])
 def make_target(request: pytest.FixtureRequest) -> Iterator[MakeTarget]:
-    names = {"folder": "folder_target", "lfs": "hub_target"}
+    names = {"folder": "folder_target", "lfs": "hub_target", "xet": "xet_target"}
     yield request.getfixturevalue(names[request.param])
 
 

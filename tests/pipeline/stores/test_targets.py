@@ -230,7 +230,7 @@ CARRIED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["folder_source", "hub_source"])
+@pytest.mark.parametrize("kind", ["folder_source", "hub_source", "xet_source"])
 def test_carried_files_arrive_unchanged(target: Target, kind: str, request: pytest.FixtureRequest) -> None:
     make: MakeSource = request.getfixturevalue(kind)
     source = make(CARRIED)
