@@ -24,6 +24,9 @@ from reshard.worker.settings import HEARTBEAT, settings
 
 log = logging.getLogger(__name__)
 
+# Its INFO lines hold whole URLs, and a signed one lets whoever reads the log fetch or write what it names.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
 WAKE = "reshard.wake"
 PRESENCE_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
 
@@ -115,4 +118,3 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
 app.steps["worker"].add(Presence)
 signals.worker_shutting_down.connect(drain.in_main)
-signals.worker_process_init.connect(drain.in_child)

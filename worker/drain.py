@@ -1,11 +1,11 @@
 """How a worker is told to end: one byte that the main process shares with its children, and the signals that set it.
 
-SIGTERM (or Ctrl-C) once: take nothing new, copies hand back at their next window, shorter steps finish; what has not
-ended after the drain time is handed back unfinished. A second time: everything is handed back at once.
+SIGTERM (or Ctrl-C) once: take nothing new, copies hand back at once, shorter steps finish; what has not ended after the
+drain time is handed back unfinished. A second time: everything is handed back at once.
 
 Celery's warm shutdown waits for its children and tells them nothing, and it ignores a second SIGTERM; its cold one
-kills them without a word. So the byte is ours, and so is the second signal. The byte is shared memory because a child
-may be anywhere when it is set.
+kills them without a word. So the byte is ours, and so is the second signal. It is shared memory because a child may be
+anywhere when it is set.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -25,7 +28,6 @@ _RUN, _DRAIN, _NOW = 0, 1, 2
 _shared = mmap.mmap(-1, 1)  # anonymous and shared: what the parent writes, its forked children read
 _own = _RUN  # what this process alone was told
 _since: float | None = None  # when this process first saw that it shall end
-_busy = False
 
 
 def wanted() -> bool:
@@ -44,12 +46,6 @@ def overdue(limit: float) -> bool:
     return time.monotonic() - _since > limit
 
 
-def busy(now: bool) -> None:
-    """Whether a unit is being worked on in this child."""
-    global _busy
-    _busy = now
-
-
 def in_main(**_: Any) -> None:
     """On the first signal to the main process (Celery's ``worker_shutting_down``)."""
     _shared[0] = max(_shared[0], _DRAIN)
@@ -63,14 +59,25 @@ def _again(number: int, frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, GRACE)
 
 
-def in_child(**_: Any) -> None:
-    """In each new child: a SIGTERM that reaches it directly drains it too (a process manager may signal all of us)."""
-    signal.signal(signal.SIGTERM, _told)
+@contextmanager
+def heeded() -> Iterator[None]:
+    """While a child works: a SIGTERM that reaches it directly drains it, and ends it when the work was handed back.
+
+    A process manager may signal every process of a service. An idle child dies of it, which is what it shall do;
+    Celery installs that handler after every hook that it offers, so ours is here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a pool of threads has one main process, which is told
+        return
+    before = signal.signal(signal.SIGTERM, _told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if _own:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _told(number: int, frame: FrameType | None) -> None:
     global _own
-    if not _busy:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
     _own = min(_own + 1, _NOW)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 import redis
@@ -24,6 +27,7 @@ from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
 
 log = logging.getLogger(__name__)
 
+INTERRUPT = signal.SIGUSR2  # SIGUSR1 is the pool's
 LOOK = 0.2  # seconds between two looks at the drain flag; it is one byte of shared memory
 RETRY_FIRST, RETRY_MAX = 0.5, 5.0  # seconds between two tries to reach the broker
 
@@ -46,6 +50,7 @@ class Keeper:
         self._at_boundary = True
         self._bytes = 0  # since the last seal
         self._moved = time.monotonic()
+        self._deaf = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
         self._saving = threading.Lock()
         self._ended = threading.Event()
@@ -65,6 +70,7 @@ class Keeper:
         """``count`` bytes came; raises Stopped when the work shall end."""
         self._bytes += count
         if self._at_boundary and self._yield:
+            self._deaf = False
             raise Stopped("yield")
         self._at_boundary = False
         self.check()
@@ -72,10 +78,37 @@ class Keeper:
     def check(self) -> None:
         """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
         self._moved = time.monotonic()
-        if self._stop is not None:
-            raise Stopped(self._stop)
-        if self.lease.kind == "group" and drain.wanted():
-            raise Stopped("drain")
+        if (reason := self._reason()) is not None:
+            self._deaf = False
+            raise Stopped(reason)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside, Stopped is raised even where no tick comes, as in a read that waits for a slow line.
+
+        A signal to ourselves ends the wait: Python runs its handler in the main thread, whatever blocks there.
+        Outside, and once the work has heard it from a tick, nothing is interrupted: neither a commit nor a clean-up.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(INTERRUPT, self._interrupted)  # and never the default again: one sent too late would kill us
+        self._deaf = True
+        try:
+            yield
+        finally:
+            self._deaf = False
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._deaf:
+            self._deaf = False
+            raise Stopped(self._reason() or "stall")
+
+    def _reason(self) -> Reason | None:
+        """Why the work shall stop, if it shall."""
+        if self._stop is None and self.lease.kind == "group" and drain.wanted():
+            return "drain"
+        return self._stop
 
     def sealed(self, receipts: Sequence[Receipt]) -> None:
         """Keep receipts: in the store, or here while it is away; raises Stopped when they are not ours to write."""
@@ -121,6 +154,8 @@ class Keeper:
                 self._hand_over()
             if time.monotonic() - renewed >= RENEWALS:
                 self._renew()
+                if self._deaf and self._reason() is not None:
+                    signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
                 renewed = time.monotonic()
 
     def _renew(self) -> None:

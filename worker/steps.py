@@ -12,11 +12,10 @@ import logging
 import os
 import random
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from celery import signals
@@ -50,7 +49,7 @@ from reshard.worker.keeper import AWAY, Keeper
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.pace import paces
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
-from reshard.worker.spool import spool, sweep
+from reshard.worker.spool import Spool, sweep
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +65,14 @@ def wake(job: str) -> None:
         return
     if lease is None:
         return
-    drain.busy(True)
-    try:
-        work(_leases(), lease, settings())
-    finally:
-        drain.busy(False)
+    with drain.heeded():
+        work(_leases(), lease, settings(), _spool().path)
 
 
 app.task(name=WAKE)(wake)
 
 
-def work(leases: Leases, lease: Lease, settings: Settings) -> None:
+def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None:
     """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     try:
@@ -84,7 +80,7 @@ def work(leases: Leases, lease: Lease, settings: Settings) -> None:
             try:
                 if lease.attempts > settings.attempts:
                     raise _given_up(lease, lease.last_error)
-                Step(leases, lease, keeper, settings).run()
+                Step(leases, lease, keeper, settings, tmpdir).run()
             except Stopped as stopped:
                 reason = stopped.reason
                 log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
@@ -108,28 +104,26 @@ def work(leases: Leases, lease: Lease, settings: Settings) -> None:
 class Step:
     """One unit of one job, from what the store knows to what it is told."""
 
-    def __init__(self, leases: Leases, lease: Lease, keeper: Keeper, settings: Settings) -> None:
+    def __init__(self, leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, tmpdir: Path) -> None:
         self._leases = leases
         self._lease = lease
         self._keeper = keeper
         self._settings = settings
+        self._context = replace(Context.from_env(paces(keeper.check)), tmpdir=tmpdir)
         self._job = lease.job
 
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
-        with ExitStack() as stack:
-            folder = stack.enter_context(spool(self._settings.tmpdir, self._lease.token))
-            self._context = replace(Context.from_env(paces(self._keeper.check)), tmpdir=folder)
-            self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
-            trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
-            steps: dict[str, Callable[[], None]] = {
-                "plan": self._plan,
-                "check": self._check,
-                "group": self._copy,
-                "publish": self._publish,
-                "confirm": self._confirm,
-            }
-            steps[self._lease.kind]()
+        self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
+        trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
+        steps: dict[str, Callable[[], None]] = {
+            "plan": self._plan,
+            "check": self._check,
+            "group": self._copy,
+            "publish": self._publish,
+            "confirm": self._confirm,
+        }
+        steps[self._lease.kind]()
 
     def _plan(self) -> None:
         source, target = self._source(), self._target()
@@ -149,18 +143,12 @@ class Step:
         token, keeper = self._lease.token, self._keeper
         if self._lease.dead is not None:
             target.discard(self._lease.dead)
+        source, sink = self._pinned(plan), target.sink(token)
         try:
-            attested = pipeline.copy(
-                plan,
-                group,
-                shards,
-                self._pinned(plan),
-                target.sink(token),
-                receipts,
-                keeper.sealed,
-                keeper.tick,
-                self._context.tmpdir,
-            )
+            with keeper.interruptible():
+                attested = pipeline.copy(
+                    plan, group, shards, source, sink, receipts, keeper.sealed, keeper.tick, self._context.tmpdir
+                )
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
             self._void(error, shards.values(), ())
@@ -320,14 +308,25 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
 
 
-def _end_reload(**_: Any) -> None:
+@cache
+def _spool() -> Spool:
+    """Where this process keeps temporary files; what dead ones left goes now."""
+    sweep(settings().tmpdir)
+    return Spool(settings().tmpdir)
+
+
+def _end(**_: Any) -> None:
+    """This child ends in order."""
     if _reload.cache_info().currsize:
         _reload().close()
+    if _spool.cache_info().currsize:
+        _spool().close()
 
 
 def _clean_up(**_: Any) -> None:
-    sweep(settings().tmpdir, time.time())
+    """A worker starts: a machine may have lost power with copies under way."""
+    sweep(settings().tmpdir)
 
 
-signals.worker_process_shutdown.connect(_end_reload)
+signals.worker_process_shutdown.connect(_end)
 signals.worker_init.connect(_clean_up)

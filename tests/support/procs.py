@@ -163,7 +163,7 @@ class Machine:
 
     def run(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """`reshard ARGUMENTS`, to its end."""
-        command = [sys.executable, "-m", "reshard.cli.main", *arguments]
+        command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
         return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
 
     def _started(self, kind: str, command: Sequence[str], environment: Mapping[str, str]) -> Proc:

@@ -93,7 +93,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return draft_plan(folder / "model", folder / "out")
 
 
-def draft_plan(source: Path, target: Path, size: int = SIZE) -> Plan:
+def draft_plan(source: Path | str, target: Path | str, size: int = SIZE) -> Plan:
     request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=Options(size=size))
     context = Context.from_env()
     target_store = open_target(request.target, request.options, context)

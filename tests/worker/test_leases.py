@@ -104,9 +104,7 @@ def test_after_a_cancel_no_step_changes_anything(store: JobStore, leases: Leases
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_quick_retry_does_not_revive_the_old_copier(
-    store: JobStore, leases: Leases, plan: Plan, step: str
-) -> None:
+def test_a_quick_retry_does_not_revive_the_old_copier(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
     """It sees `copying` again; only its token tells that it was meant."""
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
@@ -282,9 +280,7 @@ def test_a_finisher_that_died_after_it_began_is_followed_by_another(
     assert other.begin(second) == "ok"
 
 
-def test_cancel_and_begin_at_once_have_one_winner(
-    broker: Broker, store: JobStore, leases: Leases, plan: Plan
-) -> None:
+def test_cancel_and_begin_at_once_have_one_winner(broker: Broker, store: JobStore, leases: Leases, plan: Plan) -> None:
     for number in range(20):
         job = copied(store, leases, plan, ask(name=f"m{number}"))
         lease = claimed(leases, job, "publish")
@@ -382,9 +378,7 @@ def test_there_is_one_wake_for_each_thing_to_do_and_none_for_nothing(
     assert wakes.take() == []
 
 
-def test_a_lost_wake_is_sent_again_as_soon_as_the_queue_is_empty(
-    store: JobStore, leases: Leases, wakes: Wakes
-) -> None:
+def test_a_lost_wake_is_sent_again_as_soon_as_the_queue_is_empty(store: JobStore, leases: Leases, wakes: Wakes) -> None:
     job = store.submit(ask()).id
     assert leases.due() == 1
     age(store, job, RESEND - 1)
@@ -445,9 +439,7 @@ def test_bulk_jobs_that_have_begun_go_before_those_that_have_not(
     assert wakes.take() == ["started"]
 
 
-def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(
-    store: JobStore, leases: Leases, plan: Plan
-) -> None:
+def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore, leases: Leases, plan: Plan) -> None:
     bulk = planned(store, leases, plan, ask(priority="bulk"))
     quick = planned(store, leases, plan, ask(name="other"))
     claimed(leases, bulk, "check")
@@ -466,9 +458,7 @@ def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(
 # ---------------------------------------------------------------------------------------------------- mixed versions
 
 
-def test_a_plan_of_another_schema_is_handed_back_with_a_word_why(
-    store: JobStore, leases: Leases, plan: Plan
-) -> None:
+def test_a_plan_of_another_schema_is_handed_back_with_a_word_why(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = planned(store, leases, plan)
     older = another(store, "old-worker", schema=SCHEMA - 1)
     before = store.get(job)

@@ -1,0 +1,328 @@
+"""Real workers, a real broker and the Hub on loopback: jobs that end as they must although processes are killed.
+
+Nothing here is timed but where a time is promised; every kill happens at a moment that was waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options, Request
+from reshard.worker.jobs import Job, JobState, JobStore
+from tests.support.checker import from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker, Machine, Proc, wait_for
+from tests.worker.conftest import draft_plan
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+SIZE = 200_000  # bytes; four shards a source file
+LEASE = 2.0  # seconds; so that a dead worker is missed soon
+WEIGHTS = r"^GET .*model-0000\d-of"  # reads of source weights
+
+
+class Site:
+    """A broker, a control process, one machine, and a model on the Hub that is to be resharded there."""
+
+    def __init__(self, folder: Path, space: Namespace) -> None:
+        self.space = space
+        self.broker = Broker(folder)
+        self.broker.start()
+        self.machine = Machine(
+            folder, self.broker.url,
+            HF_ENDPOINT=space.endpoint, HF_TOKEN=space.token, RESHARD_LEASE=str(LEASE), RESHARD_BACKOFF_FIRST="0.2",
+        )  # fmt: skip
+        self.machine.control()
+        self.client = self.broker.client()
+        self.store = JobStore(self.client, self.broker.url)
+        self.source = space.repo("model")
+        self._header_reads = self._count_header_reads()
+
+    def submit(self, name: str = "out", priority: str = "interactive", **options: object) -> str:
+        request = Request(
+            source=Hub(repo=self.source),
+            target=Hub(repo=self.space.repo(name)),
+            options=Options(**{"size": SIZE, **options}),
+        )
+        return self.store.submit(request.model_copy(update={"priority": priority})).id
+
+    def ended(self, job: str, timeout: float = 60.0) -> Job:
+        wait_for(lambda: self.store.get(job).state.ended, f"the end of job {job}", timeout)
+        return self.store.get(job)
+
+    def assert_published_once(self, job: str, name: str = "out") -> None:
+        seen = self.ended(job)
+        assert seen.state == JobState.done, (seen.error, seen.last_error)
+        repo = self.space.repo(name)
+        assert self.space.admin.state(repo)["commits"] == 2  # the one that made the repository, and ours
+        source = read_checkpoint(from_hub(self.space.endpoint, self.source, token=self.space.token))
+        assert read_checkpoint(from_hub(self.space.endpoint, repo, token=self.space.token)) == source
+
+    def _count_header_reads(self) -> int:
+        """How often a plan reads the weight files, so that a fault can leave planning alone."""
+        self.space.admin.log(reset=True)
+        draft_plan(self.source, self.space.repo("nothing"), SIZE)
+        return sum(1 for entry in self.space.admin.log() if re.search(WEIGHTS, f"{entry['method']} {entry['path']}"))
+
+    def slow(self, rate: int = 200_000) -> int:
+        """The first job's weights come at ``rate`` bytes a second, once it is planned."""
+        self._rule = self.space.admin.fault(WEIGHTS, "throttle", skip=self._header_reads, rate=rate)
+        return self._rule
+
+    def hold(self) -> int:
+        """The first job's weights do not come at all, once it is planned."""
+        self._rule = self.space.admin.fault(WEIGHTS, "hold", skip=self._header_reads, when="request")
+        return self._rule
+
+    def copying(self, job: str) -> str:
+        """Waits until a slowed read of the job's weights is under way; returns the unit that it belongs to."""
+        self.space.admin.wait_for_fault(self._rule, hits=1)
+        return next(held.unit for held in self.store.get(job).held if held.unit.startswith("group"))
+
+    def close(self) -> None:
+        self.space.admin.clear_faults()
+        self.machine.__exit__()
+        self.client.close()
+        self.broker.kill()
+
+
+@pytest.fixture
+def site(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(24, 100_000), 4))
+    add_friends(folder)
+    repo = namespace.repo("model")
+    namespace.admin.create_repo(repo)
+    contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    namespace.admin.put_files(repo, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
+    made = Site(tmp_path, namespace)
+    yield made
+    made.close()
+
+
+def child_of(worker: Proc, job: Job, unit: str) -> int:
+    """The pid of the prefork child that holds ``unit``."""
+    held = next(held for held in job.held if held.unit == unit)
+    pid = int(held.worker.rpartition(".")[2])
+    assert pid in worker.children()
+    return pid
+
+
+def test_a_job_goes_from_queue_to_target(site: Site) -> None:
+    site.machine.worker()
+    job = site.submit()
+    site.assert_published_once(job)
+    seen = site.store.get(job)
+    assert seen.bytes_done == seen.bytes > 2_000_000
+    assert seen.published is not None and seen.published["found"] is False
+
+
+def test_a_second_request_after_the_job_is_done_finds_it_published(site: Site) -> None:
+    site.machine.worker()
+    first = site.ended(site.submit())
+    again = site.ended(site.submit())
+    assert again.id != first.id
+    assert again.published is not None and again.published["found"] is True
+    assert first.published is not None and again.published["commit"] == first.published["commit"]
+
+
+def test_a_killed_child_is_replaced_and_the_job_goes_on(site: Site) -> None:
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    unit = site.copying(job)
+    os.kill(child_of(worker, site.store.get(job), unit), signal.SIGKILL)
+    wait_for(lambda: any(e["kind"] == "lost" for _, e in site.store.events(job)), "the loss being noticed")
+    site.space.admin.clear_faults()
+    site.assert_published_once(job)
+
+
+def test_a_killed_worker_is_followed_by_another_machines(site: Site) -> None:
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    worker.kill()
+    site.space.admin.clear_faults()
+    began = time.monotonic()
+    second = site.machine.worker()
+    site.assert_published_once(job)
+    assert time.monotonic() - began < 45
+    second.terminate()
+    second.wait(30)
+    assert list(site.machine.tmpdir.iterdir()) == []  # neither the dead one's files nor its successor's
+
+
+def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> None:
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    began = time.monotonic()
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert time.monotonic() - began < 30
+    assert site.store.get(job).held == ()
+    kinds = [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
+    assert ("released", "drain") in kinds
+    site.space.admin.clear_faults()
+    site.machine.worker()
+    site.assert_published_once(job)
+    attempts = [e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"]
+    assert set(attempts) == {"1"}
+    assert not any(e["kind"] == "lost" for _, e in site.store.events(job))
+
+
+def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> None:
+    """As systemd does by default, and a terminal's Ctrl-C."""
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    os.killpg(worker.pid, signal.SIGTERM)
+    worker.wait(30)
+    assert site.store.get(job).held == ()
+    site.space.admin.clear_faults()
+    site.machine.worker()
+    site.assert_published_once(job)
+    assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
+
+
+def test_a_step_that_outlives_the_drain_is_handed_back_unfinished(site: Site) -> None:
+    rule = site.hold()
+    worker = site.machine.worker(RESHARD_DRAIN="1")
+    job = site.submit()
+    site.space.admin.wait_for_fault(rule, waiting=1)
+    worker.terminate()
+    worker.wait(30)
+    assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
+    site.space.admin.clear_faults()
+    site.machine.worker()
+    site.assert_published_once(job)
+    assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
+
+
+def test_a_second_sigterm_hands_back_at_once(site: Site) -> None:
+    rule = site.hold()
+    worker = site.machine.worker(RESHARD_DRAIN="600")
+    job = site.submit()
+    site.space.admin.wait_for_fault(rule, waiting=1)
+    worker.terminate()
+    wait_for(lambda: "Warm shutdown" in worker.said(), "the first signal's effect")
+    began = time.monotonic()
+    worker.terminate()
+    worker.wait(30)
+    assert time.monotonic() - began < 10
+    assert site.store.get(job).held == ()
+    assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
+
+
+def test_cancel_stops_a_copy_within_five_seconds(site: Site) -> None:
+    site.slow(rate=20_000)
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    began = time.monotonic()
+    site.store.cancel(job)
+    wait_for(lambda: "stopped: cancel" in worker.said(), "the copier's stop", 10)
+    assert time.monotonic() - began < 5
+    assert site.store.get(job).state == JobState.cancelled
+    site.space.admin.clear_faults()
+    site.store.retry(job)
+    site.assert_published_once(job)
+
+
+def test_a_broker_that_dies_in_the_middle_of_a_copy_costs_nothing(site: Site) -> None:
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    site.broker.kill()
+    wait_for(lambda: "the broker is away" in worker.said(), "the worker's noticing")
+    site.broker.start()
+    site.space.admin.clear_faults()
+    site.assert_published_once(job)
+    assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
+
+
+def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Site) -> None:
+    site.slow(rate=400_000)
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    site.broker.kill()
+    wait_for(lambda: "waits for the broker" in worker.said(), "a copy that has ended", 60)
+    site.broker.start()
+    site.space.admin.clear_faults()
+    site.assert_published_once(job)
+    reads = [entry for entry in site.space.admin.log() if "GET" in entry["method"] and ".safetensors" in entry["path"]]
+    assert reads
+    assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
+
+
+def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -> None:
+    site.hold()
+    worker = site.machine.worker(concurrency=1, RESHARD_ATTEMPTS="2")
+    job = site.submit()
+    killed: set[int] = set()
+
+    def killed_until_it_ended() -> Job | None:
+        """Kills whoever copies; the attempts before it are over, because nobody else is there."""
+        seen = site.store.get(job)
+        copiers = {int(h.worker.rpartition(".")[2]) for h in seen.held if h.unit.startswith("group")}
+        for pid in copiers & set(worker.children()) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return seen if seen.state.ended else None
+
+    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 120)
+    assert seen is not None
+    assert seen.state == JobState.failed
+    assert seen.error is not None and seen.error["code"] == "job.attempts"
+    assert len(killed) >= 3  # two attempts at one group at least, and the third was refused
+    assert worker.alive()
+
+
+def test_interactive_jobs_go_before_bulk_jobs(site: Site) -> None:
+    bulk = [site.submit(f"bulk{i}", priority="bulk") for i in range(3)]
+    wait_for(lambda: site.store.waiting()["bulk"] == 3, "the bulk wakes")
+    quick = [site.submit(f"quick{i}") for i in range(2)]
+    wait_for(lambda: site.store.waiting()["interactive"] == 2, "the interactive wakes")
+    site.machine.worker(concurrency=1)
+    ended = {job: site.ended(job).since for job in [*bulk, *quick]}
+    assert max(ended[job] for job in quick) < min(ended[job] for job in bulk)
+    # One bulk job is finished before the next one is begun.
+    spans = sorted((first_claim(site.store, job), ended[job]) for job in bulk)
+    assert spans[0][1] <= spans[1][0] and spans[1][1] <= spans[2][0]
+
+
+def first_claim(store: JobStore, job: str) -> float:
+    return next(int(e["at"]) / 1000 for _, e in store.events(job) if e["kind"] == "claimed")
+
+
+def test_a_bulk_copy_gives_way_at_a_batch_and_goes_on_later(site: Site) -> None:
+    site.slow(rate=400_000)
+    site.machine.worker(concurrency=1)
+    bulk = site.submit("bulk", priority="bulk")
+    site.copying(bulk)
+    quick = site.submit("quick", size=SIZE + 1)
+    wait_for(lambda: first_claims(site.store, quick), "the interactive job's turn", 60)
+    assert not site.store.get(bulk).state.ended
+    site.space.admin.clear_faults()
+    site.assert_published_once(quick, "quick")
+    site.assert_published_once(bulk, "bulk")
+
+
+def first_claims(store: JobStore, job: str) -> bool:
+    return any(e["kind"] == "claimed" for _, e in store.events(job))
