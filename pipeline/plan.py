@@ -127,6 +127,7 @@ class Plan:
 
     schema: int
     pin: Pin
+    lender: Pin | None  # who lends the files that the source has not
     base: str  # the target's head when we planned
     options: Options
     keys: Keys
@@ -226,6 +227,7 @@ def encode(plan: Plan) -> StoredPlan:
     head = {
         "schema": plan.schema,
         "pin": asdict(plan.pin),
+        "lender": asdict(plan.lender) if plan.lender else None,
         "base": plan.base,
         "options": plan.options.model_dump(mode="json"),
         "keys": asdict(plan.keys),
@@ -252,6 +254,7 @@ def decode_head(head: bytes) -> Plan:
     return Plan(
         schema=data["schema"],
         pin=Pin(**data["pin"]),
+        lender=Pin(**data["lender"]) if data["lender"] else None,
         base=data["base"],
         options=Options.model_validate(data["options"]),
         keys=Keys(**data["keys"]),

@@ -59,9 +59,10 @@ class Before:
     published: Mapping[str, StoredFile]
 
 
-def request_key(request: Request, pin: Pin, target: str) -> str:
-    """What makes two requests one: the source's commit, the target, and every option that shows in the result."""
-    return key_of([LAYOUT, pin.endpoint, pin.repo, pin.commit, target, request.options.content()])
+def request_key(request: Request, pin: Pin, lender: Pin | None, target: str) -> str:
+    """What makes two requests one: the sources' commits, the target, and every option that shows in the result."""
+    pins = [[p.endpoint, p.repo, p.commit] for p in (pin, lender) if p]
+    return key_of([LAYOUT, pins, target, request.options.content()])
 
 
 def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Options) -> str | None:
@@ -89,6 +90,7 @@ class Known:
     listing: Mapping[str, StoredFile]
     before: Before
     published: str | None = None
+    lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
 
@@ -116,6 +118,7 @@ def make_plan(known: Known) -> Plan:
     plan = Plan(
         schema=SCHEMA,
         pin=known.pin,
+        lender=known.lender,
         base=before.head,
         options=options,
         keys=known.keys,

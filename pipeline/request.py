@@ -76,7 +76,6 @@ class Options(BaseModel):
     force: bool = False
 
     require: Literal["any", "model"] = "any"
-    attest: bool = False
     transport: Literal["auto", "xet", "http"] = "auto"
 
     def weights(self) -> dict[str, object]:

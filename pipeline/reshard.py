@@ -21,21 +21,42 @@ from uuid import uuid4
 
 from reshard.pipeline import publication
 from reshard.pipeline.copy import Attested, Tick, copy
-from reshard.pipeline.errors import TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import SourceChanged, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
+from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.plan import Keys, Plan, Receipt
 from reshard.pipeline.planner import Before, Known, check_drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.publish import Published, publish
 from reshard.pipeline.request import Request
+from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState
-from reshard.pipeline.tensors import Name
+from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verify.checks import Check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 
-__all__ = ["Report", "check_model", "confirm", "copy", "draft", "plan", "publish", "run"]
+__all__ = ["Report", "check_model", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
+
+
+def source_of(request: Request, context: Context, plan: Plan | None = None) -> Source:
+    """The source that ``request`` names, with what another repository lends it.
+
+    With a ``plan`` it is the very state that was planned; raises SourceChanged when there is none any more.
+    """
+    own = _open(request.source, context, request, plan.pin if plan else None)
+    lender = request.options.config_from
+    if lender is None:
+        return own
+    return Borrowing(own, _open(lender, context, request, plan.lender if plan else None))
+
+
+def _open(place: Hub | Folder, context: Context, request: Request, pin: Pin | None) -> Source:
+    source = open_source(place, context, pin.commit if pin else None, request.options.transport)
+    if pin is not None and source.pin != pin:
+        raise SourceChanged(place=str(place), what=f"it is at {source.pin} and was planned at {pin}")
+    return source
 
 
 def draft(request: Request, source: Source, target: Target, reload: Reload | None = None) -> Plan:
@@ -69,7 +90,8 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     before, last = _look(target, state.head)
     check_drift(request, before)
     where = f"{target.place}#{target.branch}"
-    keys = Keys(request_key(request, source.pin, where), weights_key(found, listing, options))
+    lender = source.lender.pin if isinstance(source, Borrowing) else None
+    keys = Keys(request_key(request, source.pin, lender, where), weights_key(found, listing, options))
     published, same_weights = None, False
     if last is not None and not options.force:
         published = last.commit if last.request == keys.request else None
@@ -85,6 +107,7 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
         listing,
         before,
         published,
+        lender,
         ties=_ties(opened, configs, reload) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
     )
@@ -173,7 +196,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         with closing(Reload()) as ours:
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
-    source = open_source(request.source, context, transport=request.options.transport)
+    source = source_of(request, context)
     target = open_target(request.target, request.options, context)
     token = uuid4().hex
     watcher.step("plan")

@@ -28,7 +28,6 @@ from reshard.pipeline.errors import (
     ReceiptWrong,
     ReshardError,
     ResourceError,
-    SourceChanged,
     SourceCorrupt,
     TapsDiffer,
     TokenMissing,
@@ -38,7 +37,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.publish import Published
 from reshard.pipeline.stores.hub_api import Refusal
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
@@ -143,7 +142,7 @@ class Step:
         token, keeper = self._lease.token, self._keeper
         if self._lease.dead is not None:
             target.discard(self._lease.dead)
-        source, sink = self._pinned(plan), target.sink(token)
+        source, sink = self._source(plan), target.sink(token)
         try:
             with keeper.interruptible():
                 attested = pipeline.copy(
@@ -159,7 +158,7 @@ class Step:
 
     def _check(self) -> None:
         plan = self._load()
-        checks = pipeline.check_model(plan, plan.shards, self._pinned(plan), _reload())
+        checks = pipeline.check_model(plan, plan.shards, self._source(plan), _reload())
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict() for check in checks]))
 
     def _publish(self) -> None:
@@ -173,7 +172,7 @@ class Step:
         token, begin = self._lease.token, self._keeper.begin
         try:
             published = pipeline.publish(
-                plan, plan.shards, receipts, attested, self._pinned(plan), target, token, begin
+                plan, plan.shards, receipts, attested, self._source(plan), target, token, begin
             )
         except (ObjectLost, ReceiptWrong) as error:
             lost = set(error.facts.get("lost", ()))
@@ -212,18 +211,8 @@ class Step:
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, range(count)))
         return replace(plan, shards=tuple(shards.values()))
 
-    def _source(self, commit: str | None = None) -> Source:
-        place = self._request.source
-        return open_source(place, self._context, commit, self._request.options.transport)
-
-    def _pinned(self, plan: Plan) -> Source:
-        """The source at the very state that was planned; raises SourceChanged when there is none any more."""
-        source = self._source(plan.pin.commit)
-        if source.pin != plan.pin:
-            raise SourceChanged(
-                place=str(self._request.source), what=f"it is at {source.pin} and was planned at {plan.pin}"
-            )
-        return source
+    def _source(self, plan: Plan | None = None) -> Source:
+        return pipeline.source_of(self._request, self._context, plan)
 
     def _target(self) -> Target:
         return open_target(self._request.target, self._request.options, self._context)

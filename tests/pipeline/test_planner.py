@@ -99,9 +99,18 @@ def test_what_decides_the_bytes_decides_the_digests() -> None:
 
 
 def test_request_keys_tell_targets_and_options_apart() -> None:
-    base = request_key(request(size=1000), PIN, "c/d#main")
-    assert request_key(request(size=1000, pr=True, force=True), PIN, "c/d#main") == base
-    assert len({base, request_key(request(size=2000), PIN, "c/d#main"), request_key(request(size=1000), PIN, "x")}) == 3
+    base = request_key(request(size=1000), PIN, None, "c/d#main")
+    assert request_key(request(size=1000, pr=True, force=True), PIN, None, "c/d#main") == base
+    assert (
+        len(
+            {
+                base,
+                request_key(request(size=2000), PIN, None, "c/d#main"),
+                request_key(request(size=1000), PIN, None, "x"),
+            }
+        )
+        == 3
+    )
 
 
 def test_weights_without_hashes_have_no_key() -> None:

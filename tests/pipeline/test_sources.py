@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reshard.pipeline.errors import CheckpointError, NoWeights, SourceCorrupt, UnsafePickle
+from reshard.pipeline.places import parse_place
 from tests.pipeline.conftest import Run, upload
 from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, save_single
 
 SIZE = 20_000
 
@@ -221,3 +223,22 @@ def test_code_of_the_repository_is_carried_and_never_run(folder: Path, tmp_path:
     assert not (tmp_path / "ran").exists()
     (check,) = [c for c in report.checks if c.name.startswith("reload")]
     assert check.level == "structural" and check.reason
+
+
+def test_a_bare_checkpoint_borrows_config_and_tokenizer(on_hub: Namespace, tmp_path: Path, go: Run) -> None:
+    bare, lender = tmp_path / "bare", tmp_path / "lender"
+    bare.mkdir()
+    torch.save(state_of(2), bare / "pytorch_model.bin")
+    (bare / "notes.txt").write_text("own")
+    save_single(lender, {"other": np.ones(3, dtype=np.float32)})
+    add_friends(lender)
+    (lender / "notes.txt").write_text("theirs")
+    repos = [upload(on_hub, folder.name, folder) for folder in (bare, lender)]
+    target = on_hub.repo("out")
+    go(repos[0], target, size=SIZE, config_from=parse_place(repos[1]))
+    for name in ("config.json", "tokenizer.json"):
+        assert on_hub.admin.read(target, name) == (lender / name).read_bytes()
+    assert on_hub.admin.read(target, "notes.txt") == b"own"
+    assert "pytorch_model.bin" not in on_hub.admin.files(target)
+    again = go(repos[0], target, size=SIZE, config_from=parse_place(repos[1]))
+    assert again.plan.published is not None
