@@ -90,6 +90,7 @@ PRIME = 256 * KIB  # bytes of each source file's head that are sent again, so th
 XET_READ_MIN = 1 * MIB  # bytes; below this a range costs less over HTTP than a reconstruction and its own requests
 XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each request by itself before
 XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction
+LARGE_BLOCK = 4 * MIB  # bytes; blocks of memory from here on go back to the system when freed, once Xet is in use
 XET_CHECKS = 8  # threads that ask the store whether it still has an object
 LOAD_TIME = 7200.0  # seconds of a real load; a 7B model on disk offload reads 14 GB twice
 LOAD_CPU = 7200  # seconds of processor time of a real load and its forward pass

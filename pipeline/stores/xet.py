@@ -24,9 +24,9 @@ from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
     CONNECT_TIMEOUT,
+    LARGE_BLOCK,
     PRIME,
     READ_TIMEOUT,
-    WINDOW,
     XET_ATTEMPTS,
     XET_CHECKS,
     XET_READ_MIN,
@@ -92,14 +92,14 @@ def settings(memory_limit: int) -> dict[str, Any]:
 
 
 def _return_large_blocks() -> None:
-    """Have glibc give blocks of 4 MiB and more back to the system when they are freed.
+    """Have glibc give large blocks back to the system when they are freed.
 
     Left alone it keeps ever larger ones in a heap for each of hf_xet's threads, which cost 100 MB in a trial.
     """
     m_mmap_threshold = -3  # malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not everywhere: musl and macOS have none, nor the habit
     if mallopt is not None:
-        mallopt(m_mmap_threshold, WINDOW)
+        mallopt(m_mmap_threshold, LARGE_BLOCK)
 
 
 def plain(error: BaseException) -> str:
