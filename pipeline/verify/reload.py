@@ -110,7 +110,14 @@ class Reload:
         self._child: _Child | None = None
         self._verdicts: OrderedDict[bytes, ModelCheck] = OrderedDict()
 
-    def check(self, config: bytes | None, source: Signature, output: Signature | None = None) -> ModelCheck:
+    def check(
+        self,
+        config: bytes | None,
+        source: Signature,
+        output: Signature | None = None,
+        *,
+        allowed: Allowed | None = None,
+    ) -> ModelCheck:
         """Whether the class that ``config`` (a config.json) names says the same to ``output`` as to ``source``.
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
@@ -130,7 +137,7 @@ class Reload:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 return self._verdicts[key]
-        verdict = ModelCheck.from_dict({"level": "structural", **self.ask("check", arguments)})
+        verdict = ModelCheck.from_dict({"level": "structural", **self.ask("check", arguments, allowed)})
         # What was cut short may end otherwise next time; the rest depends on nothing but the request.
         if verdict.result != "inconclusive":
             with self._lock:

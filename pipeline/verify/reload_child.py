@@ -203,7 +203,7 @@ def _answer_and_exit(
         for pipe in others:
             # A pipe that a fork holds open hides its parent's end from whoever waits at the other side.
             os.close(pipe)
-        _limit(allowed)
+        limit(allowed)
         question = json.loads(request)
         answer = _operations()[question["operation"]](scratch=scratch, **question["arguments"])
     except MemoryError:
@@ -216,7 +216,9 @@ def _answer_and_exit(
     os._exit(0)
 
 
-def _limit(allowed: Allowed) -> None:
+def limit(allowed: Allowed) -> None:
+    """Hold this process to what it may use; there is no way back."""
+
     def only(kind: int, most: int) -> None:
         resource.setrlimit(kind, (most, most))
 

@@ -61,10 +61,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
         threading.Event().wait(0.01)
 
 
-@pytest.fixture(scope="module")
-def strict() -> Iterator[Reload]:
-    with Reload(Allowed(seconds=10, cpu=2, memory=256 * limits.MIB)) as it:
-        yield it
+STRICT = Allowed(seconds=10, cpu=1, memory=256 * limits.MIB)
 
 
 # ------------------------------------------------------------------------------------------------------------- hostile
@@ -73,8 +70,7 @@ def strict() -> Iterator[Reload]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"num_hidden_layers": 10_000_000}, "used up its 2 s of processor time"),
-        ({"num_hidden_layers": 5000, "hidden_size": 2, "intermediate_size": 2}, "used up its 2 s of processor time"),
+        ({"num_hidden_layers": 10_000_000}, "used up its 1 s of processor time"),
         ({"hidden_size": 10**9}, "can't allocate memory"),
         ({"hidden_size": 10**18}, "overflow"),
         ({"head_dim": 10**10}, "can't allocate memory"),
@@ -87,16 +83,16 @@ def strict() -> Iterator[Reload]:
     ids=str,
 )
 def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
-    changes: dict[str, Any], reason: str, strict: Reload
+    changes: dict[str, Any], reason: str, reload: Reload
 ) -> None:
-    warm = child_of(strict)
-    found = strict.check(llama(**changes), NORM)
+    warm = child_of(reload)
+    found = reload.check(llama(**changes), NORM, allowed=STRICT)
     assert (found.level, found.result) == ("structural", "inconclusive")
     assert reason in found.reason
     assert found.seconds < 10
     assert found.peak_rss < 1_000_000_000
-    assert child_of(strict) == warm
-    assert strict.check(llama(), NORM).result == "report"
+    assert child_of(reload) == warm
+    assert reload.check(llama(), NORM, allowed=STRICT).result == "report"
 
 
 def test_a_config_that_nests_too_deeply_is_inconclusive(reload: Reload) -> None:
@@ -112,42 +108,57 @@ def test_five_thousand_tiny_layers_end_within_the_default_limits(reload: Reload)
     assert len(found.missing) <= limits.REPORT_NAMES_MAX + 1
 
 
-def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays() -> None:
-    with Reload(Allowed(seconds=0.5)) as reload:
+def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(reload: Reload) -> None:
+    warm = child_of(reload)
+    found = reload.check(ENDLESS, NORM, allowed=Allowed(seconds=0.5))
+    assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
+    assert warm.children() == []
+    assert child_of(reload) == warm
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "the reload was killed"), (signal.SIGSEGV, "the reload crashed with SIGSEGV")],
+)
+def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
+    number: signal.Signals, reason: str, reload: Reload
+) -> None:
+    warm = child_of(reload)
+    found: list[ModelCheck] = []
+    asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+    asking.start()
+    until(lambda: warm.children() != [])
+    warm.children()[0].send_signal(number)
+    asking.join(timeout=30)
+    assert found[0].result == "inconclusive"
+    assert reason in found[0].reason
+    assert child_of(reload) == warm
+
+
+def test_a_child_that_is_killed_is_replaced_with_its_fork_and_one_that_is_stuck_as_well() -> None:
+    with Reload(Allowed(seconds=20), grace=0.5) as reload:
         warm = child_of(reload)
-        found = reload.check(ENDLESS, NORM)
-        assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
-        assert warm.children() == []
-        assert child_of(reload) == warm
-
-
-def test_a_child_that_stops_answering_is_replaced() -> None:
-    with Reload(Allowed(seconds=0.5), grace=0.5) as reload:
-        stuck = child_of(reload)
-        stuck.suspend()
-        found = reload.check(llama(), NORM)
-        assert (found.result, found.reason) == ("inconclusive", "no answer within 1 s")
-        assert not stuck.is_running()
-        assert reload.pid is None
-
-
-@pytest.mark.parametrize("whom", ["child", "fork"])
-def test_a_kill_in_the_middle_is_inconclusive_and_the_next_request_is_served(whom: str) -> None:
-    with Reload() as reload:
-        warm = child_of(reload)
+        home = Path(warm.cwd())
         found: list[ModelCheck] = []
         asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
         asking.start()
         until(lambda: warm.children() != [])
         fork = warm.children()[0]
-        (warm if whom == "child" else fork).kill()
+        warm.kill()
         asking.join(timeout=30)
-        assert (found[0].result, found[0].seconds < 20) == ("inconclusive", True)
-        assert ("killed by SIGKILL" if whom == "child" else "was killed") in found[0].reason
+        assert (found[0].result, found[0].seconds < 15) == ("inconclusive", True)
+        assert "killed by SIGKILL" in found[0].reason
         psutil.wait_procs([fork], timeout=10)
         assert not fork.is_running()
-        assert reload.check(llama(), NORM).result == "report"
-        assert (child_of(reload) == warm) == (whom == "fork")
+        assert not home.exists()
+
+        second = child_of(reload)
+        assert second != warm
+        second.suspend()
+        stuck = reload.check(llama(), NORM, allowed=Allowed(seconds=0.5))
+        assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
+        assert not second.is_running()
+        assert reload.pid is None
 
 
 _ORPHAN = """
@@ -198,6 +209,9 @@ def get_kernel(*args, **kwargs): open({str(canary)!r}, "a").write(str(args))
     )
 
 
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTPS_PROXY", "RESHARD_BROKER_URL", "AWS_SECRET_ACCESS_KEY")
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, Path]]:
     """A reload that stands in a folder of planted modules, and a file that exists once one of them has run."""
@@ -211,6 +225,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(repo)
         patch.setenv("PYTHONPATH", str(folder))
+        for name in SECRETS:
+            patch.setenv(name, "hf_secret")
         with Reload() as reload:
             assert reload.warm() is None
             patch.undo()
@@ -265,10 +281,10 @@ def test_the_canary_would_sing(planted: tuple[Reload, Path]) -> None:
 
 
 _REFUSED = """
-import sys
-from reshard.pipeline.verify.reload_child import _refuse
 import os, socket, subprocess
-sys.addaudithook(_refuse)
+from reshard.pipeline.verify.reload_child import limit
+from reshard.pipeline.verify.reload_limits import Allowed
+limit(Allowed())
 try:
     {action}
 except PermissionError as error:
@@ -296,18 +312,14 @@ def test_a_fork_may_use_neither_network_nor_other_programs(action: str, event: s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_child_gets_no_token_no_proxy_and_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTPS_PROXY", "RESHARD_BROKER_URL", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "hf_secret")
-    with Reload() as reload:
-        child = child_of(reload)
-        environment = child.environ()
-        assert "hf_secret" not in "".join(environment.values())
-        assert environment["HF_HUB_OFFLINE"] == "1"
-        home = Path(environment["HOME"])
-        assert Path(child.cwd()) == home == Path(environment["HF_HOME"])
-        assert home not in (Path.home(), Path.cwd())
-    assert not home.exists()
+def test_the_child_gets_no_token_no_proxy_and_a_home_of_its_own(planted: tuple[Reload, Path]) -> None:
+    child = child_of(planted[0])
+    environment = child.environ()
+    assert "hf_secret" not in "".join(environment.values())
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    home = Path(environment["HOME"])
+    assert Path(child.cwd()) == home == Path(environment["HF_HOME"])
+    assert home not in (Path.home(), Path.cwd())
 
 
 # ------------------------------------------------------------------------------------------------------- without torch
@@ -345,7 +357,7 @@ def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeyp
     with Reload(python=bare_python) as reload:
         found = reload.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
-    assert found.reason == "the reload could not start: ModuleNotFoundError: No module named 'torch'"
+    assert "could not start: ModuleNotFoundError: No module named" in found.reason
 
 
 def test_a_python_that_ends_at_once_is_told() -> None:
@@ -370,20 +382,21 @@ def test_a_tiny_model_is_checked_within_half_a_second_when_warm(saved: GetSaved,
     assert min(times) < 0.5
 
 
-def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(strict: Reload) -> None:
-    first = strict.check(llama(attempt=1), NORM)
-    warm = child_of(strict)
+def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(reload: Reload) -> None:
+    first = reload.check(llama(attempt=1), NORM)
+    warm = child_of(reload)
     warm.suspend()
     try:
-        assert strict.check(llama(attempt=1), NORM) is first
-        assert strict.check(llama(attempt=1), dict(NORM), dict(NORM)) is first
+        assert reload.check(llama(attempt=1), NORM) is first
+        assert reload.check(llama(attempt=1), dict(NORM), dict(NORM)) is first
     finally:
         warm.resume()
-    other = strict.check(llama(attempt=1), NORM, {**NORM, "x": ("F32", (1,))})
+    other = reload.check(llama(attempt=1), NORM, {**NORM, "x": ("F32", (1,))})
     assert other.result == "failed"
-    cut_short = strict.check(ENDLESS, NORM)
+    late = Allowed(seconds=0.01)
+    cut_short = reload.check(llama(attempt=2), NORM, allowed=late)
     assert cut_short.result == "inconclusive"
-    assert strict.check(ENDLESS, NORM) is not cut_short
+    assert reload.check(llama(attempt=2), NORM).result == "report"
 
 
 def test_threads_may_share_one_reload(saved: GetSaved, reload: Reload) -> None:
@@ -425,14 +438,3 @@ def test_the_671b_layout_in_fp8_is_checked_cold_within_30_seconds_and_800_mb() -
         expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
         broken = {name: spec for name, spec in specs.items() if name != expert}
         assert reload.check(config, specs, broken).result == "failed"
-
-
-def test_a_signal_that_crashes_the_fork_is_named(strict: Reload) -> None:
-    warm = child_of(strict)
-    found: list[ModelCheck] = []
-    asking = threading.Thread(target=lambda: found.append(strict.check(ENDLESS, NORM)))
-    asking.start()
-    until(lambda: warm.children() != [])
-    warm.children()[0].send_signal(signal.SIGSEGV)
-    asking.join(timeout=30)
-    assert (found[0].result, found[0].reason) == ("inconclusive", "the reload crashed with SIGSEGV")

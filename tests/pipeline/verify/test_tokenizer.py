@@ -209,15 +209,14 @@ def test_no_tokenizer_is_skipped(tmp_path: Path, reload: Reload) -> None:
     assert check_tokenizer(reload, tmp_path).result == "skipped"
 
 
-def test_a_template_that_never_ends_is_cut_short(tmp_path: Path) -> None:
+def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, reload: Reload) -> None:
     source, output = make_pair("bytelevel", tmp_path)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    for folder in (source, output):
-        (folder / "chat_template.jinja").write_text(endless)
-    edit(output / "tokenizer_config.json", lambda content: content.update(x=1))
-    with Reload(Allowed(cpu=2)) as strict:
-        found = check_tokenizer(strict, output, source)
-    assert (found.result, found.reason) == ("inconclusive", "the reload used up its 2 s of processor time")
+    (output / "chat_template.jinja").write_text(endless)
+    (source / "chat_template.jinja").write_text(endless)
+    question = json.dumps({"folders": [str(source), str(output)]})
+    found = reload.ask("tokenizers", question, Allowed(cpu=1))
+    assert (found["result"], found["reason"]) == ("inconclusive", "the reload used up its 1 s of processor time")
 
 
 def test_which_files_are_a_tokenizers() -> None:
