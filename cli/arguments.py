@@ -22,6 +22,24 @@ class Oversize(StrEnum):
     fail = "fail"
 
 
+class Pack(StrEnum):
+    greedy = "greedy"
+    balanced = "balanced"
+    layers = "layers"
+
+
+class DType(StrEnum):
+    keep = "keep"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class Ties(StrEnum):
+    keep = "keep"
+    source = "source"
+
+
 class Require(StrEnum):
     any = "any"
     model = "model"
@@ -88,6 +106,30 @@ def read_request(
     oversize: Annotated[
         Oversize, Option(help="A tensor larger than SIZE gets a file of its own, or fails the job.")
     ] = Oversize.own_shard,
+    pack: Annotated[
+        Pack,
+        Option(
+            help="Which tensors share a file: greedy fills one after the other in source order, balanced makes files"
+            " of about one size, layers keeps a model's block in one file."
+        ),
+    ] = Pack.greedy,
+    dtype: Annotated[
+        DType, Option(help="Cast wider floating tensors to this; narrower, fp8, packed and integer ones stay.")
+    ] = DType.keep,
+    strict_dtype: Annotated[
+        bool, Option("--strict-dtype", help="Fail where a cast makes a finite value infinite.")
+    ] = False,
+    ties: Annotated[
+        Ties, Option(help="Tied weights of .bin files: keep every name, or only the one that the others are tied to.")
+    ] = Ties.keep,
+    strip_prefix: Annotated[
+        str | None,
+        Option(metavar="PREFIX", help="Take this off tensor names; auto: the wrappers they show.", show_default=False),
+    ] = None,
+    config_from: Annotated[
+        str | None,
+        Option(metavar="PLACE", help="Config and tokenizer from here, where SRC has none.", show_default=False),
+    ] = None,
     revision: Annotated[
         str | None, Option(metavar="REV", help="Branch, tag or commit of the source.", show_default=False)
     ] = None,
@@ -129,6 +171,12 @@ def read_request(
         options=Options(
             size=parse_size(size),
             oversize=oversize.value,
+            pack=pack.value,
+            dtype=dtype.value,
+            strict_dtype=strict_dtype,
+            ties=ties.value,
+            strip_prefix=strip_prefix,
+            config_from=parse_place(config_from) if config_from else None,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),
             branch=branch,

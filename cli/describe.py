@@ -36,6 +36,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "indexes": [o.index.path for o in plan.outputs if o.index],
         "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
+        "edited": [edit.path for edit in plan.edits],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
         "deletes": list(plan.deletes),
         "kept": list(plan.kept),
@@ -65,6 +66,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
     rest = [
         *(("index", path) for path in facts["indexes"]),
         *_names("carried", [carried["path"] for carried in facts["carried"]]),
+        *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
         *_names("deletes", facts["deletes"]),
         *_names("keeps", facts["kept"]),

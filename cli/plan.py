@@ -11,11 +11,11 @@ from reshard.pipeline.request import Request
 def plan(request: Request, output: Output) -> None:
     """Show what a job would write, carry and delete, and change nothing."""
     from reshard.cli.describe import plan_facts, plan_text
-    from reshard.pipeline.reshard import draft
-    from reshard.pipeline.stores.open import Context, open_source, open_target
+    from reshard.pipeline.reshard import draft, source_of
+    from reshard.pipeline.stores.open import Context, open_target
 
     context = Context.from_env()
-    source = open_source(request.source, context, request.options.transport)
+    source = source_of(request, context)
     target = open_target(request.target, request.options, context)
     facts = plan_facts(request, draft(request, source, target))
     output.result(facts, plan_text(facts), "\n".join(file["path"] for file in facts["files"]))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from tests.cli.conftest import Run
 
@@ -101,3 +104,61 @@ def test_a_source_that_is_not_there_is_one_line_and_a_hint(reshard: Run, tmp_pat
     error, hint = done.err.splitlines()
     assert error.startswith("error[source.no_folder]: ")
     assert hint.startswith("hint: ")
+
+
+def floats(folder: Path) -> Path:
+    """A folder with eight float32 tensors of 1,000 bytes in four layers, and a config that says so."""
+    folder.mkdir()
+    tensors = {f"layers.{i}.{part}.weight": np.full(250, i, np.float32) for part in "ab" for i in range(4)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "of-no-known-class", "torch_dtype": "float32"}')
+    return folder
+
+
+def test_a_cast_halves_the_files_and_takes_the_config_along(reshard: Run, tmp_path: Path) -> None:
+    source, out = floats(tmp_path / "source"), tmp_path / "out"
+    plan = reshard("plan", source, "--to", out, "--dtype", "float16")
+    assert "edited  config.json: it follows --dtype" in plan.out
+    assert "8 tensors are cast from F32 to F16" in plan.out
+    assert reshard("run", source, "--to", out, "--dtype", "float16").code == 0
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float16"
+    with safe_open(out / "model.safetensors", "np") as made:
+        names = made.keys()
+        assert {str(made.get_tensor(name).dtype) for name in names} == {"float16"}
+
+
+def test_packings_differ_in_which_tensors_share_a_file(reshard: Run, tmp_path: Path) -> None:
+    source = floats(tmp_path / "source")
+
+    def tensors(size: str, pack: str) -> list[int]:
+        (facts,) = reshard("plan", source, "--size", size, "--pack", pack, "--json").documents
+        return [file["tensors"] for file in facts["files"]]
+
+    assert tensors("6200", "greedy") == [5, 3]
+    assert tensors("6200", "balanced") == [4, 4]
+    assert tensors("4000", "greedy") == [3, 3, 2]
+    assert tensors("4000", "layers") == [2, 2, 2, 2]
+
+
+def test_prefixes_are_taken_off_and_a_config_is_borrowed(reshard: Run, model: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "wrapped", tmp_path / "out"
+    source.mkdir()
+    save_file({f"module.{i}.weight": np.zeros(10, np.uint8) for i in range(3)}, source / "model.safetensors")
+    assert "--strip-prefix auto removes it" in reshard("plan", source).out
+    done = reshard("run", source, "--to", out, "--strip-prefix", "auto", "--config-from", model)
+    assert done.code == 0, done.err
+    with safe_open(out / "model.safetensors", "np") as made:
+        assert sorted(made.keys()) == ["0.weight", "1.weight", "2.weight"]
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+
+
+def test_pickled_weights_become_safetensors(reshard: Run, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    weights = {f"{i}.weight": torch.full((100,), float(i)) for i in range(4)}
+    torch.save(weights | {"tied.weight": weights["0.weight"]}, source / "pytorch_model.bin")
+    done = reshard("run", source, "--to", out, "--size", "1kB")
+    assert done.code == 0, done.err
+    assert "crc: pytorch_model.bin" in done.out
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert sorted(index["weight_map"]) == sorted([*weights, "tied.weight"])
