@@ -1,0 +1,87 @@
+"""The control process: it hears the bell, sends what is due, and puts away what is too old."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from reshard.pipeline.errors import JobNotFound
+from reshard.worker.control import Control
+from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.leases import Leases
+from reshard.worker.scripts import PREFIX
+from reshard.worker.settings import PRESUMED_DEAD, Settings
+from tests.support.procs import Broker, Machine, wait_for
+from tests.worker.conftest import Wakes, ask
+
+
+@pytest.fixture
+def control(store: JobStore, leases: Leases) -> Control:
+    return Control(store, leases, Settings(keep_days=30))
+
+
+def test_the_bell_is_heard_at_once(store: JobStore, control: Control, wakes: Wakes, broker: Broker) -> None:
+    def submit() -> None:
+        with JobStore.at(broker.url) as client:
+            client.submit(ask())
+
+    thread = threading.Timer(0.2, submit)
+    thread.start()
+    began = time.monotonic()
+    assert control.look(listen=30) == 1
+    assert time.monotonic() - began < 10
+    assert wakes.take() == ["interactive"]
+    thread.join()
+
+
+def test_what_is_due_is_sent_without_a_bell(store: JobStore, control: Control, wakes: Wakes) -> None:
+    store.submit(ask())
+    store.redis.delete(f"{PREFIX}bell")
+    assert control.look(listen=1) == 1
+
+
+def test_it_gives_signs_of_life_that_end_with_it(store: JobStore, control: Control) -> None:
+    control.look(listen=1)
+    [seen] = store.processes()
+    assert seen.kind == "control"
+    assert 0 < store.redis.pttl(f"{PREFIX}process:{seen.name}") <= PRESUMED_DEAD * 1000
+    control.stop()
+    control.run()
+    assert store.processes() == []
+
+
+def test_a_dead_process_is_forgotten(store: JobStore, control: Control) -> None:
+    control.look(listen=1)
+    [seen] = store.processes()
+    store.redis.delete(f"{PREFIX}process:{seen.name}")  # its key ran out
+    assert store.processes() == []
+    assert store.redis.smembers(f"{PREFIX}processes") == set()
+
+
+def test_old_jobs_are_deleted_and_running_ones_never(store: JobStore, control: Control) -> None:
+    running, new, old = (store.submit(ask(name=name)).id for name in ("running", "new", "old"))
+    store.cancel(new)
+    store.cancel(old)
+    for job, state in ((old, "cancelled"), (running, "queued")):
+        store.redis.zincrby(f"{PREFIX}jobs:{state}", -31 * 86_400_000, job)
+    assert control.clean() == 1
+    with pytest.raises(JobNotFound):
+        store.get(old)
+    assert store.get(new).state == JobState.cancelled
+    assert store.get(running).state == JobState.queued
+
+
+def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("control")
+    with Broker(folder) as broker, Machine(folder, broker.url) as machine:
+        control = machine.control()
+        broker.kill()
+        wait_for(lambda: "the broker is away" in control.said(), "its noticing")
+        broker.start()
+        with JobStore.at(broker.url) as store:
+            store.submit(ask())
+            wait_for(lambda: store.waiting()["interactive"] == 1, "the wake")
+        control.terminate()
+        assert control.wait(10) == 0

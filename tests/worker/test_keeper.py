@@ -1,0 +1,212 @@
+"""Keeping a lease: what stops the work, and what happens to what was sealed while the broker was away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from reshard.pipeline.copy import Stopped
+from reshard.pipeline.plan import Plan
+from reshard.worker import drain, keeper
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.keeper import Keeper
+from reshard.worker.leases import Lease, Leases
+from reshard.worker.settings import Settings
+from tests.support.procs import Broker, wait_for
+from tests.worker.conftest import Wakes, age, another, ask, claimed, planned, receipts
+
+QUICK = Settings(lease=30, stall=120, broker_patience=20)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LOOK", 0.01)
+    monkeypatch.setattr(keeper, "RENEWALS", 0.05)
+    monkeypatch.setattr(keeper, "RETRY_FIRST", 0.05)
+
+
+@pytest.fixture
+def group(store: JobStore, leases: Leases, plan: Plan) -> Lease:
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    return claimed(leases, job, "group:00000")
+
+
+def ticks_until_stopped(kept: Keeper) -> str:
+    """Ticks until the work is told to stop; why it was."""
+
+    def stopped() -> str | None:
+        try:
+            kept.tick(1)
+        except Stopped as stopped:
+            return stopped.reason
+        return None
+
+    reason = wait_for(stopped, "a reason to stop")
+    assert reason is not None
+    return reason
+
+
+def test_progress_reaches_the_store(store: JobStore, leases: Leases, group: Lease) -> None:
+    with Keeper(leases, group, QUICK) as kept:
+        kept.tick(1234)
+        wait_for(lambda: store.get(group.job).bytes_done == 1234, "the progress")
+
+
+def test_a_cancel_stops_the_work(store: JobStore, leases: Leases, group: Lease) -> None:
+    with Keeper(leases, group, QUICK) as kept:
+        kept.tick(1)
+        store.cancel(group.job)
+        assert ticks_until_stopped(kept) == "cancel"
+
+
+def test_another_owner_stops_the_work(store: JobStore, leases: Leases, group: Lease, plan: Plan) -> None:
+    other = another(store)
+    for number in range(1, len(plan.groups)):
+        other.done(claimed(other, group.job, f"group:{number:05d}"), [[], []])
+    age(store, group.job, 31)
+    other.done(claimed(other, group.job, "check"), [])
+    with Keeper(leases, group, QUICK) as kept:
+        wait_for(lambda: age(store, group.job, 31) or other.claim(group.job), "another claim")
+        assert ticks_until_stopped(kept) == "lease"
+        with pytest.raises(Stopped, match="lease"):
+            kept.finish(lambda: leases.done(group, [[], []]))
+
+
+def test_a_hung_copy_loses_its_lease_although_its_thread_is_well(store: JobStore, leases: Leases, group: Lease) -> None:
+    """Nothing ticks; after the stall time nothing is renewed."""
+    impatient = QUICK.model_copy(update={"stall": 0.2})
+    with Keeper(leases, group, impatient):
+
+        def score() -> float:
+            return float(store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0)
+
+        def at_rest() -> bool:
+            before = score()
+            return not threading.Event().wait(0.3) and score() == before
+
+        wait_for(at_rest, "the end of the renewals")
+        assert score() > 0
+
+
+def test_a_copy_that_waits_because_the_hub_asked_is_not_hung(store: JobStore, leases: Leases, group: Lease) -> None:
+    impatient = QUICK.model_copy(update={"stall": 0.2})
+    with Keeper(leases, group, impatient) as kept:
+        first = store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
+        for _ in range(10):
+            kept.check()
+            threading.Event().wait(0.1)
+        assert (store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0) - first > 500
+
+
+def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
+    store: JobStore, leases: Leases, plan: Plan
+) -> None:
+    job = planned(store, leases, plan, ask(priority="bulk"))
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    with Keeper(leases, lease, QUICK) as kept:
+        kept.tick(1)
+        store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
+        wait_for(lambda: store.redis.exists("reshard:yielding"), "the word to yield")
+        kept.tick(1)
+        kept.sealed(receipts(plan, 0)[:1])
+        assert ticks_until_stopped(kept) == "yield"
+
+
+@pytest.fixture
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("own")) as running:
+        yield running
+
+
+def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_broker: Broker, plan: Plan) -> None:
+    with JobStore.at(own_broker.url) as store:
+        leases = Leases(store, Wakes(), "worker-a")
+        job = planned(store, leases, plan)
+        claimed(leases, job, "check")
+        lease = claimed(leases, job, "group:00000")
+        with Keeper(leases, lease, QUICK) as kept:
+            own_broker.kill()
+            kept.sealed(receipts(plan, 0))
+            kept.tick(1)
+            restart = threading.Timer(0.5, own_broker.start)
+            restart.start()
+            kept.finish(lambda: leases.done(lease, [[], []]))
+            restart.join()
+        assert store.get(job).shards_done == len(plan.groups[0].shards)
+        assert lease.unit not in [held.unit for held in store.get(job).held]
+
+
+def test_patience_with_a_broker_has_an_end(own_broker: Broker, plan: Plan) -> None:
+    with JobStore.at(own_broker.url) as store:
+        leases = Leases(store, Wakes(), "worker-a")
+        job = planned(store, leases, plan)
+        lease = claimed(leases, job, "check")
+        own_broker.kill()
+        with (
+            Keeper(leases, lease, QUICK.model_copy(update={"broker_patience": 0.2})) as kept,
+            pytest.raises(redis.ConnectionError),
+        ):
+            kept.finish(lambda: leases.done(lease, []))
+
+
+def test_a_read_that_waits_for_ever_is_interrupted_by_a_cancel(store: JobStore, leases: Leases, group: Lease) -> None:
+    """No tick ever comes: the socket has no timeout and nobody writes to it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Keeper(leases, group, QUICK) as kept:
+        store.cancel(group.job)
+        with pytest.raises(Stopped, match="cancel"), kept.interruptible():
+            ours.recv(1)
+
+
+def test_outside_of_it_nothing_is_interrupted(store: JobStore, leases: Leases, group: Lease) -> None:
+    with Keeper(leases, group, QUICK) as kept:
+        with kept.interruptible():
+            pass
+        store.cancel(group.job)
+        assert ticks_until_stopped(kept) == "cancel"
+        with kept.interruptible():
+            with pytest.raises(Stopped):
+                kept.tick(1)
+            threading.Event().wait(0.3)  # a clean-up after the tick has told; several renewals long
+
+
+CHILD = """
+import sys, time
+from reshard.worker import drain
+from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.keeper import Keeper
+from reshard.worker.leases import Leases
+from reshard.worker.settings import Settings
+url, job = sys.argv[1:]
+leases = Leases(JobStore(open_redis(url), url), lambda queue, job: None, "child")
+lease = leases.claim(job)
+with drain.heeded(), Keeper(leases, lease, Settings(drain=0.5)):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_work_that_does_not_heed_is_handed_back_when_the_drain_is_over(
+    store: JobStore, broker: Broker, tmp_path: Path
+) -> None:
+    job = store.submit(ask()).id
+    child = subprocess.Popen([sys.executable, "-c", CHILD, broker.url, job], stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    assert len(store.get(job).held) == 1
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait(20) == drain.HANDED_OVER
+    child.stdout.close()
+    assert store.get(job).held == ()
+    assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in store.events(job)]
+    assert claimed(Leases(JobStore(open_redis(broker.url)), Wakes(), "next"), job, "plan").attempts == 1
