@@ -1,7 +1,7 @@
 """Writes the generated parts of the reference: the commands from their --help, the errors from the error tree.
 
-    python docs/generate.py           writes docs/reference/*.md
-    python docs/generate.py --check   fails when one of them is out of date
+python docs/generate.py           writes docs/reference/*.md
+python docs/generate.py --check   fails when one of them is out of date
 """
 
 from __future__ import annotations
