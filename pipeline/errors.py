@@ -160,7 +160,7 @@ class SourceGated(SourceError):
 class NoWeights(SourceError):
     code = "source.no_weights"
     message = "{place} has no weights that reshard reads{found}"
-    hint = "it needs .safetensors files; `reshard plan {place} --json` lists what is there"
+    hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; convert it to one"
 
 
 class SourceChanged(SourceError):

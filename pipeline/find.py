@@ -1,8 +1,8 @@
 """From a repository's listing to its sets of weight files: which files belong together, in which format.
 
 Only listings and indexes are read. What belongs to a set is what its index says; file names decide only where a set
-has none. Of several formats in one folder the safest is taken: safetensors, then torch files, then a distributed
-checkpoint; the others are left out, as they hold the same weights.
+has none. Where one checkpoint (folder, stem and variant) is there in several formats, the safest is taken:
+safetensors, then torch files, then a distributed checkpoint; the others hold the same weights and are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from posixpath import basename, dirname, join, normpath
@@ -27,9 +27,10 @@ Format = Literal["safetensors", "torch", "distributed"]
 # Loaders that look for `<stem>.<variant>.safetensors`; in any other name a dot is just a dot.
 _VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
 _VARIANT = re.compile(r"[A-Za-z_]\w*")
-# `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`, and accelerate's any-name `x.index.json`.
+# `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`, and what accelerate's documentation calls its
+# bare maps: `x.index.json`, `index.json`. Without a suffix it may be an index of anything.
 _INDEX = re.compile(
-    r"(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
+    r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
@@ -39,12 +40,14 @@ _DISTRIBUTED_METADATA = ".metadata"
 _FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
-# adapters (peft), LoRA weights and textual inversions (diffusers).
-_UNCUT = ("adapter_model*.safetensors", "pytorch_lora_weights*.safetensors", "learned_embeds*.safetensors")
+# adapters (peft), LoRA weights and textual inversions (diffusers) ...
+_UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
+# ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
+_UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
 
-_TORCH = (".bin", ".pt", ".pth", ".ckpt")
+_TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
 # Stems that are weights wherever they stand; other torch files are weights only where there are no better ones.
-_TORCH_STEMS = ("pytorch_model", "diffusion_pytorch_model", "model")
+_USUAL_STEMS = ("model", "diffusion_pytorch_model")
 # What trainers leave beside the weights, and no weights (transformers' Trainer and accelerate's `save_state`).
 _TRAINERS = (
     "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
@@ -130,13 +133,25 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
 
 
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
-    weights = {path for path in listing if path.endswith(SUFFIX)}
-    uncut = {path for path in weights if any(fnmatchcase(basename(path), pattern) for pattern in _UNCUT)}
+    weights = {path for path in listing if _suffix(path) in (SUFFIX, ".bin")}
+    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and _set_name(p).stem in _USUAL_STEMS}
+    uncut = {path for path in weights if _matches(path, _UNCUT)}
+    uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
     if modules is not None:
         folders = _single_file_modules(source, modules)
         uncut |= {path for path in weights if dirname(path) in folders}
-    return uncut
+    return {path for path in uncut if not _safer_twins(path) & uncut}
+
+
+def _safer_twins(path: str) -> set[str]:
+    """What the same weights are called in safetensors, if ``path`` is a torch file."""
+    stem = path.removesuffix(".bin")
+    return set() if stem == path else {stem + SUFFIX, join(dirname(path), _usual_stem(basename(stem)) + SUFFIX)}
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(basename(path), pattern) for pattern in patterns)
 
 
 def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
@@ -158,43 +173,53 @@ class _Finder:
         self._found: list[FileSet] = []
 
     def sets(self) -> list[FileSet]:
-        self._add(self._indexed({SUFFIX}, set()))
+        self._add(self._indexed({SUFFIX}))
         self._add(self._unindexed([SUFFIX]))
-        taken = {part.name.folder for part in self._found}
-        self._add(self._indexed(set(_TORCH), taken))
-        usual = [path for path in self._torch_files(taken) if _stem(path) in _TORCH_STEMS]
-        self._add(self._unindexed(_TORCH, usual))
-        taken = {part.name.folder for part in self._found}
-        self._add(s for s in self._distributed() if s.name.folder not in taken)
+        self._add(self._indexed(set(_TORCH)))
+        for suffix in _TORCH:
+            usual = [p for p in self._torch_files() if _set_name(p).stem in _USUAL_STEMS]
+            self._add(self._unindexed([suffix], [p for p in usual if self._is_new(_set_name(p), suffix)]))
+        self._add(s for s in self._distributed() if self._is_new(s.name))
         if not self._found:
-            self._add(self._unindexed(_TORCH, self._torch_files(set())))
-        return self._found
+            self._add(self._unindexed(_TORCH, self._torch_files()))
+        return [self._loadable(part) for part in self._found]
 
     def _add(self, sets: Iterable[FileSet]) -> None:
         for part in sets:
             self._claimed.update(file.path for file in part.files)
             self._found.append(part)
 
-    def _indexed(self, suffixes: set[str], taken: set[str]) -> Iterator[FileSet]:
-        """The sets that an index names whose files have one of these suffixes, but in the folders ``taken``."""
+    def _is_new(self, name: Name, suffix: str = "") -> bool:
+        """Whether no set of a safer kind has the name. Sets of one kind may share it: which one counts, files tell."""
+        return all(part.name != name or _suffix(part.files[0].path) == suffix for part in self._found)
+
+    def _loadable(self, part: FileSet) -> FileSet:
+        """The set, under the name that loaders look for where it is all that a config beside it can mean."""
+        alone = sum(other.name.folder == part.name.folder for other in self._found) == 1
+        config = join(part.name.folder, "config.json") in self._listing
+        if part.format == "safetensors" or part.name.stem in _USUAL_STEMS or not (alone and config):
+            return part
+        return replace(part, name=Name(part.name.folder, _USUAL_STEMS[0]))
+
+    def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
+        """The sets that an index names whose files have one of these suffixes."""
         for path in sorted(self._listing):
             match = _INDEX.fullmatch(basename(path))
-            if (
-                match is None
-                or dirname(path) in taken
-                or (match["suffix"] is not None and match["suffix"] not in suffixes)
-            ):
+            if match is None or (match["suffix"] is not None and match["suffix"] not in suffixes):
                 continue
-            weight_map, metadata = parse_index(read_file(self._source, self._listing[path], INDEX_MAX), path)
+            name = Name(dirname(path), _usual_stem(match["stem"] or "model"), match["variant"])
+            if not self._is_new(name, SUFFIX if SUFFIX in suffixes else ".bin"):
+                continue
+            content = read_file(self._source, self._listing[path], INDEX_MAX)
+            if match["suffix"] is None and not _is_map_of(content, suffixes):
+                continue
+            weight_map, metadata = parse_index(content, path)
             files = sorted(set(weight_map.values()))
-            if match["suffix"] is None and _suffix(files[0]) not in suffixes:
-                continue
             for file in files:
                 if file not in self._listing:
                     raise BadIndex(file=path, why=f"it names {file}, which is not there")
                 if _suffix(file) not in suffixes:
                     raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
-            name = Name(dirname(path), _usual_stem(match["stem"]), match["variant"])
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
 
@@ -223,14 +248,8 @@ class _Finder:
         for path in sorted(free):
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
-    def _torch_files(self, taken: set[str]) -> list[str]:
-        return [
-            path
-            for path in self._listing
-            if _suffix(path) in _TORCH
-            and dirname(path) not in taken
-            and not any(fnmatchcase(basename(path), pattern) for pattern in _TRAINERS)
-        ]
+    def _torch_files(self) -> list[str]:
+        return [path for path in self._listing if _suffix(path) in _TORCH and not _matches(path, _TRAINERS)]
 
     def _distributed(self) -> Iterator[FileSet]:
         for path in sorted(self._listing):
@@ -274,15 +293,6 @@ def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str],
         yield group, list(members)
 
 
-def _stem(path: str) -> str:
-    """``pytorch_model`` of any of its files, numbered or of a variant."""
-    name = basename(path).removesuffix(_suffix(path))
-    match = re.fullmatch(r"(.+)-\d{5}-of-\d{5}", name)
-    stem = match[1] if match else name
-    base, dot, variant = stem.rpartition(".")
-    return base if dot and base in _VARIANT_STEMS and _VARIANT.fullmatch(variant) else stem
-
-
 def _usual_stem(stem: str) -> str:
     """The stem of the safetensors files that loaders look for: ``pytorch_model.bin`` becomes ``model.safetensors``."""
     return "model" if stem == "pytorch_model" else stem
@@ -295,6 +305,24 @@ def _name(path: str) -> Name:
     if dot and base in _VARIANT_STEMS and _VARIANT.fullmatch(variant):
         return Name(dirname(path), _usual_stem(base), variant)
     return Name(dirname(path), _usual_stem(stem))
+
+
+def _set_name(path: str) -> Name:
+    """The name of the set that a file is one of, if its name has a number."""
+    match = _NUMBERED.fullmatch(basename(path))
+    return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
+
+
+def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
+    """Whether this is a map from names to files that have one of these suffixes, and no index of anything else."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    weight_map = data.get("weight_map", data) if isinstance(data, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        return False
+    return all(isinstance(file, str) and _suffix(file) in suffixes for file in weight_map.values())
 
 
 def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, object]]:

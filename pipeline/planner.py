@@ -132,7 +132,7 @@ def make_plan(known: Known) -> Plan:
         left_out=left_out,
         deletes=deletes,
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
-        notes=tuple(notes + _warnings(shards)),
+        notes=tuple(notes + _uncut_notes(known, carried) + _warnings(shards)),
         digest="",
         published=known.published,
     )
@@ -230,6 +230,12 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
+    limit = known.request.options.size
+    large = [file for file in carried if file.path in known.found.uncut and file.size > limit]
+    return [f"{file.path} stays whole, {file.size:,} bytes: its loader knows no index" for file in large]
+
+
 def _warnings(shards: Sequence[Shard]) -> list[str]:
     folders: dict[str, int] = {}
     for shard in shards:
@@ -255,7 +261,7 @@ def sort_out(
     rewritten = ({file.path for file in found.files} | {*found.indexes, CARD}) - opened.duplicates.keys()
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
-        why = _why_not(path, opened.duplicates, options)
+        why = _why_not(path, found, opened.duplicates, options)
         if why is None:
             carried.append(listing[path])
         else:
@@ -263,12 +269,12 @@ def sort_out(
     return tuple(carried), tuple(left_out)
 
 
-def _why_not(path: str, duplicates: Mapping[str, str], options: Options) -> str | None:
+def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
     if any(fnmatchcase(path, pattern) for pattern in NEVER_CARRIED):
         return "it belongs to the repository and not to the model"
     if excluded(options, path):
         return "excluded"
-    if any(fnmatchcase(path, pattern) for pattern in options.include):
+    if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
         return None
     if path in duplicates:
         return duplicates[path]

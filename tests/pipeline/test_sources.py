@@ -42,6 +42,11 @@ def state_of(count: int = 8) -> State:
     return made
 
 
+def state_of_plain() -> State:
+    """What safetensors' own writer takes: 40 kB of tensors that share nothing."""
+    return {f"layer.{i}.weight": torch.full((50, 20), float(i)) for i in range(10)}
+
+
 def output(folder: Path) -> State:
     found: State = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -96,11 +101,76 @@ def test_a_sharded_torch_checkpoint_on_the_hub(folder: Path, on_hub: Namespace, 
     assert report.attested == dict.fromkeys(parts, "checked")
 
 
-def test_a_bare_map_with_any_name_is_an_index(folder: Path, tmp_path: Path, go: Run) -> None:
+@pytest.mark.parametrize("index", ["index.json", "mine.index.json"])
+def test_a_bare_map_is_an_index_and_its_weights_get_the_name_that_loaders_look_for(
+    folder: Path, tmp_path: Path, go: Run, index: str
+) -> None:
     torch.save(state_of(2), folder / "first_state_dict.bin")
-    (folder / "mine.index.json").write_text(json.dumps(dict.fromkeys(state_of(2), "first_state_dict.bin")))
+    (folder / index).write_text(json.dumps(dict.fromkeys(state_of(2), "first_state_dict.bin")))
     go(folder, tmp_path / "out", size=10**9)
-    assert_same(load_file(tmp_path / "out" / "mine.safetensors"), state_of(2))
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), state_of(2))
+    assert not (tmp_path / "out" / index).exists()
+
+
+def test_without_a_config_an_odd_name_stays(folder: Path, tmp_path: Path, go: Run) -> None:
+    (folder / "config.json").unlink()
+    torch.save(state_of(2), folder / "v1-5-pruned.ckpt")
+    go(folder, tmp_path / "out", size=10**9)
+    assert_same(load_file(tmp_path / "out" / "v1-5-pruned.safetensors"), state_of(2))
+
+
+def test_torch_weights_are_read_beside_safetensors_of_another_name(folder: Path, tmp_path: Path, go: Run) -> None:
+    """A stray safetensors file must not make a job take it for the model and leave the model behind."""
+    torch.save(state_of(2), folder / "pytorch_model.bin")
+    save_file({"extra": torch.ones(3)}, folder / "embeddings.safetensors", metadata={"format": "pt"})
+    save_file({"half": torch.ones(3)}, folder / "model.fp16.safetensors", metadata={"format": "pt"})
+    go(folder, tmp_path / "out", size=10**9)
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), state_of(2))
+    assert_same(load_file(tmp_path / "out" / "embeddings.safetensors"), {"extra": torch.ones(3)})
+    assert_same(load_file(tmp_path / "out" / "model.fp16.safetensors"), {"half": torch.ones(3)})
+
+
+def test_of_two_torch_files_with_one_name_the_bin_is_taken(folder: Path, tmp_path: Path, go: Run) -> None:
+    torch.save(state_of(2), folder / "pytorch_model.bin")
+    torch.save(torch.nn.Linear(2, 2), folder / "model.pt")  # a whole module, which would be refused
+    report = go(folder, tmp_path / "out", size=10**9)
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), state_of(2))
+    assert "model.pt" in {item.path for item in report.plan.left_out}
+
+
+def test_adapters_and_modules_in_torch_files_are_carried_whole(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"lora": torch.ones(9000)}, folder / "adapter_model.bin")
+    (folder / "1_Dense").mkdir()
+    torch.save({"linear.weight": torch.ones(9000)}, folder / "1_Dense" / "pytorch_model.bin")
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": "1_Dense", "type": "x.Dense"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    report = go(folder, tmp_path / "out", size=SIZE)
+    for path in ("adapter_model.bin", "1_Dense/pytorch_model.bin"):
+        assert (tmp_path / "out" / path).read_bytes() == (folder / path).read_bytes()
+        assert any(path in note and "whole" in note for note in report.plan.notes)
+
+
+def test_what_another_library_reads_by_its_name_is_carried_beside_the_model(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    for name in ("model.safetensors", "consolidated.safetensors", "open_clip_model.safetensors"):
+        save_file(state_of_plain(), folder / name, metadata={"format": "pt"})
+    go(folder, tmp_path / "out", size=SIZE)
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    assert (tmp_path / "out" / "consolidated.safetensors").exists()
+    assert (tmp_path / "out" / "open_clip_model.safetensors").exists()
+    (folder / "model.safetensors").unlink()
+    go(folder, tmp_path / "alone", size=SIZE)
+    assert not (tmp_path / "alone" / "consolidated.safetensors").exists(), "alone, it is the model"
+
+
+def test_a_json_file_that_is_called_an_index_and_is_none_is_carried(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, text in {"index.json": "[1, 2]", "vocab.index.json": '{"a": 1}', "faiss.index.json": "not JSON"}.items():
+        (folder / name).write_text(text)
+        go(folder, tmp_path / name, size=SIZE)
+        assert (tmp_path / name / name).read_text() == text
 
 
 def test_of_two_formats_the_safetensors_are_taken(folder: Path, tmp_path: Path, go: Run) -> None:
