@@ -94,10 +94,10 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
 
 
 def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source, reload: Reload) -> ModelCheck:
-    config = None
-    if output.config is not None:
-        edited = {edit.path: edit.content.encode() for edit in plan.edits}
-        config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
+    if output.config is None:
+        return ModelCheck("structural", "skipped", "no config.json says which class loads it")
+    edited = {edit.path: edit.content.encode() for edit in plan.edits}
+    config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     written = signature(_headers(shards[number] for number in output.shards))
     return reload.check(config, written)
 

@@ -14,7 +14,7 @@ from reshard.pipeline.stores.open import Context
 from reshard.worker.jobs import JobState, JobStore
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -28,12 +28,11 @@ def test_two_workers_without_a_shared_disk_finish_one_job_together(
 ) -> None:
     folder = tmp_path / "model"
     save_sharded(folder, numbered(arrays(80, 50_000), 4))
-    add_friends(folder)
     source, target = namespace.repo("source"), namespace.repo("target")
     namespace.admin.create_repo(source)
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     namespace.admin.put_files(source, contents, lfs=[path for path in contents if path.endswith(".safetensors")])
-    namespace.admin.fault(r"^GET .*model-0000\d-of", "throttle", rate=2_000_000)
+    namespace.admin.fault(r"^GET .*model-0000\d-of", "throttle", rate=800_000)
     hub = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
     request = Request(source=Hub(repo=source), target=Hub(repo=target), options=Options(size=SIZE, transport=transport))
     with (
