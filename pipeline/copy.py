@@ -105,7 +105,7 @@ def _copy_batch(
     plan: Plan, shards: Sequence[Shard], source: Source, sink: Sink, stream: _Stream, tmpdir: Path | None
 ) -> list[Receipt]:
     reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
-    batch = sink.batch([plan.files[number] for number in reads])
+    batch = sink.batch([plan.files[number] for number in reads], source)
     try:
         copies = []
         for shard in shards:

@@ -1,0 +1,68 @@
+"""`reshard run` from Hub to Hub, as a person types it, over both transports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from reshard.pipeline.limits import MB
+from tests.cli.conftest import Run
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+ROWS = 12  # tensors of 1 MB each, which nothing compresses
+SEAM = 0.15 * MB  # bytes sent again at most wherever a new file begins or ends inside an old one
+
+UPLOAD = """
+import sys
+from huggingface_hub import HfApi
+api = HfApi()
+api.create_repo(sys.argv[1])
+api.upload_folder(repo_id=sys.argv[1], folder_path=sys.argv[2])
+"""
+
+
+@pytest.fixture
+def source(namespace: Namespace, tmp_path: Path) -> str:
+    """A repository that the Hub's own client made, over Xet."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    random = np.random.default_rng(7)
+    tensors = {f"layers.{i}.weight": random.integers(0, 255, MB, np.uint8) for i in range(ROWS)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "of-no-known-class"}')
+    env = os.environ | {
+        "HF_ENDPOINT": namespace.endpoint,
+        "HF_TOKEN": namespace.token,
+        "HF_HOME": str(tmp_path / "publisher"),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    env.pop("HF_HUB_DISABLE_XET", None)
+    subprocess.run([sys.executable, "-c", UPLOAD, namespace.repo("source"), folder], env=env, check=True)
+    return namespace.repo("source")
+
+
+@pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])
+def test_what_is_uploaded_is_what_the_transport_needs(
+    reshard: Run, namespace: Namespace, source: str, transport: str, most: float
+) -> None:
+    namespace.admin.log(reset=True)
+    target = namespace.repo(f"cut-over-{transport}")
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    done = reshard("run", source, "--to", target, "--size", "3.1MB", "--transport", transport, "--json", env=env)
+    assert done.code == 0, done.out
+    *_, report = done.documents
+    assert report["source_bytes"] == {"checked": ["model.safetensors"]}
+    files = namespace.admin.files(target)
+    assert sum(path.endswith(".safetensors") for path in files) == 4
+    sent = sum(total["up"] for total in namespace.admin.totals().values())
+    assert sent <= most
+    if transport == "http":
+        assert sent >= ROWS * MB
