@@ -9,6 +9,7 @@ is relied on.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.retry import Retry
 from reshard.pipeline.tensors import StoredFile
+
+log = logging.getLogger(__name__)
 
 # What hf_xet raises: builtin classes and its own subclasses of OSError, told apart by their text alone.
 XetFailure = (OSError, RuntimeError, ValueError)
@@ -131,28 +134,38 @@ class XetSource(HubSource):
         return self._stream(file, start, stop)
 
     def _stream(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        import hf_xet
-
-        info = hf_xet.XetFileInfo(file.xet, file.size)
+        """A stream, and another one where it broke; what the content store will not give comes over HTTP instead."""
         retry = Retry(self.api.endpoint, self.api.pace, XET_ATTEMPTS)
         at = start
         while at < stop:
-            stream = None
             try:
-                stream = self._group().download_stream(info, start=at, end=stop)
-                for data in stream:
-                    for view in _cut(data):
-                        at += len(view)
-                        retry.progress()
-                        yield view
+                for view in self._open(file, at, stop):
+                    at += len(view)
+                    retry.progress()
+                    yield view
                 if at < stop:
                     raise ConnectionError(f"the stream ended {stop - at} bytes early")
             except XetFailure as error:
                 self._judge(file, error)
-                retry.after(httpx2.ReadError(plain(error)))
-            finally:
-                if stream is not None:
-                    stream.cancel()
+                try:
+                    retry.after(httpx2.ReadError(plain(error)))
+                except HubUnreachable as unreachable:
+                    log.warning("%s from byte %d on is read over HTTP: %s", file.path, at, unreachable)
+                    yield from super().read(file, at, stop)
+                    return
+
+    def _open(self, file: StoredFile, at: int, stop: int) -> Iterator[memoryview]:
+        """One stream, cut: it brings as much as 64 MiB at once, and whoever counts progress wants less."""
+        import hf_xet
+
+        stream = self._group().download_stream(hf_xet.XetFileInfo(file.xet, file.size), start=at, end=stop)
+        try:
+            for data in stream:
+                view = memoryview(data)
+                for first in range(0, len(view), CHUNK):
+                    yield view[first : first + CHUNK]
+        finally:
+            stream.cancel()
 
     def _group(self) -> Any:
         """This process's connection to the store for this repository."""
@@ -175,13 +188,6 @@ class XetSource(HubSource):
 
 def read_token_route(repo: str, commit: str) -> str:
     return f"/api/models/{repo}/xet-read-token/{quote(commit, safe='')}"
-
-
-def _cut(data: bytes) -> Iterator[memoryview]:
-    """A stream brings as much as 64 MiB at once; whoever counts progress wants less."""
-    view = memoryview(data)
-    for at in range(0, len(view), CHUNK):
-        yield view[at : at + CHUNK]
 
 
 # -------------------------------------------------------------------------------------------------------------- sink
