@@ -63,7 +63,9 @@ def main() -> None:
         if code := subprocess.run([BIN / "reshard", *command], env=client, timeout=JOB_WITHIN).returncode:
             sys.exit(f"demo: `reshard submit` ended with {code}")
         sent = uploaded(hub) - uploaded_before
-        say(f"uploaded {sent:,} bytes for a model of {model_bytes:,} bytes")
+        say(
+            f"uploaded {sent:,} bytes for a model of {model_bytes:,} bytes: {sent / model_bytes:.1%}, the rest was there"
+        )
 
         compare_embeddings(hub, home)
     sys.stdout.write("demo: ok\n")
@@ -112,7 +114,6 @@ def environment(hub: HubProcess, home: Path, token: str) -> dict[str, str]:
         "HF_ENDPOINT": hub.endpoint,
         "HF_TOKEN": token,
         "HF_HOME": str(home / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TMPDIR": str(home / "tmp"),
         "RESHARD_TMPDIR": str(home / "tmp"),
