@@ -63,9 +63,7 @@ def main() -> None:
         if code := subprocess.run([BIN / "reshard", *command], env=client, timeout=JOB_WITHIN).returncode:
             sys.exit(f"demo: `reshard submit` ended with {code}")
         sent = uploaded(hub) - uploaded_before
-        say(
-            f"uploaded {sent:,} bytes for a model of {model_bytes:,} bytes: {sent / model_bytes:.1%}, the rest was there"
-        )
+        say(f"uploaded {sent:,} bytes ({sent / model_bytes:.1%}) for a model of {model_bytes:,} bytes")
 
         compare_embeddings(hub, home)
     sys.stdout.write("demo: ok\n")
