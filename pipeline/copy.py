@@ -8,23 +8,21 @@ process copied, or an earlier life of this one, is held against the attested byt
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from reshard.pipeline.casts import Caster
-from reshard.pipeline.errors import SourceChanged, TapsDiffer
-from reshard.pipeline.gather import assemble, gather, windows
-from reshard.pipeline.limits import BATCH_MAX, GATHER_WINDOW
+from reshard.pipeline.errors import TapsDiffer
+from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
-from reshard.pipeline.reads import Leg, Part, cuts_of, itinerary, parts, requests
+from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
 from reshard.pipeline.stores.protocols import Sink, Source
+from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Range, Stretch, Tape, Written, tensor_digest
-from reshard.pipeline.tensors import ByteRange, StoredFile
+from reshard.pipeline.tensors import ByteRange
 
-Tick = Callable[[int], None]
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
 
@@ -73,7 +71,7 @@ def copy(
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
     tapes = {number: _tape(plan, number, cuts) for number in group.attests}
-    stream = _Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
+    stream = Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
     for batch in _batches(todo):
         sealed(_copy_batch(plan, batch, source, sink, stream, tmpdir))
     stream.finish()
@@ -102,7 +100,7 @@ def _batches(todo: Sequence[Shard]) -> Iterator[list[Shard]]:
 
 
 def _copy_batch(
-    plan: Plan, shards: Sequence[Shard], source: Source, sink: Sink, stream: _Stream, tmpdir: Path | None
+    plan: Plan, shards: Sequence[Shard], source: Source, sink: Sink, stream: Stream, tmpdir: Path | None
 ) -> list[Receipt]:
     reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
     batch = sink.batch([plan.files[number] for number in reads], source)
@@ -130,7 +128,7 @@ def _copy_batch(
 class _Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
-    def __init__(self, written: Written, stream: _Stream, strict: bool, tmpdir: Path | None) -> None:
+    def __init__(self, written: Written, stream: Stream, strict: bool, tmpdir: Path | None) -> None:
         self.written = written
         self.tensors: dict[str, str] = {}
         self.ranges: dict[str, list[str]] = {}  # of tensors whose ranges are not their bytes as they stand
@@ -144,8 +142,9 @@ class _Copy:
         entry = part.entry
         digest = tensor_digest()
         caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=self._strict) if entry.cast else None
-        views = self._straight(part) if part.straight else self._gathered(part)
-        for view in views:
+        plain = part.straight and len(part.ranges) == 1 and not entry.cast
+        take = self._stream.take if plain else partial(self._noted, entry.name)
+        for view in packed(part, take, self._tmpdir):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)
                 self.written.write(made)
@@ -163,102 +162,9 @@ class _Copy:
                 after = written.get(entry.name, "nothing")
                 raise TapsDiffer(tensor=entry.name, read=self.tensors[entry.name], written=after)
 
-    def _straight(self, part: Part) -> Iterator[memoryview]:
-        plain = len(part.ranges) == 1 and not part.entry.cast
-        for place in part.ranges:
-            if plain:
-                yield from self._stream.take(place)
-            else:
-                yield from self._noted(part, place)
-
-    def _noted(self, part: Part, place: ByteRange) -> Iterator[memoryview]:
+    def _noted(self, name: str, place: ByteRange) -> Iterator[memoryview]:
         digest = tensor_digest()
         for view in self._stream.take(place):
             digest.update(view)
             yield view
-        self.ranges.setdefault(part.entry.name, []).append(digest.hexdigest())
-
-    def _gathered(self, part: Part) -> Iterator[memoryview]:
-        """What the pieces span is laid down on the disk as it passes, so that it is read once and attested."""
-        with tempfile.TemporaryFile(dir=self._tmpdir) as spool:
-            starts: list[tuple[ByteRange, int]] = []
-            for place in part.ranges:
-                starts.append((place, spool.tell()))
-                for view in self._noted(part, place):
-                    spool.write(view)
-            spool.flush()
-            tensor = part.entry.tensor
-            for window in windows(tensor, GATHER_WINDOW):
-                made = assemble(gather(tensor, window), lambda *place: _read_spool(spool, starts, ByteRange(*place)))
-                yield memoryview(made)
-
-
-def _read_spool(spool: BinaryIO, starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
-    for place, at in starts:
-        if place.file == wanted.file and place.start <= wanted.start and wanted.stop <= place.stop:
-            yield memoryview(os.pread(spool.fileno(), wanted.stop - wanted.start, at + wanted.start - place.start))
-            return
-    raise AssertionError(f"{wanted} lies in no range that its tensor spans")
-
-
-class _Stream:
-    """Carries out an itinerary: one request at a time, every byte to the tapes, wanted bytes to whoever takes them."""
-
-    def __init__(
-        self,
-        source: Source,
-        files: Sequence[StoredFile],
-        legs: Sequence[Leg],
-        tapes: Mapping[int, Tape],
-        tick: Tick,
-    ) -> None:
-        self._place = str(source.place)
-        self._source = source
-        self._files = files
-        self._tapes = tapes
-        self._tick = tick
-        self._wanted = self._walk(legs)
-        self._view = memoryview(b"")
-
-    def take(self, place: ByteRange) -> Iterator[memoryview]:
-        """The bytes of ``place``, which must be what the itinerary wants next."""
-        left = place.stop - place.start
-        while left:
-            if not self._view:
-                self._view = next(self._wanted)
-            view, self._view = self._view[:left], self._view[left:]
-            left -= len(view)
-            yield view
-
-    def finish(self) -> None:
-        """What is left to be attested once everything is copied."""
-        for _ in self._wanted:
-            raise AssertionError("the itinerary brings bytes that no shard wants")
-
-    def _walk(self, legs: Sequence[Leg]) -> Iterator[memoryview]:
-        """Every view of every wanted leg; what is not wanted only passes the tapes."""
-        for request in requests(legs):
-            number = request[0].file
-            file, tape, at = self._files[number], self._tapes.get(number), request[0].start
-            views = self._source.read(file, at, request[-1].stop)
-            view = memoryview(b"")
-            for leg in request:
-                while at < leg.stop:
-                    if not view:
-                        view = self._next(views, file, at)
-                    some, view = view[: leg.stop - at], view[leg.stop - at :]
-                    if tape is not None and leg.fresh < at + len(some):
-                        skip = max(0, leg.fresh - at)
-                        tape.feed(at + skip, some[skip:], self._place)
-                    at += len(some)
-                    if leg.wanted:
-                        yield some
-            if view or next(views, None) is not None:
-                raise SourceChanged(place=self._place, what=f"{file.path} gave more bytes than were asked for")
-
-    def _next(self, views: Iterator[memoryview], file: StoredFile, at: int) -> memoryview:
-        view = next(views, None)
-        if view is None:
-            raise SourceChanged(place=self._place, what=f"{file.path} ended at byte {at}")
-        self._tick(len(view))
-        return view
+        self.ranges.setdefault(name, []).append(digest.hexdigest())

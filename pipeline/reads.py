@@ -82,8 +82,15 @@ def itinerary(
 
     Files in ``attests`` pass whole and in order, whatever was copied before or is copied by others.
     """
+    return route((place for shard in shards for part in parts(shard) for place in part.ranges), attests, files)
+
+
+def route(
+    places: Iterable[ByteRange], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
+) -> list[Leg]:
+    """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole."""
     cursor = dict.fromkeys(attests, 0)
-    wanted = _joined(place for shard in shards for part in parts(shard) for place in part.ranges)
+    wanted = _joined(places)
     last = {place.file: i for i, place in enumerate(wanted)}
     legs: list[Leg] = []
     for i, place in enumerate(wanted):

@@ -20,7 +20,7 @@ from posixpath import join
 from uuid import uuid4
 
 from reshard.pipeline import publication
-from reshard.pipeline.copy import Attested, Tick, copy
+from reshard.pipeline.copy import Attested, copy
 from reshard.pipeline.errors import SourceChanged, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
@@ -33,6 +33,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState
+from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verify.checks import Check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload

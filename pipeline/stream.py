@@ -1,0 +1,113 @@
+"""Bytes on their way from a source: an itinerary carried out, and the packed bytes of a tensor however it is stored."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from reshard.pipeline.errors import SourceChanged
+from reshard.pipeline.gather import assemble, gather, windows
+from reshard.pipeline.limits import GATHER_WINDOW
+from reshard.pipeline.reads import Leg, Part, requests
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.taps import Tape
+from reshard.pipeline.tensors import ByteRange, StoredFile
+
+Tick = Callable[[int], None]
+Take = Callable[[ByteRange], Iterator[memoryview]]
+
+
+def packed(part: Part, take: Take, tmpdir: Path | None) -> Iterator[memoryview]:
+    """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's ranges in turn.
+
+    What the pieces of a strided tensor span is laid down in ``tmpdir`` as it passes, so that it is read once.
+    """
+    if part.straight:
+        for place in part.ranges:
+            yield from take(place)
+        return
+    with tempfile.TemporaryFile(dir=tmpdir) as spool:
+        starts: list[tuple[ByteRange, int]] = []
+        for place in part.ranges:
+            starts.append((place, spool.tell()))
+            for view in take(place):
+                spool.write(view)
+        spool.flush()
+        tensor = part.entry.tensor
+        for window in windows(tensor, GATHER_WINDOW):
+            made = assemble(gather(tensor, window), lambda *place: _read_spool(spool, starts, ByteRange(*place)))
+            yield memoryview(made)
+
+
+def _read_spool(spool: BinaryIO, starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
+    for place, at in starts:
+        if place.file == wanted.file and place.start <= wanted.start and wanted.stop <= place.stop:
+            yield memoryview(os.pread(spool.fileno(), wanted.stop - wanted.start, at + wanted.start - place.start))
+            return
+    raise AssertionError(f"{wanted} lies in no range that its tensor spans")
+
+
+class Stream:
+    """Carries out an itinerary: one request at a time, every byte to the tapes, wanted bytes to whoever takes them."""
+
+    def __init__(
+        self,
+        source: Source,
+        files: Sequence[StoredFile],
+        legs: Sequence[Leg],
+        tapes: Mapping[int, Tape],
+        tick: Tick,
+    ) -> None:
+        self._place = str(source.place)
+        self._source = source
+        self._files = files
+        self._tapes = tapes
+        self._tick = tick
+        self._wanted = self._walk(legs)
+        self._view = memoryview(b"")
+
+    def take(self, place: ByteRange) -> Iterator[memoryview]:
+        """The bytes of ``place``, which must be what the itinerary wants next."""
+        left = place.stop - place.start
+        while left:
+            if not self._view:
+                self._view = next(self._wanted)
+            view, self._view = self._view[:left], self._view[left:]
+            left -= len(view)
+            yield view
+
+    def finish(self) -> None:
+        """What is left to be attested once everything is copied."""
+        for _ in self._wanted:
+            raise AssertionError("the itinerary brings bytes that no shard wants")
+
+    def _walk(self, legs: Sequence[Leg]) -> Iterator[memoryview]:
+        """Every view of every wanted leg; what is not wanted only passes the tapes."""
+        for request in requests(legs):
+            number = request[0].file
+            file, tape, at = self._files[number], self._tapes.get(number), request[0].start
+            views = self._source.read(file, at, request[-1].stop)
+            view = memoryview(b"")
+            for leg in request:
+                while at < leg.stop:
+                    if not view:
+                        view = self._next(views, file, at)
+                    some, view = view[: leg.stop - at], view[leg.stop - at :]
+                    if tape is not None and leg.fresh < at + len(some):
+                        skip = max(0, leg.fresh - at)
+                        tape.feed(at + skip, some[skip:], self._place)
+                    at += len(some)
+                    if leg.wanted:
+                        yield some
+            if view or next(views, None) is not None:
+                raise SourceChanged(place=self._place, what=f"{file.path} gave more bytes than were asked for")
+
+    def _next(self, views: Iterator[memoryview], file: StoredFile, at: int) -> memoryview:
+        view = next(views, None)
+        if view is None:
+            raise SourceChanged(place=self._place, what=f"{file.path} ended at byte {at}")
+        self._tick(len(view))
+        return view
