@@ -87,6 +87,7 @@ HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
 
 # ------------------------------------------------------------------------------------------------------------ xet
 PRIME = 256 * KIB  # bytes of each source file's head that are sent again, so that the store tells what it has of it
+PRIME_MIN = 1 * MIB  # bytes of a source file; of a smaller one there is less to save than asking costs
 XET_READ_MIN = 1 * MIB  # bytes; below this a range costs less over HTTP than a reconstruction and its own requests
 XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each request by itself before
 XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction

@@ -27,6 +27,7 @@ from reshard.pipeline.limits import (
     CONNECT_TIMEOUT,
     LARGE_BLOCK,
     PRIME,
+    PRIME_MIN,
     READ_TIMEOUT,
     XET_ATTEMPTS,
     XET_CHECKS,
@@ -210,7 +211,8 @@ class XetSink:
         self._memory_limit = memory_limit
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> XetBatch:
-        return XetBatch(self, [file for file in reads if file.xet] if source else [], source)
+        heads = [file for file in reads if source is not None and file.xet and file.size >= PRIME_MIN]
+        return XetBatch(self, heads, source)
 
     def upload(self) -> Any:
         """A new upload commit of hf_xet."""
