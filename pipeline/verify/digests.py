@@ -1,0 +1,164 @@
+"""The digest of every tensor of a checkpoint, whatever files and format it lies in, and where two tensors part ways.
+
+Each checkpoint is read once, in the order in which it is stored, so two of them can be held against each other though
+nothing of their layouts is alike. Memory is bounded by a read and a gather, whatever the size of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from blake3 import blake3
+
+from reshard.pipeline.pack import in_source_order
+from reshard.pipeline.plan import Entry
+from reshard.pipeline.reads import Part, part, route
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.stream import Stream, Tick, packed
+from reshard.pipeline.taps import Sum, Tape
+from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, StoredFile, Tensor
+
+# How an element is shown; kinds without an entry are shown as the byte that holds it.
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "C64": np.dtype("<c8"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+
+
+def digests(
+    checkpoint: Checkpoint,
+    files: Sequence[StoredFile],
+    source: Source,
+    new: Callable[[], Sum] = blake3,
+    tick: Tick = lambda count: None,
+    tmpdir: Path | None = None,
+) -> dict[str, str]:
+    """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
+
+    Names that share their bytes are read once. A file with a sha256, or an archive with sums of its own, passes whole
+    and must match: raises SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
+    """
+    names: dict[tuple[object, ...], list[str]] = {}
+    entries = []
+    for entry in in_source_order(Entry(tensor, tensor.dtype) for tensor in checkpoint.tensors):
+        sharing = names.setdefault((entry.tensor.dtype, entry.tensor.shape, entry.tensor.pieces), [])
+        if not sharing:
+            entries.append(entry)
+        sharing.append(entry.name)
+    parts = [part(entry) for entry in entries]
+    tapes = _tapes(checkpoint, files)
+    legs = route((place for one in parts for place in one.ranges), tapes, files)
+    stream = Stream(source, files, legs, tapes, tick)
+    found: dict[str, str] = {}
+    for one, sharing in zip(parts, names.values(), strict=True):
+        digest = new()
+        for view in packed(one, stream.take, tmpdir):
+            digest.update(view)
+        found |= dict.fromkeys(sharing, digest.hexdigest())
+    stream.finish()
+    return found
+
+
+def _tapes(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> Mapping[int, Tape]:
+    summed = {file: list(records) for file, records in groupby(checkpoint.records, key=lambda record: record.file)}
+    tapes = {}
+    for number in checkpoint.files:
+        records = [record for record in summed.get(number, ()) if record.crc32 is not None]
+        if files[number].sha256 is not None or records:
+            tapes[number] = Tape(files[number], (), records)
+    return tapes
+
+
+class Stored(NamedTuple):
+    """One tensor and where to read it."""
+
+    tensor: Tensor
+    files: Sequence[StoredFile]
+    source: Source
+
+    def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
+        """Its packed bytes."""
+        one: Part = part(Entry(self.tensor, self.tensor.dtype))
+        stream = Stream(self.source, self.files, route(one.ranges, (), self.files), {}, lambda count: None)
+        yield from packed(one, stream.take, tmpdir)
+        stream.finish()
+
+
+class Difference(NamedTuple):
+    """The first element that differs, and what each side has there."""
+
+    index: tuple[int, ...]
+    first: str
+    second: str
+
+    def __str__(self) -> str:
+        return f"element {list(self.index)} is {self.first} and {self.second}"
+
+
+def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) -> Difference | None:
+    """Where two tensors of one dtype and shape part ways; None if nowhere. Reads no further than that."""
+    at = 0
+    for one, other in _aligned(first.read(tmpdir), second.read(tmpdir)):
+        unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
+        if unequal.size:
+            return _difference(first.tensor, at, int(unequal[0]), one, other)
+        at += len(one)
+    return None
+
+
+# Bytes that are compared at once: a multiple of every element's size, so that no element is cut in two.
+_BLOCK = 1 << 20
+
+
+def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[bytes, bytes]]:
+    """Both streams in equal blocks."""
+    return zip(_blocks(first), _blocks(second), strict=True)
+
+
+def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+    held = bytearray()
+    for view in views:
+        held += view
+        while len(held) >= _BLOCK:
+            yield bytes(held[:_BLOCK])
+            del held[:_BLOCK]
+    if held:
+        yield bytes(held)
+
+
+def _difference(tensor: Tensor, at: int, byte: int, one: bytes, other: bytes) -> Difference:
+    bits = DTYPE_BITS[tensor.dtype]
+    element = (at + byte) * 8 // bits
+    index = tuple(int(i) for i in np.unravel_index(element, tensor.shape)) if tensor.shape else ()
+    start = element * bits // 8 - at
+    return Difference(index, *(_shown(tensor.dtype, data[start : start + max(1, bits // 8)]) for data in (one, other)))
+
+
+def _shown(dtype: str, element: bytes) -> str:
+    """The value, and its bytes where two values may look alike (NaNs, zeros, rounding in print)."""
+    kind = _NUMPY.get(dtype)
+    if kind is None:
+        return f"0x{element.hex()}"
+    return f"{np.frombuffer(element, kind)[0]!s} (0x{element[::-1].hex()})"
