@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.copy import Moved
 from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
@@ -120,7 +121,7 @@ def copied(store: JobStore, leases: Leases, plan: Plan, request: Request | None 
     assert leases.done(claimed(leases, job, "check"), []) == "ok"
     for number in range(len(plan.groups)):
         lease = claimed(leases, job, f"group:{number:05d}")
-        assert leases.seal(lease, receipts(plan, number)) == "ok"
+        assert leases.seal(lease, receipts(plan, number), Moved()) == "ok"
         assert leases.done(lease, [[], []]) == "ok"
     return job
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import (
     Ambiguous,
     BrokerUnavailable,
@@ -96,7 +97,7 @@ def test_progress_counts_sealed_bytes_and_those_on_their_way(store: JobStore, le
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    leases.seal(lease, receipts(plan, 0)[:1])
+    leases.seal(lease, receipts(plan, 0)[:1], Moved())
     leases.renew(lease, 123, progress=True)
     seen = store.get(job)
     assert seen.bytes == sum(shard.size for shard in plan.shards)
@@ -174,7 +175,7 @@ def test_retry_goes_on_with_what_was_left(store: JobStore, leases: Leases, plan:
     job = planned(store, leases, plan)
     assert leases.done(claimed(leases, job, "check"), []) == "ok"
     first = claimed(leases, job, "group:00000")
-    leases.seal(first, receipts(plan, 0))
+    leases.seal(first, receipts(plan, 0), Moved())
     leases.done(first, [[], []])
     leases.fail(claimed(leases, job, "group:00001"), NOT_FOUND)
     failed = store.get(job)
@@ -191,7 +192,7 @@ def test_retry_anew_plans_again_and_keeps_the_receipts(store: JobStore, leases: 
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    leases.seal(lease, receipts(plan, 0))
+    leases.seal(lease, receipts(plan, 0), Moved())
     leases.fail(lease, NOT_FOUND)
     store.retry(job, anew=True)
     assert store.get(job).state == JobState.queued
@@ -228,6 +229,18 @@ def test_retry_of_an_unverified_publication_stays_behind_the_point_of_no_return(
     with pytest.raises(WrongState):
         store.cancel(job)
     claimed(leases, job, lease.unit)
+
+
+def test_what_was_published_is_confirmed_and_not_planned_again(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    leases.begin(lease)
+    leases.done(lease, {"commit": "abc", "ref": "main", "found": False})
+    leases.fail(claimed(leases, job, "confirm"), NOT_FOUND)
+    store.retry(job, anew=True)
+    assert store.get(job).state == JobState.confirming
+    assert store.plan(job) == plan
+    claimed(leases, job, "confirm")
 
 
 def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:

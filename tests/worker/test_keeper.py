@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.copy import Moved, Stopped
 from reshard.pipeline.plan import Plan
 from reshard.worker import drain, keeper
 from reshard.worker.jobs import JobStore, open_redis
@@ -119,7 +119,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
         wait_for(lambda: store.redis.exists("reshard:yielding"), "the word to yield")
         kept.tick(1)
-        kept.sealed(receipts(plan, 0)[:1])
+        kept.sealed(receipts(plan, 0)[:1], Moved())
         assert ticks_until_stopped(kept) == "yield"
 
 
@@ -137,13 +137,15 @@ def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_
         lease = claimed(leases, job, "group:00000")
         with Keeper(leases, lease, QUICK) as kept:
             own_broker.kill()
-            kept.sealed(receipts(plan, 0))
+            kept.sealed(receipts(plan, 0), Moved(read=10, uploaded=3, deduplicated=7))
             kept.tick(1)
             restart = threading.Timer(0.5, own_broker.start)
             restart.start()
             kept.finish(lambda: leases.done(lease, [[], []]))
             restart.join()
-        assert store.get(job).shards_done == len(plan.groups[0].shards)
+        seen = store.get(job)
+        assert seen.shards_done == len(plan.groups[0].shards)
+        assert (seen.read, seen.uploaded, seen.deduplicated) == (10, 3, 7)
         assert lease.unit not in [held.unit for held in store.get(job).held]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
 from reshard.pipeline.plan import SCHEMA, Plan
 from reshard.worker.jobs import JobState, JobStore
@@ -51,7 +52,7 @@ def test_an_expired_token_is_good_until_somebody_else_claims(store: JobStore, le
     check, group = claimed(leases, job, "check"), claimed(leases, job, "group:00000")
     age(store, job, 10 * LEASE)
     assert leases.renew(check, 0, progress=True) == "ok"
-    assert leases.seal(group, receipts(plan, 0)) == "ok"
+    assert leases.seal(group, receipts(plan, 0), Moved()) == "ok"
     assert leases.done(group, [[], []]) == "ok"
     age(store, job, LEASE / 2)
     assert claimed(another(store), job, "group:00001")  # and not `check`, whose lease was renewed
@@ -59,7 +60,7 @@ def test_an_expired_token_is_good_until_somebody_else_claims(store: JobStore, le
 
 STEPS: dict[str, Callable[[Leases, Lease, Plan], str]] = {
     "renew": lambda leases, lease, plan: leases.renew(lease, 1, progress=True),
-    "seal": lambda leases, lease, plan: leases.seal(lease, receipts(plan, 0)),
+    "seal": lambda leases, lease, plan: leases.seal(lease, receipts(plan, 0), Moved()),
     "done": lambda leases, lease, plan: leases.done(lease, [[], []]),
     "again": lambda leases, lease, plan: leases.again(lease, TROUBLE, 0),
     "fail": lambda leases, lease, plan: leases.fail(lease, TROUBLE),
@@ -139,7 +140,7 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(store: JobStore, leases:
     assert leases.done(check, []) == leases.done(check, []) == "ok"
     group = claimed(leases, job, "group:00000")
     for _ in range(2):
-        assert leases.seal(group, receipts(plan, 0)) == "ok"
+        assert leases.seal(group, receipts(plan, 0), Moved()) == "ok"
     assert store.get(job).shards_done == len(plan.groups[0].shards)
     assert store.get(job).bytes_done == sum(receipt.size for receipt in receipts(plan, 0))
 
@@ -153,8 +154,9 @@ def test_a_copy_without_progress_loses_its_lease_although_it_is_renewed(
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
     hung = claimed(leases, job, "group:00000")
+    age(store, job, LEASE - 1)
     assert leases.renew(hung, 0, progress=False) == "ok"
-    age(store, job, LEASE + 1)
+    age(store, job, 2)
     other = another(store)
     units = set()
     while (lease := other.claim(job)) is not None:
@@ -174,7 +176,7 @@ def test_attempts_count_at_the_claim_and_are_forgiven_by_a_seal(store: JobStore,
         age(store, job, LEASE + 1)
     lease = claimed(leases, job, "group:00000")
     assert lease.attempts == 4
-    leases.seal(lease, receipts(plan, 0)[:1])
+    leases.seal(lease, receipts(plan, 0)[:1], Moved())
     assert lease.attempts == 0
     age(store, job, LEASE + 1)
     assert claimed(leases, job, "group:00000").attempts == 1
@@ -268,6 +270,16 @@ def test_of_two_finishers_only_the_latest_may_begin(store: JobStore, leases: Lea
     assert store.get(job).state == JobState.committing
 
 
+def test_after_a_cancel_nothing_begins(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    store.cancel(job)
+    assert leases.begin(lease) == "cancelled"
+    store.retry(job)
+    assert leases.begin(lease) == "lost"
+    assert store.get(job).state == JobState.copying
+
+
 def test_a_finisher_that_died_after_it_began_is_followed_by_another(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
@@ -322,7 +334,7 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
     assert lost.digest not in kept
     assert len(leases.attested(job)) == len(plan.groups) - 1
     assert leases.claim(job) is None
-    leases.seal(again, receipts(plan, 2))
+    leases.seal(again, receipts(plan, 2), Moved())
     assert store.get(job).bytes_done == store.get(job).bytes
     leases.done(again, [[], []])
     claimed(leases, job, "publish")
@@ -333,7 +345,7 @@ def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan
     for _ in range(VOIDS):
         assert leases.void(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
         group = claimed(leases, job, "group:00000")
-        leases.seal(group, receipts(plan, 0))
+        leases.seal(group, receipts(plan, 0), Moved())
         leases.done(group, [[], []])
     publish = claimed(leases, job, "publish")
     before = leases.receipts(job, [plan.shards[0].digest])
@@ -348,7 +360,7 @@ def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners
     job = planned(store, leases, plan)
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    leases.seal(lease, receipts(plan, 0))
+    leases.seal(lease, receipts(plan, 0), Moved())
     shards = [plan.shards[i] for i in plan.groups[0].shards]
     assert leases.void(lease, TROUBLE, shards) == "ok"
     assert (store.get(job).shards_done, store.get(job).bytes_done) == (0, 0)
@@ -375,6 +387,14 @@ def test_there_is_one_wake_for_each_thing_to_do_and_none_for_nothing(
         leases.claim(job)
         assert wakes.take() == (["interactive"] if left else [])
     assert leases.claim(job) is None
+    assert wakes.take() == []
+
+
+def test_a_wake_that_is_on_its_way_is_not_doubled(store: JobStore, leases: Leases, plan: Plan, wakes: Wakes) -> None:
+    job = planned(store, leases, plan)
+    check = claimed(leases, job, "check")
+    wakes.take()
+    assert leases.done(check, []) == "ok"  # there is more to do, and the claim above has sent for it
     assert wakes.take() == []
 
 
@@ -448,9 +468,9 @@ def test_one_bulk_copy_at_a_time_gives_way_to_an_interactive_job(store: JobStore
     answers = [leases.renew(lease, 0, progress=True) for lease in copies]
     assert answers == ["ok"] * 3
     store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
+    assert leases.renew(mine, 0, progress=True) == "ok"
     answers = [leases.renew(lease, 0, progress=True) for lease in copies]
     assert answers == ["yield", "ok", "ok"]
-    assert leases.renew(mine, 0, progress=True) == "ok"
     wait_for(lambda: not store.redis.exists("reshard:yielding"), "the pause's end", YIELD_PAUSE + 1)
     assert leases.renew(copies[1], 0, progress=True) == "yield"
 

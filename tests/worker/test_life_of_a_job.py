@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import SourceNotFound, TargetBusy, WrongState
 from reshard.pipeline.plan import Plan
 from reshard.worker.jobs import JobState, JobStore
@@ -74,7 +75,7 @@ class Life(RuleBasedStateMachine):
         if lease.kind == "plan":
             return self.leases.planned(lease, self.plan)
         if lease.kind == "group":
-            sealed = self.leases.seal(lease, receipts(self.plan, lease.group))
+            sealed = self.leases.seal(lease, receipts(self.plan, lease.group), Moved())
             assert sealed == self.leases.done(lease, [[], []])
             return sealed
         if lease.kind == "publish":
@@ -180,6 +181,6 @@ def test_no_order_of_events_breaks_a_job(store: JobStore, plan: Plan) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Life,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
