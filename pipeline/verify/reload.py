@@ -180,7 +180,9 @@ class Reload:
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """End the child and whatever it is doing."""
+        """End the child and whatever it is doing; who waits for its answer hears that it was killed."""
+        if (child := self._child) is not None:
+            child.kill()
         with self._lock:
             if self._child is not None:
                 self._child.end()
@@ -255,10 +257,14 @@ class _Child:
         """The answer to one request line."""
         return self._exchange(line, seconds)
 
-    def end(self) -> None:
-        """Kill it and its forks, and remove its folder."""
+    def kill(self) -> None:
+        """Kill it and its forks; whoever owns it still has to ``end`` it."""
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it and its forks, and remove its folder."""
+        self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

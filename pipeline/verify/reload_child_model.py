@@ -196,7 +196,7 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
         found: Any = getattr(transformers, name, None)
     except ImportError as error:
         raise NotChecked(f"{name} needs a package that is not installed: {_line(error)}") from error
-    if not _is_model_class(found):
+    if not is_model_class(found):
         where = ", but code in the repository, which is never run" if "auto_map" in raw else ""
         raise NotChecked(f"{name} is no model class of transformers {transformers.__version__}{where}")
     declared = found.config_class.model_type
@@ -206,7 +206,8 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
     return named
 
 
-def _is_model_class(found: object) -> bool:
+def is_model_class(found: object) -> bool:
+    """Whether this is one of the model classes that transformers itself defines."""
     return (
         isinstance(found, type)
         and issubclass(found, PreTrainedModel)

@@ -197,11 +197,13 @@ def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_p
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(planted)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/else"}))
+    (folder / "generation_config.json").write_text("{broken")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_planted.Planted"}
     (folder / "config.json").write_text(json.dumps(config))
     assert load(reload, folder).result == "loaded"
     assert not canary.exists()
+    assert (folder / "generation_config.json").read_text() == "{broken"
 
 
 @pytest.mark.parametrize("loader", ["transformers", "accelerate"])

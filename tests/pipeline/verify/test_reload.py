@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
 
 from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.pipeline.verify.reload_child_model import is_model_class
 from reshard.pipeline.verify.structure import compare
 from tests.pipeline.verify.models import CONFIGS, DEEPSEEK_SMALL, Saved, Specs, deepseek_fp8, read
 
@@ -277,6 +279,16 @@ def test_a_class_that_is_not_transformers_own_is_skipped(
     found = reload.check(model.with_config(**changes), model.specs)
     assert (found.level, found.result) == ("structural", "skipped")
     assert reason in found.reason
+
+
+def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
+    class Added(transformers.LlamaForCausalLM):
+        pass
+
+    assert is_model_class(transformers.LlamaForCausalLM)
+    assert not is_model_class(Added)
+    assert not is_model_class(transformers.PreTrainedModel)
+    assert not is_model_class(transformers.LlamaConfig)
 
 
 @pytest.mark.parametrize(

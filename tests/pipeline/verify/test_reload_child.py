@@ -135,7 +135,7 @@ def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
     assert child_of(reload) == warm
 
 
-def test_a_child_that_is_killed_is_replaced_with_its_fork_and_one_that_is_stuck_as_well() -> None:
+def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -> None:
     with Reload(Allowed(seconds=20), grace=0.5) as reload:
         warm = child_of(reload)
         home = Path(warm.cwd())
@@ -158,6 +158,15 @@ def test_a_child_that_is_killed_is_replaced_with_its_fork_and_one_that_is_stuck_
         stuck = reload.check(llama(), NORM, allowed=Allowed(seconds=0.5))
         assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
         assert not second.is_running()
+        assert reload.pid is None
+
+        third = child_of(reload)
+        asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+        asking.start()
+        until(lambda: third.children() != [])
+        reload.close()
+        asking.join(timeout=30)
+        assert (found[1].result, found[1].seconds < 15) == ("inconclusive", True)
         assert reload.pid is None
 
 
@@ -224,7 +233,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, 
         (repo / f"{module}.py").write_text(f"open({str(canary)!r}, 'a').write('{module}')\nclass Planted: pass\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(repo)
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         for name in SECRETS:
             patch.setenv(name, "hf_secret")
         with Reload() as reload:
@@ -372,14 +381,22 @@ def test_a_python_that_ends_at_once_is_told() -> None:
 # --------------------------------------------------------------------------------------------------------------- speed
 
 
+# Processor time, which is what these take on an idle machine: the suite may share its own with others.
+
+
+def used(child: psutil.Process) -> float:
+    """Seconds of processor time of the child and all forks that it has waited for."""
+    times = child.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 def test_a_tiny_model_is_checked_within_half_a_second_when_warm(saved: GetSaved, reload: Reload) -> None:
     model = saved("llama")
-    times = []
-    for attempt in range(3):
-        found = reload.check(model.with_config(attempt=attempt), model.specs)
-        assert found.result == "clean"
-        times.append(found.seconds)
-    assert min(times) < 0.5
+    child = child_of(reload)
+    before = used(child)
+    for attempt in range(4):
+        assert reload.check(model.with_config(attempt=attempt), model.specs).result == "clean"
+    assert (used(child) - before) / 4 < 0.5
 
 
 def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(reload: Reload) -> None:
@@ -420,8 +437,8 @@ def test_a_7b_layout_is_checked_cold_within_6_seconds_and_450_mb() -> None:
     assert len(specs) == 291
     with Reload() as reload:
         found = reload.check(config, specs)
+        assert used(child_of(reload)) < 6
     assert (found.level, found.result) == ("model", "clean")
-    assert found.seconds < 6
     assert found.peak_rss < 450_000_000
 
 
@@ -433,7 +450,7 @@ def test_the_671b_layout_in_fp8_is_checked_cold_within_30_seconds_and_800_mb() -
         found = reload.check(config, specs)
         assert (found.level, found.result) == ("model", "clean")
         assert "1558 tensors are neither required nor used by the class" in found.notes[0]
-        assert found.seconds < 30
+        assert used(child_of(reload)) < 30
         assert found.peak_rss < 800_000_000
         expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
         broken = {name: spec for name, spec in specs.items() if name != expert}
