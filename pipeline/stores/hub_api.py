@@ -177,6 +177,18 @@ class HubApi:
                 raise Refusal(response, self)
             self.after(retry, response)
 
+    def data(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> Any:
+        """The JSON of ``call``'s answer."""
+        return self.decoded(self.call(method, path, headers, **options))
+
+    def decoded(self, response: httpx2.Response) -> Any:
+        """Raises HubRefused for an answer that no Hub gives: the endpoint is another server's, or a proxy's."""
+        try:
+            return response.json()
+        except ValueError as error:
+            what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
+            raise HubRefused(endpoint=self.endpoint, what=what, why="its answer is no JSON; is it a Hub?") from error
+
     def after(self, retry: Retry, problem: httpx2.TransportError | httpx2.Response) -> None:
         """``retry.after``, but for what no repetition can mend."""
         if isinstance(problem, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
@@ -186,17 +198,17 @@ class HubApi:
     def pages(self, path: str, params: dict[str, str] | None = None) -> Iterator[Any]:
         """The items of a listing, page by page, as its ``Link`` headers lead."""
         response = self.call("GET", path, params=params)
-        yield from response.json()
+        yield from self.decoded(response)
         while following := response.links.get("next", {}).get("url"):
             response = self.call("GET", following)
-            yield from response.json()
+            yield from self.decoded(response)
 
     # -------------------------------------------------------------------------------------------------- reading
 
     def info(self, repo: str, revision: str | None = None) -> RepoInfo:
         """The commit that ``revision`` (default: the default branch) is now; raises Refusal."""
         path = f"/api/models/{repo}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
-        data = self.call("GET", path, params={"expand": ["sha", "private", "gated"]}).json()
+        data = self.data("GET", path, params={"expand": ["sha", "private", "gated"]})
         visibility: Visibility = "private" if data["private"] else "gated" if data["gated"] else "public"
         return RepoInfo(data["sha"], visibility)
 
@@ -240,7 +252,7 @@ class HubApi:
 
     def whoami(self) -> dict[str, Any]:
         """The credential's own account, as ``whoami-v2`` tells it: ``name``, ``orgs`` and more."""
-        data: dict[str, Any] = self.call("GET", "/api/whoami-v2").json()
+        data: dict[str, Any] = self.data("GET", "/api/whoami-v2")
         return data
 
     def pull_requests(self, repo: str, author: str) -> Iterator[PullRequest]:
@@ -248,7 +260,7 @@ class HubApi:
         start, page = 0, 0
         while True:
             params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}
-            listing = self.call("GET", f"/api/models/{repo}/discussions", params=params).json()
+            listing = self.data("GET", f"/api/models/{repo}/discussions", params=params)
             for item in listing["discussions"]:
                 # The filters are the server's; what it may not know is checked again.
                 if item["isPullRequest"] and item["status"] in ("draft", "open"):
@@ -259,7 +271,7 @@ class HubApi:
                 return
 
     def pull_request(self, repo: str, number: int) -> PullRequest:
-        item = self.call("GET", f"/api/models/{repo}/discussions/{number}").json()
+        item = self.data("GET", f"/api/models/{repo}/discussions/{number}")
         comments = [event for event in item["events"] if event["type"] == "comment"]
         description = comments[0]["data"]["latest"]["raw"] if comments else ""
         return PullRequest(number, item.get("author", {}).get("name", ""), item["status"], description)
@@ -297,7 +309,7 @@ class HubApi:
             raise httpx2.RemoteProtocolError(f"answers {response.status_code}")
         if not response.is_success:
             raise Refusal(response, self)
-        return int(response.json()["num"])
+        return int(self.decoded(response)["num"])
 
     def show_pull_request(self, repo: str, number: int) -> None:
         """Take a pull request out of its draft state; opening it twice changes nothing."""
@@ -306,7 +318,7 @@ class HubApi:
     def preupload(self, repo: str, ref: str, files: Sequence[dict[str, Any]]) -> dict[str, str]:
         """``regular`` or ``lfs`` by path; each of ``files`` has path, size and the head of the content as sample."""
         path = f"/api/models/{repo}/preupload/{quote(ref, safe='')}"
-        answer = self.call("POST", path, json={"files": list(files)}).json()
+        answer = self.data("POST", path, json={"files": list(files)})
         return {file["path"]: file["uploadMode"] for file in answer["files"]}
 
     def duplicate(self, source: str, target: str, files: Iterable[StoredFile]) -> set[str]:
@@ -315,7 +327,7 @@ class HubApi:
             "target": {"type": "model", "name": target},
             "files": [{"xetHash": f.xet, "sha256": f.sha256, "filename": f.path} for f in files],
         }
-        answer = self.call("POST", f"/api/models/{source}/lfs-files/duplicate", json=body).json()
+        answer = self.data("POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
         return {failure["sha256"] for failure in answer["failed"]}
 
     def lfs_batch(self, repo: str, objects: Sequence[StoredFile]) -> dict[str, dict[str, Any]]:
@@ -331,7 +343,7 @@ class HubApi:
                 "objects": [{"oid": o.sha256, "size": o.size} for o in objects[first : first + LFS_BATCH]],
                 "hash_algo": "sha256",
             }
-            answer = self.call("POST", f"/{repo}.git/info/lfs/objects/batch", headers=LFS_HEADERS, json=body).json()
+            answer = self.data("POST", f"/{repo}.git/info/lfs/objects/batch", headers=LFS_HEADERS, json=body)
             for item in answer["objects"]:
                 if "error" in item:
                     why = item["error"].get("message", "no reason given")

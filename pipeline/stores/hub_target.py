@@ -19,6 +19,7 @@ import httpx2
 
 from reshard.pipeline.errors import (
     HubError,
+    HubRefused,
     ObjectLost,
     SourceCorrupt,
     TargetConflict,
@@ -273,7 +274,7 @@ class HubTarget:
             else:
                 if response.is_success:
                     self._show()
-                    return str(response.json()["commitOid"])
+                    return self._made(response)
                 if response.status_code == 412:
                     raise HeadMoved(parent)
                 if response.status_code == 429:
@@ -282,6 +283,12 @@ class HubTarget:
                     raise AnswerLost(f"answered {response.status_code}")
                 else:
                     raise self._commit_refused(Refusal(response, self.api), change)
+
+    def _made(self, response: httpx2.Response) -> str:
+        try:
+            return str(self.api.decoded(response)["commitOid"])
+        except (HubRefused, KeyError) as error:
+            raise AnswerLost(f"it was answered with something that names no commit: {error}") from error
 
     def _commit_refused(self, refusal: Refusal, change: Change) -> Exception:
         error = refusal.as_target(self.place.repo)

@@ -241,7 +241,7 @@ class XetSink:
         if not chunked:
             return lost
         try:
-            token = self.api.call("GET", self._route).json()
+            token = self.api.data("GET", self._route)
         except Refusal as refusal:
             raise refusal.as_target(self.repo) from refusal
         with ThreadPoolExecutor(XET_CHECKS) as pool:
@@ -255,7 +255,7 @@ class XetSink:
         """
         headers = {"Authorization": f"Bearer {token}", "Range": "bytes=0-0"}
         try:
-            answer = self.api.call("GET", f"{store}/v1/reconstructions/{file.xet}", headers=headers).json()
+            answer = self.api.data("GET", f"{store}/v1/reconstructions/{file.xet}", headers=headers)
             first = answer["terms"][0]["hash"]
             part = answer["fetch_info"][first][0]
             span = part["url_range"]

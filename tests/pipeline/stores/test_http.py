@@ -299,6 +299,12 @@ def test_an_endpoint_that_is_no_url_is_not_tried_again(context: Context, pace: I
     assert pace.slept == []
 
 
+def test_a_server_that_is_no_hub_is_told_so(context: Context) -> None:
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
+    with answering(page) as odd, pytest.raises(HubRefused, match="is it a Hub?"):
+        open_source(Hub(repo="a/b", endpoint=str(odd.pin.endpoint)), context)
+
+
 def test_the_revision_is_pinned_once(hub_source: MakeSource, hub: HubAdmin) -> None:
     source = hub_source({"config.json": b"{}"})
     hub.put_files(source.pin.repo, {"config.json": b"{1}", "new.txt": b"n"})

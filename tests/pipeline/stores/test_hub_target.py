@@ -176,7 +176,15 @@ def test_a_commit_whose_answer_is_lost_may_stand(context: Context, repo: str, hu
     assert [c.message for c in target.history(target.head(), base)] == ["digest d1"]
 
 
-@pytest.mark.parametrize("fault", [{"action": "reset"}, {"action": "status", "status": 502}])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"action": "reset"},
+        {"action": "status", "status": 502},
+        {"action": "status", "status": 200, "body": "<html>"},  # a proxy's
+        {"action": "status", "status": 200, "body": "{}"},
+    ],
+)
 def test_a_commit_without_an_answer_is_never_sent_again_unseen(
     context: Context, repo: str, hub: HubAdmin, fault: dict[str, object]
 ) -> None:
