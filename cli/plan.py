@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Group
+from typer import Option
+
 from reshard.cli.arguments import read_in_place, read_output, takes
 from reshard.cli.output import Output
+from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
 
 @takes(request=read_in_place, output=read_output)
-def plan(request: Request, output: Output) -> None:
+def plan(
+    *,
+    request: Request,
+    max_memory: Annotated[
+        str | None,
+        Option(
+            metavar="DEVICE=SIZE,...",
+            help="Also show which device would hold which block: 0=10GiB,1=10GiB,cpu=30GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    device_map: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="The same for a given map, as JSON of devices by module.", show_default=False),
+    ] = None,
+    output: Output,
+) -> None:
     """Show what a job would write, carry and delete, and change nothing."""
     from reshard.cli.describe import plan_facts, plan_text
+    from reshard.cli.devices import device_facts, device_text, parse_max_memory, read_device_map
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.open import Context, open_target
 
+    if max_memory and device_map:
+        raise UsageError(what="--max-memory and --device-map exclude each other")
+    memory = parse_max_memory(max_memory) if max_memory else None
+    placed = read_device_map(device_map) if device_map else None
     context = Context.from_env()
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)
-    facts = plan_facts(request, draft(request, source, target))
-    output.result(facts, plan_text(facts), "\n".join(file["path"] for file in facts["files"]))
+    made = draft(request, source, target)
+    facts = plan_facts(request, made)
+    text = plan_text(facts)
+    if memory is not None or placed is not None:
+        facts["device_maps"] = device_facts(made, source, memory, placed)
+        text = Group(text, device_text(facts["device_maps"]))
+    output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))

@@ -1,0 +1,124 @@
+"""Which device would hold which block of the planned model, and which files it would have to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from reshard.cli.output import human_bytes, lines
+from reshard.pipeline.errors import BadSize, UsageError
+from reshard.pipeline.plan import Output, Plan
+from reshard.pipeline.request import parse_size
+
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.protocols import Source
+    from reshard.pipeline.verify.reload import Reload
+
+STRADDLING_SHOWN = 8  # blocks; --json has them all
+
+
+def parse_max_memory(value: str) -> dict[str, int]:
+    """Bytes by device from ``0=10GiB,1=10GiB,cpu=30GiB``; raises UsageError."""
+    limits = {}
+    for part in value.split(","):
+        device, equals, size = part.strip().partition("=")
+        if not equals or not (device.isdecimal() or device == "cpu"):
+            raise UsageError(what=f"--max-memory {part}: give DEVICE=SIZE, where a device is a number or cpu")
+        try:
+            limits[device] = parse_size(size)
+        except BadSize as error:
+            raise UsageError(what=f"--max-memory {part}: {error.facts['why']}") from error
+    return limits
+
+
+def read_device_map(path: Path) -> dict[str, str]:
+    """Devices by module from a JSON file; raises UsageError."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(what=f"--device-map {path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(what=f"--device-map {path} is no JSON object of devices by module")
+    return {module: str(device) for module, device in content.items()}
+
+
+def device_facts(
+    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: Mapping[str, str] | None
+) -> list[dict[str, Any]]:
+    """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
+    from reshard.pipeline.verify.reload import Reload
+
+    with closing(Reload()) as reload:
+        return [_of(plan, output, source, reload, max_memory, device_map) for output in plan.outputs]
+
+
+def _of(
+    plan: Plan,
+    output: Output,
+    source: Source,
+    reload: Reload,
+    max_memory: Mapping[str, int] | None,
+    device_map: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    from reshard.pipeline.find import read_file
+    from reshard.pipeline.limits import CONFIG_MAX
+    from reshard.pipeline.verify.devices import plan_devices
+
+    if output.config is None:
+        return {"checkpoint": str(output.name), "result": "skipped", "reason": "no config.json names its class"}
+    shards = [plan.shards[number] for number in output.shards]
+    specs = {e.name: (e.as_dtype, e.tensor.shape) for shard in shards for e in shard.entries}
+    files = {e.name: shard.path for shard in shards for e in shard.entries}
+    edited = {edit.path: edit.content.encode() for edit in plan.edits}
+    config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
+    made = plan_devices(reload, config, specs, files, max_memory=max_memory, device_map=device_map)
+    devices = dict.fromkeys(block.device for block in made.blocks)
+    return {
+        "checkpoint": str(output.name),
+        "result": made.result,
+        "reason": made.reason,
+        "class": made.class_name,
+        "kept_whole": list(made.no_split),
+        "devices": [{"device": d, "bytes": made.bytes_of(d), "files": list(made.files_of(d))} for d in devices],
+        "blocks": [{"name": b.name, "device": b.device, "bytes": b.bytes, "files": list(b.files)} for b in made.blocks],
+        "notes": list(made.notes),
+    }
+
+
+def device_text(checkpoints: list[dict[str, Any]]) -> RenderableType:
+    """The devices for people: what each holds and reads, and which blocks lie in several files."""
+    return Group(*(_text(facts) for facts in checkpoints))
+
+
+def _text(facts: dict[str, Any]) -> Text:
+    if facts["result"] != "planned":
+        return Text(f"devices of {facts['checkpoint']}: {facts['result']}, {facts['reason']}")
+    whole = ", ".join(facts["kept_whole"]) or "nothing: the class names no block that must stay whole"
+    rows = [
+        (f"device {device['device']}", human_bytes(device["bytes"]), f"reads {_span(device['files'])}")
+        for device in facts["devices"]
+    ]
+    straddling = [b for b in facts["blocks"] if len(b["files"]) > 1]
+    told = [Text(f"devices of {facts['checkpoint']}, a {facts['class']}; kept whole: {whole}"), lines(rows, {1}, "  ")]
+    told += [
+        Text(f"  {block['name'] or 'the rest'} lies in {_span(block['files'])}")
+        for block in straddling[:STRADDLING_SHOWN]
+    ]
+    if (more := len(straddling) - STRADDLING_SHOWN) > 0:
+        told.append(Text(f"  {more:,} more blocks lie in several files; --json has them all"))
+    told += [Text(f"  {note}") for note in facts["notes"]]
+    return Text("\n").join(told)
+
+
+def _span(files: list[str]) -> str:
+    if len(files) < 2:
+        return "".join(files) or "no file"
+    return f"{len(files):,} files, {files[0]} to {files[-1]}"
