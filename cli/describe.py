@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from reshard.cli.output import count, lines
+from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.request import Request
 
@@ -31,6 +32,8 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "tensors": sum(len(s.entries) for s in plan.shards),
         "bytes_read": sum(f.size for f in plan.files),
         "bytes_written": sum(s.size for s in plan.shards),
+        "transports": plan.transports._asdict(),
+        "forecast": forecast(plan, deduplicated=plan.transports == ("xet", "xet"))._asdict(),
         "reads": [{"path": f.path, "size": f.size} for f in plan.files],
         "files": [_file(s, plan.options.size) for s in plan.shards],
         "indexes": [o.index.path for o in plan.outputs if o.index],
@@ -64,6 +67,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         f" -> {facts['bytes_written']:,} bytes in {goes}{groups}"
     )
     rest = [
+        *_travels(facts),
         *(("index", path) for path in facts["indexes"]),
         *_names("carried", [carried["path"] for carried in facts["carried"]]),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
@@ -88,6 +92,20 @@ def _files(files: Sequence[dict[str, Any]]) -> Text:
 def _row(file: dict[str, Any]) -> tuple[str, str, str, str]:
     alone = f"{file['oversize']} alone is larger than the size" if "oversize" in file else ""
     return file["path"], f"{file['size']:,} bytes", count(file["tensors"], "tensor"), alone
+
+
+def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """How the weights travel, and what of them is expected to."""
+    source, target = facts["transports"]["source"], facts["transports"]["target"]
+    expected = facts["forecast"]
+    moves = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source})"
+    seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
+    return [
+        (
+            "moves",
+            f"{moves}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}",
+        )
+    ]
 
 
 def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from reshard.cli.arguments import Job, State, read_output, takes
-from reshard.cli.outcome import outcome
+from reshard.cli.outcome import moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.pipeline.errors import JobCancelled, ReshardError
 
@@ -134,6 +134,8 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
     ]
     if job.shards:
         told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
+    if job.read:
+        told.append(moved(job.read, job.uploaded, job.deduplicated))
     told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
     if job.note:
         told.append(("waits", job.note))

@@ -29,6 +29,12 @@ def outcome(
     return [*told, ("where", target)]
 
 
+def moved(read: int, uploaded: int, deduplicated: int) -> tuple[str, str]:
+    """What moved for a job, in bytes."""
+    there = f", {deduplicated:,} were there already" if deduplicated else ""
+    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{there}"
+
+
 def _some(names: Sequence[str]) -> str:
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

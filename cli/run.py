@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reshard.cli.arguments import read_output, read_request, takes
-from reshard.cli.outcome import outcome, source_bytes
+from reshard.cli.outcome import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.request import Request
@@ -30,7 +30,10 @@ def run(request: Request, output: Output) -> None:
         watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
         report = reshard.run(request, Context.from_env(), watcher)
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
-    told = outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"])
+    told = [
+        moved(**facts["moved"]),
+        *outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"]),
+    ]
     output.result(facts, lines(told), report.published.commit)
 
 
@@ -72,4 +75,5 @@ def report_facts(request: Request, report: Report) -> dict[str, Any]:
         "published": asdict(report.published),
         "checks": [check.to_dict() for check in report.checks],
         "source_bytes": source_bytes(read, report.attested),
+        "moved": report.moved._asdict(),
     }

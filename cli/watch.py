@@ -12,7 +12,7 @@ from typer import Exit
 from reshard.cli.describe import plan_facts, plan_text
 from reshard.cli.errors import INTERRUPTED
 from reshard.cli.jobs import end
-from reshard.cli.outcome import outcome, source_bytes
+from reshard.cli.outcome import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import BrokerUnavailable
@@ -36,7 +36,10 @@ def follow(store: JobStore, id: str, output: Output) -> None:
         raise error
     published = job.published or {}
     bytes_ = source_bytes(follower.read, store.attested(id))
-    told = outcome(str(job.request.target), [*job.checked, *job.confirmed], bytes_, published)
+    told = [
+        moved(job.read, job.uploaded, job.deduplicated),
+        *outcome(str(job.request.target), [*job.checked, *job.confirmed], bytes_, published),
+    ]
     output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
 
 

@@ -18,7 +18,7 @@ from reshard.pipeline.errors import TapsDiffer
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
-from reshard.pipeline.stores.protocols import Sink, Source
+from reshard.pipeline.stores.protocols import Sink, Source, Traffic
 from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Range, Stretch, Tape, Written, tensor_digest
 from reshard.pipeline.tensors import ByteRange
@@ -43,6 +43,17 @@ class Witness(NamedTuple):
     digest: str
 
 
+class Moved(NamedTuple):
+    """Bytes that moved: read from the source, sent to the target's store, and found there already."""
+
+    read: int = 0
+    uploaded: int = 0
+    deduplicated: int = 0
+
+    def plus(self, other: Moved) -> Moved:
+        return Moved(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Attested(NamedTuple):
     """What a finished group can swear to: source files and how they were attested, and the ranges in them."""
 
@@ -57,15 +68,16 @@ def copy(
     source: Source,
     sink: Sink,
     receipts: Mapping[str, Receipt],
-    sealed: Callable[[list[Receipt]], None],
+    sealed: Callable[[list[Receipt], Moved], None],
     tick: Tick,
     tmpdir: Path | None = None,
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
-    ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch once
-    the store has answered for it; ``tick`` with the bytes of each view, and raises Stopped to end the copy. In
-    ``tmpdir`` lies, while it is put in order, what one strided tensor spans.
+    ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch and what
+    moved for them once the store has answered for it, and with none for what was read after the last; ``tick`` with
+    the bytes of each view, and raises Stopped to end the copy. In ``tmpdir`` lies, while it is put in order, what one
+    strided tensor spans.
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), TapsDiffer, and what stores raise.
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
@@ -73,8 +85,11 @@ def copy(
     tapes = {number: _tape(plan, number, cuts) for number in group.attests}
     stream = Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
     for batch in _batches(todo):
-        sealed(_copy_batch(plan, batch, source, sink, stream, tmpdir))
+        made, traffic = _copy_batch(plan, batch, source, sink, stream, tmpdir)
+        sealed(made, Moved(stream.taken(), traffic.uploaded, traffic.deduplicated))
     stream.finish()
+    if rest := stream.taken():
+        sealed([], Moved(read=rest))
     return Attested(
         {tape.file.path: tape.level for tape in tapes.values()},
         tuple(Witness(*place, digest) for tape in tapes.values() for place, digest in tape.digests.items()),
@@ -101,7 +116,7 @@ def _batches(todo: Sequence[Shard]) -> Iterator[list[Shard]]:
 
 def _copy_batch(
     plan: Plan, shards: Sequence[Shard], source: Source, sink: Sink, stream: Stream, tmpdir: Path | None
-) -> list[Receipt]:
+) -> tuple[list[Receipt], Traffic]:
     reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
     batch = sink.batch([plan.files[number] for number in reads], source)
     try:
@@ -119,10 +134,11 @@ def _copy_batch(
     except BaseException:
         batch.abort()
         raise
-    return [
+    receipts = [
         Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
         for shard, file, one in zip(shards, stored, copies, strict=True)
     ]
+    return receipts, batch.traffic
 
 
 class _Copy:

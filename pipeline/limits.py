@@ -83,6 +83,8 @@ RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its lo
 RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
 RELOAD_CACHE = 64  # verdicts kept; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
+TOKENIZER_MAX = 256 * MIB  # bytes; of one file of a tokenizer that is fetched to be loaded; the largest known has 34 MB
+READ_AGAIN_MAX = 20  # tensors that differ and are read again to say where; of another model a few say enough
 HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
 
 # ------------------------------------------------------------------------------------------------------------ xet
@@ -96,3 +98,6 @@ XET_CHECKS = 8  # threads that ask the store whether it still has an object
 LOAD_TIME = 7200.0  # seconds of a real load; a 7B model on disk offload reads 14 GB twice
 LOAD_CPU = 7200  # seconds of processor time of a real load and its forward pass
 LOAD_WATCH = 0.1  # seconds between two looks at a load's memory; it may overshoot by what it allocates in one
+
+# -------------------------------------------------------------------------------------------------------- forecast
+SEAM_UPLOAD = 120 * KB  # bytes; a seam cuts a chunk of 64 KiB on average in two new ones, measured with hf_xet 1.8

@@ -102,6 +102,16 @@ class Edit(NamedTuple):
     content: str
 
 
+class Transports(NamedTuple):
+    """How weights travel: from the source, and to the target; no part of what is written."""
+
+    source: str  # `file`, `http` or `xet`
+    target: str  # `file`, `lfs` or `xet`; empty while there is no repository to ask
+
+
+NO_TRANSPORT = Transports("", "")
+
+
 class LeftOut(NamedTuple):
     """A source file that is neither read nor carried, and why."""
 
@@ -143,6 +153,7 @@ class Plan:
     kept: tuple[str, ...]  # what the target holds and we leave alone
     notes: tuple[str, ...]
     digest: str
+    transports: Transports = NO_TRANSPORT
     published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
 
 
@@ -242,6 +253,7 @@ def encode(plan: Plan) -> StoredPlan:
         "kept": plan.kept,
         "notes": plan.notes,
         "digest": plan.digest,
+        "transports": plan.transports,
         "published": plan.published,
         "shards": len(plan.shards),
     }
@@ -270,6 +282,7 @@ def decode_head(head: bytes) -> Plan:
         kept=tuple(data["kept"]),
         notes=tuple(data["notes"]),
         digest=data["digest"],
+        transports=Transports(*data["transports"]),
         published=data["published"],
     )
 

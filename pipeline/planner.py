@@ -25,6 +25,7 @@ from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.open import Opened
 from reshard.pipeline.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
 from reshard.pipeline.plan import (
+    NO_TRANSPORT,
     SCHEMA,
     Edit,
     Group,
@@ -34,6 +35,7 @@ from reshard.pipeline.plan import (
     Output,
     Plan,
     Shard,
+    Transports,
     plan_digest,
     shard_digest,
 )
@@ -90,6 +92,7 @@ class Known:
     listing: Mapping[str, StoredFile]
     before: Before
     published: str | None = None
+    transports: Transports = NO_TRANSPORT
     lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
@@ -134,6 +137,7 @@ def make_plan(known: Known) -> Plan:
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
         notes=tuple(notes + _uncut_notes(known, carried) + _warnings(shards)),
         digest="",
+        transports=known.transports,
         published=known.published,
     )
     return replace(plan, digest=plan_digest(plan))

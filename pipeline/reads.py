@@ -90,7 +90,7 @@ def route(
 ) -> list[Leg]:
     """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole."""
     cursor = dict.fromkeys(attests, 0)
-    wanted = _joined(places)
+    wanted = joined(places)
     last = {place.file: i for i, place in enumerate(wanted)}
     legs: list[Leg] = []
     for i, place in enumerate(wanted):
@@ -113,7 +113,7 @@ def route(
     return legs
 
 
-def _joined(places: Iterable[ByteRange]) -> list[ByteRange]:
+def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     """The ranges, joined where one ends at the byte where the next begins."""
     joined: list[ByteRange] = []
     for place in places:

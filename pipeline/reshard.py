@@ -20,13 +20,13 @@ from posixpath import join
 from uuid import uuid4
 
 from reshard.pipeline import publication
-from reshard.pipeline.copy import Attested, copy
+from reshard.pipeline.copy import Attested, Moved, copy
 from reshard.pipeline.errors import SourceChanged, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.plan import Keys, Plan, Receipt
+from reshard.pipeline.plan import Keys, Plan, Receipt, Transports
 from reshard.pipeline.planner import Before, Known, check_drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.publish import Published, publish
 from reshard.pipeline.request import Request
@@ -80,7 +80,10 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
     if request.options.require == "model":
         check_model(made, made.shards, source, reload)
     head = target.prepare(private=_private(request, source))
-    return made if head == made.base else make_plan(replace(known, before=_look(target, head)[0]))
+    if head == made.base:
+        return made
+    transports = Transports(source.transport, target.transport)
+    return make_plan(replace(known, before=_look(target, head)[0], transports=transports))
 
 
 def _draft(request: Request, source: Source, target: Target, reload: Reload | None) -> tuple[Plan, Known]:
@@ -108,6 +111,7 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
         listing,
         before,
         published,
+        Transports(source.transport, target.transport if state.head else ""),
         lender,
         ties=_ties(opened, configs, reload) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
@@ -180,6 +184,7 @@ class Report:
     published: Published
     checks: tuple[Check, ...]
     attested: dict[str, str]  # source file -> what its bytes were held against: "checked" (sha256) or "crc"
+    moved: Moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +209,10 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
     made = plan(request, source, target, reload)
     watcher.planned(made)
     if made.published is not None:
-        return Report(made, Published(made.published, target.branch, found=True), (), {})
+        return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
     try:
         watcher.step("copy")
-        receipts, attested = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
+        receipts, attested, moved = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
         watcher.step("check")
         checks = check_model(made, made.shards, source, reload)
         watcher.step("publish")
@@ -217,18 +222,21 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
     finally:
         target.discard(token)
     levels = {path: level for group in attested for path, level in group.files.items()}
-    return Report(made, published, tuple(checks), levels)
+    return Report(made, published, tuple(checks), levels, moved)
 
 
 def _copy_all(
     made: Plan, source: Source, target: Target, token: str, tmpdir: Path, tick: Tick
-) -> tuple[dict[str, Receipt], Sequence[Attested]]:
+) -> tuple[dict[str, Receipt], Sequence[Attested], Moved]:
     shards = dict(enumerate(made.shards))
     receipts: dict[str, Receipt] = {}
+    total = Moved()
 
-    def sealed(news: list[Receipt]) -> None:
+    def sealed(news: list[Receipt], moved: Moved) -> None:
+        nonlocal total
         receipts.update((receipt.shard, receipt) for receipt in news)
+        total = total.plus(moved)
 
     sink = target.sink(token)
     attested = [copy(made, group, shards, source, sink, receipts, sealed, tick, tmpdir) for group in made.groups]
-    return receipts, attested
+    return receipts, attested, total

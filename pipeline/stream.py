@@ -68,6 +68,12 @@ class Stream:
         self._tick = tick
         self._wanted = self._walk(legs)
         self._view = memoryview(b"")
+        self._read = 0
+
+    def taken(self) -> int:
+        """Bytes that were read since this was last asked."""
+        read, self._read = self._read, 0
+        return read
 
     def take(self, place: ByteRange) -> Iterator[memoryview]:
         """The bytes of ``place``, which must be what the itinerary wants next."""
@@ -109,5 +115,6 @@ class Stream:
         view = next(views, None)
         if view is None:
             raise SourceChanged(place=self._place, what=f"{file.path} ended at byte {at}")
+        self._read += len(view)
         self._tick(len(view))
         return view

@@ -82,6 +82,9 @@ class Job:
     bytes_done: int = 0
     shards: int = 0
     shards_done: int = 0
+    read: int = 0  # bytes of the source
+    uploaded: int = 0  # bytes sent to the target's store
+    deduplicated: int = 0  # bytes that it had already
     held: tuple[Held, ...] = ()
     error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
     last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
@@ -351,6 +354,9 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in held),
         shards=int(fields.get("shards", 0)),
         shards_done=int(fields.get("shards_sealed", 0)),
+        read=int(fields.get("read", 0)),
+        uploaded=int(fields.get("uploaded", 0)),
+        deduplicated=int(fields.get("deduplicated", 0)),
         held=held,
         error=parsed("error"),
         last_error=parsed("last_error"),

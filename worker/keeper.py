@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import redis
 
-from reshard.pipeline.copy import Reason, Stopped
+from reshard.pipeline.copy import Moved, Reason, Stopped
 from reshard.pipeline.plan import Receipt
 from reshard.worker import drain
-from reshard.worker.leases import Lease, Leases
+from reshard.worker.leases import NOTHING, Lease, Leases
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Keeper:
         self._leases = leases
         self._settings = settings
         self._stall = settings.stall if lease.kind == "group" else STEP_STALL
+        self.begun = False  # in this claim
         self._stop: Reason | None = None
         self._yield = False
         self._at_boundary = True
@@ -52,6 +53,7 @@ class Keeper:
         self._moved = time.monotonic()
         self._deaf = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
+        self._uncounted = Moved()
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
@@ -110,10 +112,14 @@ class Keeper:
             return "drain"
         return self._stop
 
-    def sealed(self, receipts: Sequence[Receipt]) -> None:
-        """Keep receipts: in the store, or here while it is away; raises Stopped when they are not ours to write."""
+    def sealed(self, receipts: Sequence[Receipt], moved: Moved = NOTHING) -> None:
+        """Keep receipts, and what moved for them, in the store, or here while it is away.
+
+        Raises Stopped when they are not ours to write.
+        """
         with self._saving:
             self._unsaved += receipts
+            self._uncounted = self._uncounted.plus(moved)
             self._bytes = 0
         self._moved = time.monotonic()
         self._at_boundary = True
@@ -125,6 +131,7 @@ class Keeper:
     def begin(self) -> None:
         """The point of no return; raises Stopped when it must not be passed."""
         self._heed(self.patiently(lambda: self._leases.begin(self.lease)))
+        self.begun = True
 
     def finish(self, step: Callable[[], str]) -> None:
         """Hand in what was done, waiting for the broker if need be; raises Stopped when it is not ours any more."""
@@ -175,9 +182,9 @@ class Keeper:
 
     def _save(self) -> None:
         with self._saving:
-            if self._unsaved:
-                self._heed(self._leases.seal(self.lease, self._unsaved))
-                self._unsaved = []
+            if self._unsaved or any(self._uncounted):
+                self._heed(self._leases.seal(self.lease, self._unsaved, self._uncounted))
+                self._unsaved, self._uncounted = [], Moved()
 
     def _hand_over(self) -> None:
         """The time to end is over, and the work did not heed it: give the unit back and end this process."""

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+from reshard.pipeline.copy import Moved
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.scripts import job_key, texts
 from reshard.worker.settings import BUSY_RESEND, HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
 
+NOTHING = Moved()
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
 
 Answer = Literal["ok", "lost", "cancelled"]
@@ -82,12 +84,12 @@ class Leases:
         )
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
 
-    def seal(self, lease: Lease, receipts: Iterable[Receipt]) -> Answer:
-        """Keep receipts, which is lasting progress."""
+    def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
+        """Keep receipts, which is lasting progress, and count what moved for them."""
         rows = [item for r in receipts for item in (r.shard, r.to_json(), r.size)]
-        answer = self._store.run("seal", lease.job, lease.unit, lease.token, *rows).decode()
+        answer, attempts = texts(self._store.run("seal", lease.job, lease.unit, lease.token, *moved, *rows))
         if answer == "ok":
-            lease.attempts = 0
+            lease.attempts = int(attempts)
         return cast(Answer, answer)
 
     def planned(self, lease: Lease, plan: Plan) -> Answer:

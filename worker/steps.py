@@ -21,21 +21,26 @@ from typing import Any
 from celery import signals
 from celery.exceptions import Reject
 
+from reshard.pipeline import publication
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.copy import Attested, Stopped, Witness
 from reshard.pipeline.errors import (
+    HubQuota,
+    HubRefused,
+    NoWriteAccess,
     ObjectLost,
     ReceiptWrong,
     ReshardError,
     ResourceError,
     SourceCorrupt,
     TapsDiffer,
+    TargetError,
     TokenMissing,
     TooManyAttempts,
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.plan import Plan, Shard
-from reshard.pipeline.publish import Published
+from reshard.pipeline.publish import Published, find
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
@@ -43,7 +48,7 @@ from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.jobs import JobState, JobStore, open_redis
 from reshard.worker.keeper import AWAY, Keeper
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.pace import paces
@@ -76,28 +81,41 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     try:
         with Keeper(leases, lease, settings) as keeper:
+            step = Step(leases, lease, keeper, settings, tmpdir)
             try:
                 if lease.attempts > settings.attempts:
                     raise _given_up(lease, lease.last_error)
-                Step(leases, lease, keeper, settings, tmpdir).run()
+                step.run()
             except Stopped as stopped:
                 reason = stopped.reason
                 log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
                 if reason in {"drain", "yield", "stall"}:
                     keeper.finish(lambda: leases.release(lease, reason))
+            except Hopeless as hopeless:
+                error = hopeless.error
+                log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error)
+                keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
             except ReshardError as error:
                 log.warning("%s of job %s: %s", lease.unit, lease.job, error)
-                _trouble(leases, lease, keeper, settings, error)
+                _trouble(leases, lease, keeper, settings, error, step.unsure(error))
             except AWAY:
                 raise
             except Exception as error:
                 log.exception("%s of job %s met what it does not know", lease.unit, lease.job)
                 unknown = ReshardError(what=f"{type(error).__name__}: {error}")
-                _trouble(leases, lease, keeper, settings, unknown)
+                _trouble(leases, lease, keeper, settings, unknown, step.unsure(unknown))
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
     except AWAY as error:
         log.error("%s of job %s is lost, the broker stayed away: %s", lease.unit, lease.job, error)
+
+
+class Hopeless(Exception):
+    """The same was tried often enough in another way than attempts count."""
+
+    def __init__(self, error: ReshardError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Step:
@@ -108,11 +126,21 @@ class Step:
         self._lease = lease
         self._keeper = keeper
         self._settings = settings
-        self._context = replace(Context.from_env(paces(keeper.check)), tmpdir=tmpdir)
+        self._tmpdir = tmpdir
         self._job = lease.job
+        self._looked = False  # whether a commit of ours was looked for where one may stand
+
+    def unsure(self, error: ReshardError) -> bool:
+        """Whether a commit of ours may stand although the step ended with ``error``."""
+        if isinstance(error, TooManyAttempts):
+            return True
+        if self._keeper.begun:
+            return not isinstance(error, REFUSALS)
+        return self._lease.state == JobState.committing and not self._looked
 
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
+        self._context = replace(Context.from_env(paces(self._keeper.check)), tmpdir=self._tmpdir)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
@@ -140,8 +168,6 @@ class Step:
         digests = [shard.digest for shard in shards.values()]
         receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
         token, keeper = self._lease.token, self._keeper
-        if self._lease.dead is not None:
-            target.discard(self._lease.dead)
         source, sink = self._source(plan), target.sink(token)
         try:
             with keeper.interruptible():
@@ -169,6 +195,9 @@ class Step:
             Attested(dict(files), tuple(Witness(*witness) for witness in witnesses))
             for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
         ]
+        if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
+            self._keeper.finish(lambda: self._leases.done(self._lease, asdict(standing)))
+            return
         token, begin = self._lease.token, self._keeper.begin
         try:
             published = pipeline.publish(
@@ -186,6 +215,17 @@ class Step:
         finally:
             target.discard(token)
 
+    def _standing(self, plan: Plan, target: Target) -> Published | None:
+        """The commit that somebody before us made and did not live to report.
+
+        It is looked for before anything else is asked, because the source may be gone by now, and what was staged is.
+        """
+        title, message = publication.title(plan, len(plan.shards)), publication.message(plan)
+        goal = target.request(plan.digest, plan.base, title, message)
+        commit = find(plan, goal, goal.head())
+        self._looked = True
+        return None if commit is None else Published(commit, goal.branch, found=True)
+
     def _confirm(self) -> None:
         plan, target = self._load(), self._target()
         digests = [shard.digest for shard in plan.shards]
@@ -199,7 +239,7 @@ class Step:
     def _void(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
         answer = self._keeper.patiently(lambda: self._leases.void(self._lease, error.to_dict(), shards, groups))
         if answer == "often":
-            raise error
+            raise Hopeless(error)
         if answer != "ok":
             raise Stopped("lease" if answer == "lost" else "cancel")
 
@@ -215,7 +255,11 @@ class Step:
         return pipeline.source_of(self._request, self._context, plan)
 
     def _target(self) -> Target:
-        return open_target(self._request.target, self._request.options, self._context)
+        """The target, without what a dead owner of this unit left there unfinished."""
+        target = open_target(self._request.target, self._request.options, self._context)
+        if self._lease.dead is not None:
+            target.discard(self._lease.dead)
+        return target
 
 
 # ----------------------------------------------------------------------------------------------------------- trouble
@@ -224,20 +268,26 @@ class Step:
 DOUBTFUL = (ResourceError, SourceCorrupt, TapsDiffer)
 
 
-def _trouble(leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, error: ReshardError) -> None:
+# Once a commit was begun, these alone say that none of ours stands: the Hub refused it, or the target was read.
+REFUSALS = (TargetError, NoWriteAccess, HubRefused, HubQuota, ObjectLost)
+
+
+def _trouble(
+    leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, error: ReshardError, unsure: bool
+) -> None:
     """Have the unit tried again later, or end the job."""
     data = error.to_dict()
     doubtful = isinstance(error, DOUBTFUL) or type(error) is ReshardError
     allowed = ATTEMPTS_AT_A_BUG if doubtful else settings.attempts
     if not (error.retryable or doubtful):
-        keeper.finish(lambda: leases.fail(lease, data, unsure=isinstance(error, TooManyAttempts)))
+        keeper.finish(lambda: leases.fail(lease, data, unsure))
     elif lease.attempts < allowed:
         pause = backoff(lease.attempts, settings) if error.retryable else 0.0
         keeper.finish(lambda: leases.again(lease, data, pause))
     elif error.retryable:
         keeper.finish(lambda: leases.fail(lease, _given_up(lease, data).to_dict(), unsure=True))
     else:
-        keeper.finish(lambda: leases.fail(lease, data))
+        keeper.finish(lambda: leases.fail(lease, data, unsure))
 
 
 def backoff(attempts: int, settings: Settings) -> float:

@@ -20,16 +20,22 @@ from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
 from reshard.pipeline.wanted import select
 
+Result = Literal["passed", "failed", "skipped", "inconclusive"]
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted."""
+    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted.
+
+    Each of ``findings`` is one thing that is wrong, and names the tensor or the file.
+    """
 
     name: str
-    result: Literal["passed", "failed", "skipped", "inconclusive"]
+    result: Result
     level: str
     reason: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,9 +88,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
             raise ModelCheckRequired(why=verdict.reason)
         figures = verdict.to_dict() | {"missing": len(verdict.missing), "unexpected": len(verdict.unexpected)}
         keep = ("class_name", "missing", "unexpected", "seconds", "peak_rss")
-        result: Literal["passed", "skipped", "inconclusive"] = (
-            "passed" if verdict.result in {"clean", "report"} else "skipped"
-        )
+        result: Result = "passed" if verdict.result in {"clean", "report"} else "skipped"
         if verdict.result == "inconclusive":
             result = "inconclusive"
         checks.append(
@@ -98,8 +102,9 @@ def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source,
         return ModelCheck("structural", "skipped", "no config.json says which class loads it")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
-    written = signature(_headers(shards[number] for number in output.shards))
-    return reload.check(config, written)
+    ours = [shards[number] for number in output.shards]
+    planned = {entry.name: (entry.as_dtype, entry.tensor.shape) for shard in ours for entry in shard.entries}
+    return reload.check(config, planned, signature(_headers(ours)))
 
 
 def confirm(

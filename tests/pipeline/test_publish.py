@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.copy import Moved, Stopped
 from reshard.pipeline.errors import ObjectLost, ReceiptWrong, ReshardError, TargetConflict
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.plan import Plan, Receipt
@@ -48,7 +48,7 @@ class Job:
             for group in self.plan.groups
         ]
 
-    def _sealed(self, news: list[Receipt]) -> None:
+    def _sealed(self, news: list[Receipt], moved: Moved) -> None:
         self.receipts |= {receipt.shard: receipt for receipt in news}
 
     def publish(self, begin: Callable[[], None] = lambda: None) -> Published:

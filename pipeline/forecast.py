@@ -1,0 +1,45 @@
+"""What a plan will move, known before a byte of a tensor does. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reshard.pipeline.limits import SEAM_UPLOAD
+from reshard.pipeline.plan import Plan
+from reshard.pipeline.reads import itinerary, joined, parts, requests
+
+
+class Forecast(NamedTuple):
+    """Bytes and requests that carrying out a plan takes."""
+
+    reads: int  # requests for stretches of weight files
+    read: int  # bytes of weight files
+    written: int  # bytes of shards
+    seams: int  # places where a shard's bytes stop being a source file's bytes in a row
+    uploaded: int  # bytes that the target's store should not have yet
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read per byte written."""
+        return self.read / self.written if self.written else 1.0
+
+
+def forecast(plan: Plan, deduplicated: bool) -> Forecast:
+    """What ``plan`` moves; ``deduplicated`` says that source and target are stored in chunks at one Hub.
+
+    A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers.
+    """
+    itineraries = [
+        itinerary([plan.shards[n] for n in group.shards], group.attests, plan.files) for group in plan.groups
+    ]
+    written = sum(shard.size for shard in plan.shards)
+    seams = sum(len(joined(place for part in parts(shard) for place in part.ranges)) for shard in plan.shards)
+    headers = sum(len(shard.header) for shard in plan.shards)
+    cast = sum(entry.size for shard in plan.shards for entry in shard.entries if entry.cast)
+    return Forecast(
+        reads=sum(1 for legs in itineraries for _ in requests(legs)),
+        read=sum(leg.stop - leg.start for legs in itineraries for leg in legs),
+        written=written,
+        seams=seams,
+        uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if deduplicated else written,
+    )
