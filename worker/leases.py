@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+import redis
+
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
@@ -62,6 +64,11 @@ class Leases:
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
+
+    @property
+    def redis(self) -> redis.Redis:
+        """The store's connections, for what workers share beside jobs."""
+        return self._store.redis
 
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now."""
