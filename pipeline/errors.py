@@ -265,7 +265,7 @@ class DuplicateTensor(CheckpointError):
 class UnsafePickle(CheckpointError):
     code = "checkpoint.unsafe_pickle"
     message = "{file} asks to run {what}; nothing was run"
-    hint = "do not load this file with any tool before you know who made it"
+    hint = "load it with no tool before you know who made it; of a model pickled whole, ask them for the state dict"
 
 
 class BadPickle(CheckpointError):
@@ -335,6 +335,12 @@ class ReadBackDiffers(ProofError):
     code = "proof.read_back"
     message = "commit {commit} of {place} is not what was planned: {why}"
     hint = "the commit stands: look at it, and revert it in the target's history if it is wrong"
+
+
+class VerifyFailed(ProofError):
+    code = "proof.verify"
+    message = "{place}: {failed} of {checks} checks failed; the first finding: {first}"
+    hint = "get the named files again, or make the checkpoint again with `reshard run`"
 
 
 # --------------------------------------------------------------------------------------------------------- target

@@ -59,6 +59,8 @@ _EXTRA_MAX = 0xFFFF
 
 _READ_WHOLE = ("data.pkl", "byteorder")
 _BYTE_ORDERS = {b"little": False, b"big": True}
+_TORCHSCRIPT = "a TorchScript program"
+_PROGRAM = "code/"  # where `torch.jit.save` puts source code, the only records that it compresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class TorchZip:
         _refuse_overlap(file, entries, directory)
         self._name, self._entries = _without_folder(file, entries)
         if "constants.pkl" in self._entries:
-            raise Unsupported(file=file.path, what="a TorchScript program")
+            raise Unsupported(file=file.path, what=_TORCHSCRIPT)
         if "data.pkl" not in self._entries:
             raise _bad(file, "this zip archive holds no data.pkl, so torch did not write it")
         # One round of requests: every record's own header, and the two records that are read here whole.
@@ -239,6 +241,8 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
         if flags & ~_FLAGS or disk:
             raise _bad(file, f"record {label((name,))} is encrypted, or uses what torch never writes")
         if method != _STORED or packed != size:
+            if name.partition("/")[2].startswith(_PROGRAM):
+                raise Unsupported(file=file.path, what=_TORCHSCRIPT)
             raise _bad(file, f"record {label((name,))} is compressed")
         yield Entry(name, base + offset, size, crc32, flags)
     if at != len(data):

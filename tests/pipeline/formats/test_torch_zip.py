@@ -334,7 +334,10 @@ def test_a_whole_module_is_refused_by_the_name_of_its_class(tmp_path: Path) -> N
 
 def test_a_torchscript_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
-    with zipfile.ZipFile(path, "w") as archive:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(path))
+    with pytest.raises(Unsupported, match="TorchScript"):
+        opened(path)
+    with zipfile.ZipFile(path, "w") as archive:  # without a function there is no code
         archive.writestr("m/data.pkl", b"")
         archive.writestr("m/constants.pkl", b"")
     with pytest.raises(Unsupported, match="TorchScript"):
