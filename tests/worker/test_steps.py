@@ -1,0 +1,269 @@
+"""How a step's trouble becomes the job's: tried again, given up, or left open because a commit may stand.
+
+Real folders and a real store; only the errors that a machine cannot be made to have on demand are raised by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reshard.pipeline import errors
+from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.verify.reload import Reload
+from reshard.worker.jobs import Job, JobState, JobStore
+from reshard.worker.leases import Leases
+from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
+from tests.support.checker import from_folder, read_checkpoint
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker
+from tests.worker.conftest import SIZE, age
+
+
+@pytest.fixture
+def steps(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module that a worker loads; it needs a broker's URL to be imported at all."""
+    monkeypatch.setenv("RESHARD_BROKER_URL", broker.url)
+    from reshard.worker import steps
+
+    yield steps
+
+
+class Bench:
+    """One job between two folders, and a worker in this process that does one unit at a time."""
+
+    def __init__(self, steps: Any, store: JobStore, leases: Leases, folder: Path) -> None:
+        self.steps, self.store, self.leases, self.folder = steps, store, leases, folder
+        self.source, self.target = folder / "model", folder / "out"
+        save_sharded(self.source, numbered(arrays(24, 4000), 4))
+        add_friends(self.source)
+        self.settings = Settings(allowed_folders=(folder,), attempts=3, backoff_first=5)
+        (folder / "tmp").mkdir()
+        request = Request(
+            source=parse_place(str(self.source)), target=parse_place(str(self.target)), options=Options(size=SIZE)
+        )
+        self.id = store.submit(request).id
+
+    @property
+    def job(self) -> Job:
+        return self.store.get(self.id)
+
+    def step(self) -> str:
+        """Do the next unit, when its time has come; returns its name."""
+        age(self.store, self.id, 1000)
+        lease = self.leases.claim(self.id)
+        assert lease is not None
+        self.steps.work(self.leases, lease, self.settings, self.folder / "tmp")
+        return lease.unit
+
+    def until(self, reached: Callable[[Job], bool]) -> None:
+        for _ in range(50):
+            if reached(self.job):
+                return
+            self.step()
+        raise AssertionError(f"it is {self.job.state}: {self.job.last_error}")
+
+    def to_publish(self) -> None:
+        self.until(lambda job: self.store.redis.zrange(f"reshard:job:{job.id}:todo", 0, -1) == [b"publish"])
+
+
+@pytest.fixture
+def bench(steps: Any, store: JobStore, leases: Leases, tmp_path: Path) -> Bench:
+    return Bench(steps, store, leases, tmp_path)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def raise_it(*_: object, **__: object) -> None:
+        raise error
+
+    return raise_it
+
+
+DISK = errors.DiskFull(path="/", needed=2, free=1)
+HUB = errors.HubUnreachable(endpoint="https://hub", what="no route")
+GONE = errors.SourceNotFound(repo="them/model", endpoint="https://hub")
+REFUSED = errors.HubRefused(endpoint="https://hub", what="the commit", why="no")
+EXPIRED = errors.TokenRefused(endpoint="https://hub")
+
+
+def test_a_job_between_folders_is_carried_out_step_by_step(bench: Bench) -> None:
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done
+    assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+    assert list((bench.folder / "tmp").iterdir()) == []
+    assert sorted(path.name for path in bench.folder.iterdir()) == ["model", "out", "tmp"]
+
+
+def test_what_a_worker_may_not_use_ends_the_job(bench: Bench) -> None:
+    bench.settings = Settings()
+    bench.step()
+    assert bench.job.error is not None and bench.job.error["code"] == "access.folder_not_allowed"
+    assert not bench.target.exists()
+
+
+def test_a_permanent_error_ends_the_job_at_once(bench: Bench) -> None:
+    shutil.rmtree(bench.source)
+    bench.step()
+    assert bench.job.state == JobState.failed
+    assert bench.job.error is not None and bench.job.error["code"] == "source.no_folder"
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "code"),
+    [
+        (HUB, 3, "job.attempts"),
+        (DISK, ATTEMPTS_AT_A_BUG, "resource.disk"),
+        (RuntimeError("a bug"), ATTEMPTS_AT_A_BUG, "internal"),
+        (GONE, 1, "source.not_found"),
+    ],
+)
+def test_an_error_is_tried_again_as_long_as_it_makes_sense(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, attempts: int, code: str
+) -> None:
+    monkeypatch.setattr(bench.steps.pipeline, "plan", raising(error))
+    tries = 0
+    while not bench.job.state.ended:
+        bench.step()
+        tries += 1
+        if not bench.job.state.ended:
+            assert bench.job.last_error is not None and bench.job.last_error["message"]
+    assert tries == attempts
+    assert bench.job.error is not None and bench.job.error["code"] == code
+    assert str(error) in bench.job.error["message"]
+
+
+def test_a_source_that_changed_while_we_copied_is_a_named_end(bench: Bench) -> None:
+    assert bench.step() == "plan"
+    file = bench.source / "model-00001-of-00004.safetensors"
+    os.utime(file, ns=(0, 0))
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.error is not None and bench.job.error["code"] == "source.changed"
+    assert not bench.target.exists()
+
+
+def test_source_bytes_that_stay_wrong_end_the_job_though_every_copy_seals_something(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receipts forgive attempts, and what is corrupt voids receipts: together they must not make a loop."""
+    bad = errors.SourceCorrupt(file="model.safetensors", place="them/model", expected="a", actual="b")
+    copy = bench.steps.pipeline.copy
+
+    def copy_and_find_it_bad(*arguments: Any) -> None:
+        copy(*arguments)
+        raise bad
+
+    monkeypatch.setattr(bench.steps.pipeline, "copy", copy_and_find_it_bad)
+    tries = 0
+    while not bench.job.state.ended:
+        tries += bench.step().startswith("group")
+        assert tries < 20
+    assert bench.job.error is not None and bench.job.error["code"] == "proof.source_corrupt"
+    assert bench.job.shards_done == 0
+
+
+def test_an_object_that_the_store_lost_is_copied_again(bench: Bench) -> None:
+    bench.to_publish()
+    staged = sorted((bench.folder / ".out.reshard" / "objects").iterdir())
+    staged[0].unlink()
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done
+    assert [e["kind"] for _, e in bench.store.events(bench.id)].count("voided") == 1
+    assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+
+
+class Dies(BaseException):
+    """The process ends here: nothing that follows is carried out."""
+
+
+def test_a_commit_whose_maker_died_is_found_although_source_and_staging_are_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.to_publish()
+    publish = bench.steps.pipeline.publish
+
+    def publish_and_die(*arguments: Any) -> None:
+        publish(*arguments)
+        raise Dies
+
+    monkeypatch.setattr(bench.steps.pipeline, "publish", publish_and_die)
+    with pytest.raises(Dies):
+        bench.step()
+    assert bench.job.state == JobState.committing
+    assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+    monkeypatch.setattr(bench.steps.pipeline, "publish", publish)
+    shutil.rmtree(bench.source)
+    assert bench.step() == "publish"
+    seen = bench.job
+    assert seen.state == JobState.confirming
+    assert seen.published is not None and seen.published["found"] is True
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(REFUSED, JobState.failed), (EXPIRED, JobState.published_unverified), (GONE, JobState.published_unverified)],
+)
+def test_after_the_point_of_no_return_only_a_refusal_is_a_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: ReshardError, ends: JobState
+) -> None:
+    bench.to_publish()
+
+    def begin_and_fail(*arguments: Any) -> None:
+        arguments[-1]()
+        raise error
+
+    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_fail)
+    bench.step()
+    assert bench.job.state == ends
+    assert bench.job.error is not None and bench.job.error["code"] == error.code
+
+
+def test_who_follows_a_dead_committer_and_cannot_look_leaves_it_open(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.to_publish()
+
+    def begin_and_die(*arguments: Any) -> None:
+        arguments[-1]()
+        raise Dies
+
+    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_die)
+    with pytest.raises(Dies):
+        bench.step()
+    monkeypatch.setattr(bench.steps, "find", raising(EXPIRED))
+    bench.step()
+    assert bench.job.state == JobState.published_unverified
+
+
+def test_who_follows_a_dead_committer_looks_and_then_may_fail(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.to_publish()
+
+    def begin_and_die(*arguments: Any) -> None:
+        arguments[-1]()
+        raise Dies
+
+    monkeypatch.setattr(bench.steps.pipeline, "publish", begin_and_die)
+    with pytest.raises(Dies):
+        bench.step()
+    monkeypatch.setattr(bench.steps.pipeline, "publish", raising(GONE))  # before it begins again
+    bench.step()
+    assert bench.job.state == JobState.failed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_reload() -> Iterator[None]:
+    """The reload child that the module under test keeps warm ends with these tests."""
+    yield
+    import sys
+
+    loaded = sys.modules.get("reshard.worker.steps")
+    if loaded is not None and loaded._reload.cache_info().currsize:
+        reload: Reload = loaded._reload()
+        reload.close()
+        loaded._reload.cache_clear()
