@@ -13,7 +13,7 @@ from typer import Argument, Option
 from reshard.cli.arguments import Job, State, read_output, takes
 from reshard.cli.outcome import moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
-from reshard.pipeline.errors import JobCancelled, ReshardError
+from reshard.pipeline.errors import JobCancelled, ReshardError, WrongState
 
 if TYPE_CHECKING:
     from reshard.worker.jobs import Job as JobRecord
@@ -102,6 +102,9 @@ def retry(
     *,
     job: Job,
     anew: Annotated[bool, Option("--anew", help="Plan again, from what source and target are now.")] = False,
+    onto_head: Annotated[
+        bool, Option("--onto-head", help="Plan again, and replace what others changed in the target since.")
+    ] = False,
     follow_it: Annotated[
         bool, Option("--watch", help="Follow the job to its end and take over its exit code.")
     ] = False,
@@ -112,10 +115,29 @@ def retry(
 
     with open_store() as store:
         id = store.resolve(job)
-        was = store.retry(id, anew=anew)
+        was = store.retry(id, anew=anew, onto_head=onto_head)
         output.result({"job": id, "was": was, "state": "queued"}, Text(f"job {id} goes on; it was {was}"), id)
         if follow_it:
             follow(store, id, output)
+
+
+@takes(output=read_output)
+def rollback(job: Job, output: Output) -> None:
+    """Undo a job's commit by another one, with your own token. Files that others changed since are left alone."""
+    from reshard.pipeline.rollback import rollback as undo
+    from reshard.pipeline.stores.open import Context, open_target
+
+    with open_store() as store:
+        record = store.get(job)
+    published = record.published
+    if published is None or published["found"]:
+        raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
+    ref, request = published["ref"], record.request
+    place = request.target.model_copy(update={"revision": ref}) if ref else request.target
+    options = request.options.model_copy(update={"pr": False, "branch": None})
+    commit = undo(open_target(place, options, Context.from_env()), published["commit"])
+    said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")
+    output.result({"job": record.id, "undone": published["commit"], "commit": commit}, said, commit)
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:

@@ -334,7 +334,7 @@ class ModelCheckRequired(ProofError):
 class ReadBackDiffers(ProofError):
     code = "proof.read_back"
     message = "commit {commit} of {place} is not what was planned: {why}"
-    hint = "the commit stands: look at it, and revert it in the target's history if it is wrong"
+    hint = "the commit stands: look at it, and undo it by `reshard rollback JOB` if it is wrong"
 
 
 class VerifyFailed(ProofError):
@@ -362,13 +362,19 @@ class TargetMoreVisible(TargetError):
 class TargetConflict(TargetError):
     code = "target.conflict"
     message = "{target} changed while we worked: {what}"
-    hint = "look at the change, then submit again"
+    hint = "look at the change; `reshard retry JOB --onto-head` replaces it, and `run` starts over with --overwrite"
 
 
 class TargetDrifted(TargetError):
     code = "target.drift"
     message = "{target} was changed by someone since our last publication: {what}"
     hint = "keep their change by moving it elsewhere, or say --overwrite to replace it"
+
+
+class NothingToRollBack(TargetError):
+    code = "target.nothing_to_roll_back"
+    message = "commit {commit} cannot be rolled back: {why}"
+    hint = "look at the target's history; nothing was changed"
 
 
 class TargetNotFound(TargetError):

@@ -12,6 +12,7 @@ from reshard.pipeline.request import LAYOUT
 from reshard.pipeline.stores.protocols import Commit, Target
 
 _TRAILER = "Reshard-Publication: "
+_UNDOES = "Reshard-Undoes: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,27 @@ def read(commit: Commit) -> Publication | None:
     return None
 
 
+def undo_message(commit: str) -> str:
+    """The description of a commit that undoes one of ours."""
+    return f"Rolled back by reshard: every path is what it was before {commit}.\n\n{_UNDOES}{commit}\n"
+
+
+def undoes(commit: Commit) -> str | None:
+    """The publication that ``commit`` undoes; None for every other commit."""
+    lines = (line.removeprefix(_UNDOES) for line in commit.message.splitlines() if line.startswith(_UNDOES))
+    return next(lines, None)
+
+
 def publications(target: Target, at: str, since: str | None) -> Iterator[Publication]:
-    """Our publications from ``at`` backwards, newest first; raises HistoryRewritten when ``since`` is not there."""
+    """Our publications from ``at`` backwards, newest first, but for those that were undone.
+
+    Raises HistoryRewritten when ``since`` is not there.
+    """
+    undone = set()
     for count, commit in enumerate(target.history(at, since)):
         if since is None and count >= HISTORY_MAX:
             return
+        undone.add(undoes(commit))
         found = read(commit)
-        if found is not None:
+        if found is not None and commit.id not in undone:
             yield found

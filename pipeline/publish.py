@@ -134,28 +134,40 @@ def _commit(
     source: Source,
     goal: Target,
 ) -> Published:
-    pause = BACKOFF_FIRST
-    for _ in range(COMMIT_RACES):
-        head = goal.head()
+    def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
         if found is not None:
-            return Published(found, goal.branch, found=True)
+            return found
         there = goal.at(head).files()
         if head != plan.base:
             _refuse_conflict(plan, goal, additions, there)
         card = Addition(CARD, content=_card(plan, shards, source, goal, head, there).encode())
         news = tuple(a for a in (*additions, card) if not same_content(a, there.get(a.path)))
         deletes = tuple(path for path in plan.deletes if path in there)
-        if not news and not deletes:
-            return Published(head, goal.branch, found=True)
+        return Change(title, message, news, deletes) if news or deletes else head
+
+    return commit_on_head(goal, plan.digest, attempt, COMMIT_RACES)
+
+
+def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | str], races: int) -> Published:
+    """Commit what ``attempt`` makes of the head that it is given, on that very head, until one of them holds.
+
+    ``attempt`` returns a commit instead when there is nothing to do any more, as after an answer that was lost.
+    """
+    pause = BACKOFF_FIRST
+    for _ in range(races):
+        head = target.head()
+        change = attempt(head)
+        if isinstance(change, str):
+            return Published(change, target.branch, found=True)
         try:
-            return Published(goal.commit(Change(title, message, news, deletes), head), goal.branch, found=False)
+            return Published(target.commit(change, head), target.branch, found=False)
         except HeadMoved:
             continue
         except AnswerLost:
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause *= 2
-    raise HubUnreachable(endpoint=goal.place, what=f"{COMMIT_RACES} commits were overtaken or got no answer")
+    raise HubUnreachable(endpoint=target.place, what=f"{races} commits of {what[:12]} were overtaken or got no answer")
 
 
 def find(plan: Plan, target: Target, at: str) -> str | None:

@@ -183,14 +183,20 @@ class JobStore:
         return JobState(state)
 
     @_answering
-    def retry(self, id: str, anew: bool = False) -> JobState:
+    def retry(self, id: str, anew: bool = False, onto_head: bool = False) -> JobState:
         """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
 
         ``anew`` plans once more, from what source and target are now; shards that stay the same are not copied again.
+        ``onto_head`` does so too, and replaces whatever others changed in the target since.
         Raises JobNotFound, WrongState, and TargetBusy when another job has the target by now.
         """
         id = self.resolve(id)
-        answer, what = texts(self.run("retry", id, int(anew)))
+        request = ""
+        if onto_head:
+            asked = self.get(id).request
+            options = asked.options.model_copy(update={"overwrite": True})
+            request = asked.model_copy(update={"options": options}).model_dump_json()
+        answer, what = texts(self.run("retry", id, int(anew or onto_head), request))
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "busy":

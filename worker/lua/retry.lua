@@ -1,4 +1,4 @@
--- id, 1 to plan anew -> {'ok' | 'missing' | 'refused' | 'busy', the state it found, or the job that has the target}
+-- id, 1 to plan anew, the request to plan by or '' -> {'ok' | 'missing' | 'refused' | 'busy', the state it found, or the job that has the target}
 -- The job goes on where it ended: receipts stay, and attempts are forgiven.
 local id, anew = ARGV[1], ARGV[2] == '1'
 local t = now()
@@ -14,6 +14,7 @@ local confirm = redis.call('ZSCORE', todo, 'confirm')
 if anew and not confirm then
   drop_plan(id)
   redis.call('ZADD', todo, 0, 'plan')
+  if ARGV[3] ~= '' then redis.call('HSET', key(id), 'request', ARGV[3]) end
 end
 free_all(id)
 for _, name in ipairs(redis.call('ZRANGE', todo, 0, -1)) do

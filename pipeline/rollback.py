@@ -1,0 +1,59 @@
+"""Undoing a publication: one guarded commit that brings back what our commit changed, and touches nothing else."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from reshard.pipeline import publication
+from reshard.pipeline.errors import NothingToRollBack, TargetConflict
+from reshard.pipeline.find import read_file
+from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
+from reshard.pipeline.publish import commit_on_head
+from reshard.pipeline.stores.protocols import Addition, Change, HistoryRewritten, Source, Target
+from reshard.pipeline.tensors import StoredFile
+
+
+def rollback(target: Target, commit: str) -> str:
+    """Restore every path that ``commit`` changed to what it was before; returns the commit that stands then.
+
+    Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and TargetConflict
+    where somebody changed one of the paths since.
+    """
+    return commit_on_head(target, commit, lambda head: _undo(target, commit, head), COMMIT_RACES).commit
+
+
+def _undo(target: Target, commit: str, head: str) -> Change | str:
+    """What brings the paths back on top of ``head``, or the commit of ours that did so already."""
+    try:
+        since = list(target.history(head, commit))
+    except HistoryRewritten:
+        raise NothingToRollBack(commit=commit, why=f"it is not in the history of {target.place}") from None
+    for later in since:
+        if publication.undoes(later) == commit:
+            return later.id
+    ours, *before = list(islice(target.history(commit, None), 2))
+    if publication.read(ours) is None:
+        raise NothingToRollBack(commit=commit, why="reshard did not make it")
+    if not before:
+        raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
+    past, present, now = target.at(before[0].id), target.at(commit), target.at(head)
+    changed = [p for p in {*past.files(), *present.files()} if _differ(past.files().get(p), present.files().get(p))]
+    for path in sorted(changed):
+        if _differ(present.files().get(path), now.files().get(path)):
+            raise TargetConflict(target=str(target.place), what=f"{path} was changed since {commit[:12]}")
+    additions = tuple(_restored(past, past.files()[path]) for path in sorted(changed) if path in past.files())
+    deletes = tuple(path for path in sorted(changed) if path not in past.files())
+    return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)
+
+
+def _differ(one: StoredFile | None, other: StoredFile | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return (one.size, one.sha256 or one.oid) != (other.size, other.sha256 or other.oid)
+
+
+def _restored(past: Source, file: StoredFile) -> Addition:
+    """A stored object is still in the store, as the past names it; a small file is sent again."""
+    if file.sha256 is not None:
+        return Addition(file.path, stored=file)
+    return Addition(file.path, content=read_file(past, file, REGULAR_MAX))
