@@ -20,7 +20,7 @@ def outcome(
     target: str, checks: Iterable[Mapping[str, Any]], bytes_: Mapping[str, Sequence[str]], published: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
-    told = [_check(check) for check in checks]
+    told = [told_check(check) for check in checks]
     told += [("source bytes", f"{how}: {_some(files)}") for how, files in bytes_.items()]
     if published:
         ref = f", {published['ref']}" if published["ref"] else ""
@@ -40,7 +40,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _check(check: Mapping[str, Any]) -> tuple[str, str]:
+def told_check(check: Mapping[str, Any]) -> tuple[str, str]:
+    """One check for people: its name, and how it ended, why and over how much."""
     figures = ", ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in check["figures"].items())
     said = [f"{check['result']} ({check['level']})", check["reason"], figures]
     return check["name"], "; ".join(part for part in said if part)

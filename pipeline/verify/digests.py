@@ -54,11 +54,13 @@ def digests(
     new: Callable[[], Sum] = blake3,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
+    *,
+    attest: bool = True,
 ) -> dict[str, str]:
     """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
-    Names that share their bytes are read once. A file with a sha256, or an archive with sums of its own, passes whole
-    and must match: raises SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
+    Names that share their bytes are read once. With ``attest``, a file with a sha256 and an archive with sums of its
+    own pass whole and must match: raises SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
     """
     names: dict[tuple[object, ...], list[str]] = {}
     entries = []
@@ -68,7 +70,7 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     parts = [part(entry) for entry in entries]
-    tapes = _tapes(checkpoint, files)
+    tapes = _tapes(checkpoint, files) if attest else {}
     legs = route((place for one in parts for place in one.ranges), tapes, files)
     stream = Stream(source, files, legs, tapes, tick)
     found: dict[str, str] = {}
@@ -109,12 +111,9 @@ class Stored(NamedTuple):
 class Difference(NamedTuple):
     """The first element that differs, and what each side has there."""
 
-    index: tuple[int, ...]
+    element: tuple[int, ...]
     first: str
     second: str
-
-    def __str__(self) -> str:
-        return f"element {list(self.index)} is {self.first} and {self.second}"
 
 
 def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) -> Difference | None:

@@ -31,10 +31,12 @@ Rule = Literal[
     "missing",  # a file has a tensor that the index does not name
     "duplicate",  # two files have a tensor of the same name
     "stale_file",  # a file of this checkpoint's name that the index does not name
+    "no_index",  # several files that belong together, and no index that names them
     "total_size",  # the sum of the tensors' bytes differs from the index's
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
     "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
+    "unreadable",  # a file or index of another format that cannot be read, or is not safe to
     "lost",  # in the source, not in the output
     "added",  # in the output, not in the source
     "dtype",  # differs from the source's
@@ -151,6 +153,19 @@ def check_index(
     if metadata is not None and len(_readable(own)) == len(named):
         findings += _check_total(index_path, metadata, _readable(own))
     return findings + check_files(own)
+
+
+def named_files(index_path: str, index: bytes | Mapping[str, Any]) -> set[str]:
+    """The paths that an index names, as far as it can be read and they stay inside its folder."""
+    document = _parse(index_path, index)
+    if isinstance(document, Finding):
+        return set()
+    folder = posixpath.dirname(index_path)
+    return {
+        posixpath.normpath(posixpath.join(folder, written))
+        for written in set(document[0].values())
+        if not leaves_folder(written)
+    }
 
 
 def leaves_folder(written: str) -> bool:

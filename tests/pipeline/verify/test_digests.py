@@ -171,7 +171,7 @@ def test_the_first_element_that_differs_is_named_with_both_values(
     save_single(tmp_path / "other", {"w": other})
     found = first_difference(stored(tmp_path / "one", "w"), stored(tmp_path / "other", "w"))
     assert found is not None
-    assert found.index == index
+    assert found.element == index
     assert (found.first.split()[0], found.second.split()[0]) in {("1.0", "2.0"), ("1", "2")}
 
 
@@ -183,7 +183,7 @@ def test_a_difference_is_found_across_layouts(tmp_path: Path) -> None:
     (tmp_path / "st").mkdir()
     save_file({"w": changed.contiguous()}, tmp_path / "st" / "model.safetensors")
     found = first_difference(stored(tmp_path / "st", "w"), stored_torch(tmp_path))
-    assert found is not None and found.index == (150, 7)
+    assert found is not None and found.element == (150, 7)
 
 
 def stored_torch(folder: Path) -> Stored:
@@ -203,7 +203,7 @@ def test_equal_tensors_do_not_differ_and_packed_kinds_are_named_by_their_byte(tm
         (tmp_path / name / "model.safetensors").write_bytes(content)
     found = first_difference(stored(tmp_path / "b", "w"), stored(tmp_path / "c", "w"))
     assert found is not None
-    assert (found.index, found.first, found.second) == ((1, 2), "0x21", "0x31")
+    assert (found.element, found.first, found.second) == ((1, 2), "0x21", "0x31")
 
 
 @pytest.mark.parametrize("size", [200 * MB, 400 * MB])

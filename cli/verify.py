@@ -1,0 +1,98 @@
+"""`reshard verify`: whether a checkpoint is whole, and whether it is another one's equal."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from typer import Argument, Option
+
+from reshard.cli.arguments import read_output, takes
+from reshard.cli.outcome import told_check
+from reshard.cli.output import Output
+from reshard.cli.progress import Bar, bar
+from reshard.pipeline.errors import VerifyFailed
+from reshard.pipeline.places import parse_place
+
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.protocols import Source
+
+FINDINGS_SHOWN = 10  # lines of one check; --json has them all
+
+
+@takes(output=read_output)
+def verify(
+    *,
+    place: Annotated[
+        str,
+        Argument(
+            metavar="REPO_OR_DIR",
+            help="What to look at: user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path).",
+            show_default=False,
+        ),
+    ],
+    against: Annotated[
+        str | None, Option(metavar="SRC", help="The checkpoint that it should equal, however cut.", show_default=False)
+    ] = None,
+    deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
+    output: Output,
+) -> None:
+    """Check a checkpoint, whoever made it: alone, or against the source that it should equal."""
+    from reshard.pipeline.stores.open import Context, open_source
+    from reshard.pipeline.verify.reload import Reload
+    from reshard.pipeline.verify.verify import verify as make_checks
+
+    context = Context.from_env()
+    ours = open_source(parse_place(place), context)
+    theirs = open_source(parse_place(against), context) if against else None
+    with bar(output) as shown, closing(Reload()) as reload:
+        progress = _Progress(shown, ours, theirs)
+        checks = make_checks(ours, theirs, reload, deep=deep, tick=progress.tick, tmpdir=context.tmpdir)
+    failed = [check for check in checks if check.result == "failed"]
+    facts = {
+        "place": str(ours.place),
+        "commit": ours.pin.commit,
+        "against": str(theirs.pin) if theirs else None,
+        "deep": deep,
+        "result": "failed" if failed else "passed",
+        "checks": [check.to_dict() for check in checks],
+    }
+    output.result(facts, _text(facts), "failed" if failed else "passed")
+    if failed:
+        first = next((finding for check in failed for finding in check.findings), failed[0].name)
+        raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
+
+
+class _Progress:
+    """Bytes of both sides, on one bar."""
+
+    def __init__(self, shown: Bar, *sides: Source | None) -> None:
+        from reshard.pipeline.find import foreign_format
+        from reshard.pipeline.formats.safetensors import SUFFIX
+
+        self._bar = shown
+        self._done = 0
+        files = [file for side in sides if side is not None for file in side.files().values()]
+        self._total = sum(f.size for f in files if f.path.endswith(SUFFIX) or foreign_format(f.path))
+        shown.show("checking", 0, 0)
+
+    def tick(self, count: int) -> None:
+        self._done += count
+        self._bar.show("reading", self._done, self._total)
+
+
+def _text(facts: dict[str, Any]) -> RenderableType:
+    shown: list[RenderableType] = []
+    width = max(len(check["name"]) for check in facts["checks"])
+    for check in facts["checks"]:
+        name, said = told_check(check)
+        shown.append(Text(f"{name:<{width}}  {said}"))
+        findings = check["findings"]
+        shown += [Text(f"    {finding}") for finding in findings[:FINDINGS_SHOWN]]
+        if len(findings) > FINDINGS_SHOWN:
+            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them"))
+    against = f" against {facts['against']}" if facts["against"] else ""
+    shown.append(Text(f"{facts['place']}{against}: {facts['result']}"))
+    return Group(*shown)

@@ -1,0 +1,220 @@
+"""Two checkpoints held against each other: names, dtypes and shapes from headers, and the bytes from one read each.
+
+Neither side needs to be ours, to have the same files, or the same format.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from reshard.pipeline.errors import SourceCorrupt
+from reshard.pipeline.find import Found, find_checkpoints
+from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
+from reshard.pipeline.open import Opened, open_checkpoints
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.stream import Tick
+from reshard.pipeline.taps import tensor_digest
+from reshard.pipeline.tensors import Checkpoint, Name, Tensor
+from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.digests import Stored, digests, first_difference
+from reshard.pipeline.verify.structure import Finding, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, opened."""
+
+    source: Source
+    found: Found
+    opened: Opened
+
+    @classmethod
+    def open(cls, source: Source) -> Side:
+        """Raises the CheckpointError family, NoWeights, and what stores raise."""
+        found = find_checkpoints(source)
+        return cls(source, found, open_checkpoints(source, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One checkpoint on both sides."""
+
+    source: Checkpoint
+    output: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Which checkpoint of the output is which one of the source; the rest is on one side only."""
+
+    pairs: tuple[Pair, ...]
+    lost: tuple[Checkpoint, ...]
+    added: tuple[Checkpoint, ...]
+
+
+def paired(source: Opened, output: Opened) -> Paired:
+    """By name; where each side has a single checkpoint, they are the pair whatever they are called."""
+    if len(source.checkpoints) == len(output.checkpoints) == 1:
+        return Paired((Pair(source.checkpoints[0], output.checkpoints[0]),), (), ())
+    ours = {checkpoint.name: checkpoint for checkpoint in output.checkpoints}
+    theirs = {checkpoint.name: checkpoint for checkpoint in source.checkpoints}
+    return Paired(
+        tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
+        tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
+        tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),
+    )
+
+
+def signature(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor -> (dtype, shape)."""
+    return {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+
+
+# ------------------------------------------------------------------------------------------------------ headers
+
+
+def check_headers(matched: Paired) -> Check:
+    """Whether both sides have the same tensors by name, dtype and shape."""
+    findings = [f"{c.name}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
+    findings += [f"{c.name}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added]
+    casts: Counter[tuple[str, str]] = Counter()
+    for pair in matched.pairs:
+        source, output = signature(pair.source), signature(pair.output)
+        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and _is_tied(d, pair))]
+        both = source.keys() & output.keys()
+        casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
+    figures = {
+        "tensors": sum(len(pair.output.tensors) for pair in matched.pairs),
+        "in_the_source": sum(len(c.tensors) for c in (*(p.source for p in matched.pairs), *matched.lost)),
+        "differences": len(findings),
+    }
+    reason = "; ".join(
+        f"{count:,} tensors are {was} in the source and {is_} in the output"
+        for (was, is_), count in sorted(casts.items())
+    )
+    level = "every name, dtype and shape, from headers"
+    return Check("same tensors", "failed" if findings else "passed", level, reason, figures, some(findings))
+
+
+def _is_tied(lost: Finding, pair: Pair) -> bool:
+    """Whether the output says of a name that it shares the bytes of one that is there, and the source shows it."""
+    kept = (pair.output.file_metadata | pair.output.index_metadata).get(lost.tensor or "")
+    places = {tensor.name: (tensor.dtype, tensor.shape, tensor.pieces) for tensor in pair.source.tensors}
+    return (
+        isinstance(kept, str)
+        and kept in {tensor.name for tensor in pair.output.tensors}
+        and places.get(kept) == places.get(lost.tensor or "")
+    )
+
+
+def some(findings: Sequence[str]) -> tuple[str, ...]:
+    """As many as a report holds; the rest is counted."""
+    more = len(findings) - REPORT_NAMES_MAX
+    return (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
+
+
+# -------------------------------------------------------------------------------------------------------- bytes
+
+
+class Sums(NamedTuple):
+    """Two digests of one tensor: one that nobody can forge, and the one that manifests hold."""
+
+    blake3: str
+    xxh3: str
+
+
+class _BothSums:
+    """Takes both in one pass."""
+
+    def __init__(self) -> None:
+        self._blake3, self._xxh3 = blake3(), tensor_digest()
+
+    def update(self, view: memoryview, /) -> None:
+        self._blake3.update(view)
+        self._xxh3.update(view)
+
+    def hexdigest(self) -> str:
+        return f"{self._blake3.hexdigest()} {self._xxh3.hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A side that was read once: every tensor's sums by checkpoint, and files that are not what they claim to be."""
+
+    tensors: Mapping[Name, Mapping[str, Sums]]
+    corrupt: tuple[str, ...]
+    bytes: int
+
+
+def read(side: Side, tick: Tick, tmpdir: Path | None) -> Read:
+    """Read all of ``side`` once; a checkpoint with a corrupt file once more, to tell its tensors all the same."""
+    taken: dict[Name, Mapping[str, Sums]] = {}
+    corrupt = []
+    for checkpoint in side.opened.checkpoints:
+        where = (checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir)
+        try:
+            found = digests(*where)
+        except SourceCorrupt as error:
+            corrupt.append(str(error))
+            found = digests(*where, attest=False)
+        taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
+    files = {number for checkpoint in side.opened.checkpoints for number in checkpoint.files}
+    return Read(taken, tuple(corrupt), sum(side.opened.files[number].size for number in files))
+
+
+def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+    """Both sides at the same time: they are different disks, or different ends of a line."""
+    with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
+        theirs, ours = (pool.submit(read, side, tick, tmpdir) for side in (source, output))
+        return theirs.result(), ours.result()
+
+
+def check_stored(output: Side, was_read: Read) -> Check:
+    """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
+    files = {number for checkpoint in output.opened.checkpoints for number in checkpoint.files}
+    summed = {r.file for checkpoint in output.opened.checkpoints for r in checkpoint.records if r.crc32 is not None}
+    attested = [number for number in files if output.opened.files[number].sha256 or number in summed]
+    figures = {"files": len(files), "attested": len(attested), "bytes": was_read.bytes}
+    reason = "" if attested else "nothing here says what its bytes should be"
+    result: Result = "failed" if was_read.corrupt else "passed" if attested else "skipped"
+    return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
+
+
+def check_bytes(source: Side, output: Side, matched: Paired, theirs: Read, ours: Read, tmpdir: Path | None) -> Check:
+    """Whether every tensor has the source's bytes; only what differs is read again, to name its first difference."""
+    findings = list(theirs.corrupt)
+    compared = incomparable = again = 0
+    for pair in matched.pairs:
+        before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
+        were = {tensor.name: tensor for tensor in pair.source.tensors}
+        for tensor in pair.output.tensors:
+            was = were.get(tensor.name)
+            if was is None or (was.dtype, was.shape) != (tensor.dtype, tensor.shape):
+                incomparable += 1
+                continue
+            compared += 1
+            if before[tensor.name].blake3 == after[tensor.name].blake3:
+                continue
+            again += 1
+            where = _where(was, source, tensor, output, tmpdir) if again <= READ_AGAIN_MAX else ""
+            findings.append(f"{tensor.name} has other bytes{where}")
+    figures = {"tensors": compared, "not_comparable": incomparable, "differ": again, "bytes": theirs.bytes + ours.bytes}
+    reason = "" if compared else "no tensor has the same name, dtype and shape on both sides"
+    result: Result = "failed" if findings else "passed" if compared else "inconclusive"
+    return Check("same bytes", result, "BLAKE3 of every tensor, one read of each side", reason, figures, some(findings))
+
+
+def _where(was: Tensor, source: Side, is_: Tensor, output: Side, tmpdir: Path | None) -> str:
+    first = Stored(was, source.opened.files, source.source)
+    second = Stored(is_, output.opened.files, output.source)
+    found = first_difference(first, second, tmpdir)
+    if found is None:
+        return ", though not when it was read again: a disk or a line gives different bytes each time"
+    return f": element {list(found.element)} is {found.first} in the source and {found.second} in the output"

@@ -1,0 +1,109 @@
+"""`reshard verify`, as a person types it, between folders and repositories of the Hub on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.cli.conftest import Run
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+
+@pytest.fixture
+def bare(model: Path) -> Path:
+    """The model's weights alone: nothing that the reload child would have to import torch for."""
+    for name in ("config.json", "tokenizer.json", "optimizer.pt"):
+        (model / name).unlink()
+    return model
+
+
+@pytest.fixture
+def cut(reshard: Run, bare: Path, tmp_path: Path) -> Path:
+    """The weights in four files."""
+    return cut_of(reshard, bare, tmp_path)
+
+
+def cut_of(reshard: Run, model: Path, tmp_path: Path) -> Path:
+    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300").code == 0
+    return tmp_path / "out"
+
+
+def test_a_good_output_passes_and_says_what_was_looked_at(reshard: Run, model: Path, tmp_path: Path) -> None:
+    cut = cut_of(reshard, model, tmp_path)
+    done = reshard("verify", cut, "--against", model, "--deep")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].endswith(": passed")
+    for name in ("index rules ", "same tensors ", "other files ", "model model ", "tokenizer ", "same bytes "):
+        assert name in done.out
+
+
+def test_quiet_writes_one_word(reshard: Run, cut: Path) -> None:
+    assert reshard("verify", cut, "--quiet").out == "passed\n"
+
+
+def test_a_changed_element_ends_with_the_code_of_proof_and_its_place(reshard: Run, bare: Path, cut: Path) -> None:
+    file = cut / "model-00003-of-00004.safetensors"
+    tensors = load_file(file)
+    name = min(tensors)
+    changed = tensors[name].copy()
+    changed[17] ^= 1
+    save_file(tensors | {name: changed}, file, metadata={"format": "pt"})
+    assert reshard("verify", cut, "--against", bare).code == 0
+    done = reshard("verify", cut, "--against", bare, "--deep")
+    assert done.code == 6
+    was, is_ = tensors[name][17], changed[17]
+    assert f"{name} has other bytes: element [17] is {was} (0x{was:02x}) in the source and {is_}" in done.out
+    assert done.err.splitlines()[-2].startswith("error[proof.verify]: ")
+    report, error = reshard("verify", cut, "--against", bare, "--deep", "--json").documents
+    assert report["result"] == "failed"
+    assert [check["name"] for check in report["checks"] if check["result"] == "failed"] == ["same bytes"]
+    assert error["error"]["facts"]["failed"] == 1
+
+
+def test_a_missing_file_is_found_without_a_source(reshard: Run, cut: Path) -> None:
+    (cut / "model-00002-of-00004.safetensors").unlink()
+    done = reshard("verify", cut)
+    assert done.code == 6
+    assert "names model-00002-of-00004.safetensors, which is not there" in done.out
+
+
+def test_two_repositories_are_compared_and_their_sha256s_held(
+    reshard: Run, bare: Path, cut: Path, namespace: Namespace
+) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    for name, folder in (("source", bare), ("output", cut)):
+        namespace.admin.create_repo(namespace.repo(name))
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        namespace.admin.put_files(namespace.repo(name), files, lfs=[n for n in files if n.endswith(".safetensors")])
+    source, output = namespace.repo("source"), namespace.repo("output")
+    (report,) = reshard("verify", output, "--against", source, "--deep", "--json", env=env).documents
+    assert report["result"] == "passed"
+    (stored,) = [check for check in report["checks"] if check["name"] == "stored bytes"]
+    assert (stored["figures"]["files"], stored["figures"]["attested"]) == (4, 4)
+    namespace.admin.fault("GET /_cdn/.*model-00003-of-00004", "wrong_bytes", at=1500)
+    done = reshard("verify", output, "--against", source, "--deep", env=env)
+    assert done.code == 6
+    assert "model-00003-of-00004.safetensors at " in done.out and "does not match its sha256" in done.out
+
+
+def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: Path, namespace: Namespace) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    repo = namespace.repo("source")
+    namespace.admin.create_repo(repo)
+    namespace.admin.put_files(repo, {path.name: path.read_bytes() for path in bare.iterdir()})
+    assert reshard("verify", cut, "--against", repo, "--deep", env=env).code == 0
+    save_file({"other": np.zeros(10, np.uint8)}, cut / "model-00001-of-00004.safetensors", metadata={"format": "pt"})
+    assert reshard("verify", cut, "--against", repo, env=env).code == 6
+
+
+def test_what_cannot_be_looked_at_is_an_error_of_its_own(reshard: Run, bare: Path, tmp_path: Path) -> None:
+    assert reshard("verify", tmp_path / "nothing").code == 3
+    (tmp_path / "empty").mkdir()
+    done = reshard("verify", bare, "--against", tmp_path / "empty")
+    assert done.code == 3
+    assert "error[source.no_weights]" in done.err

@@ -1,0 +1,252 @@
+"""`verify` on checkpoints of any maker: honest ones pass however they are cut, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from reshard.pipeline.errors import BadLength, NoWeights
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
+from tests.pipeline.verify import models
+from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
+
+Verify = Callable[..., dict[str, Check]]
+
+
+def source_of(folder: Path) -> FolderSource:
+    return FolderSource.open(Folder(path=str(folder)))
+
+
+@pytest.fixture
+def look(reload: Reload) -> Verify:
+    """``look(output, source, deep=True)``: the checks by name."""
+
+    def look(output: Path, source: Path | None = None, **options: Any) -> dict[str, Check]:
+        checks = verify(source_of(output), source_of(source) if source else None, reload, **options)
+        found = {check.name: check for check in checks}
+        assert len(found) == len(checks)
+        return found
+
+    return look
+
+
+def failed(checks: dict[str, Check]) -> dict[str, tuple[str, ...]]:
+    assert all(bool(check.findings) == (check.result == "failed") for check in checks.values())
+    return {name: check.findings for name, check in checks.items() if check.result == "failed"}
+
+
+@pytest.fixture
+def two_cuts(tmp_path: Path) -> tuple[Path, Path]:
+    """The same model in four files and in seven, by another writer than ours."""
+    made = arrays(24, 4000)
+    for name, count in (("source", 4), ("output", 7)):
+        save_sharded(tmp_path / name, numbered(made, count))
+        add_friends(tmp_path / name)
+    return tmp_path / "source", tmp_path / "output"
+
+
+def test_two_cuts_of_one_model_pass_with_every_byte(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    source, output = two_cuts
+    checks = look(output, source, deep=True)
+    assert failed(checks) == {}
+    assert checks["same tensors"].figures == {"tensors": 48, "in_the_source": 48, "differences": 0}
+    assert checks["same bytes"].result == "passed"
+    assert checks["same bytes"].figures["tensors"] == 48
+    assert checks["index rules"].figures == {"files": 7, "tensors": 48, "indexes": 1}
+
+
+def test_alone_only_what_can_be_known_alone_is_checked(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    assert set(look(two_cuts[1])) == {"index rules", "model model", "tokenizer"}
+    assert set(look(two_cuts[1], deep=True)) == {"index rules", "model model", "tokenizer", "stored bytes"}
+
+
+def test_a_torch_file_and_its_safetensors_are_equal(tmp_path: Path, look: Verify) -> None:
+    weight = torch.randn(50, 40)
+    state = {"w": weight, "t": torch.randn(20, 30).t(), "tied": weight, "n": torch.arange(9)}
+    (tmp_path / "bin").mkdir()
+    torch.save(state, tmp_path / "bin" / "pytorch_model.bin")
+    packed = {name: tensor.contiguous().numpy() for name, tensor in state.items()}
+    save_single(tmp_path / "st", packed)
+    for output, source in (("st", "bin"), ("bin", "st")):
+        checks = look(tmp_path / output, tmp_path / source, deep=True)
+        assert failed(checks) == {}
+        assert checks["same bytes"].figures["tensors"] == 4
+    assert look(tmp_path / "bin", tmp_path / "st", deep=True)["stored bytes"].figures["attested"] == 1
+
+
+def test_a_name_left_out_for_its_tie_is_no_loss_where_the_output_says_so(tmp_path: Path, look: Verify) -> None:
+    weight = torch.randn(50, 40)
+    (tmp_path / "bin").mkdir()
+    torch.save({"a": weight, "b": weight, "c": weight + 1}, tmp_path / "bin" / "pytorch_model.bin")
+    kept = {"a": weight.numpy()}
+    for name, metadata in (("said", {"format": "pt", "b": "a"}), ("silent", {"format": "pt"})):
+        (tmp_path / name).mkdir()
+        save_file(kept | {"c": (weight + 1).numpy()}, tmp_path / name / "model.safetensors", metadata=metadata)
+    assert failed(look(tmp_path / "said", tmp_path / "bin", deep=True)) == {}
+    assert list(failed(look(tmp_path / "silent", tmp_path / "bin"))) == ["same tensors"]
+    lying = {"format": "pt", "b": "a", "c": "a"}
+    (tmp_path / "lying").mkdir()
+    save_file(kept, tmp_path / "lying" / "model.safetensors", metadata=lying)
+    assert failed(look(tmp_path / "lying", tmp_path / "bin"))["same tensors"] == (
+        "c is in the source and not in the output",
+    )
+
+
+def test_a_cast_is_said_in_one_line_and_not_taken_for_damage(tmp_path: Path, look: Verify) -> None:
+    made = arrays(4, 4000)
+    save_single(tmp_path / "source", made)
+    save_single(tmp_path / "output", {name: array.astype(np.float16) for name, array in made.items()})
+    checks = look(tmp_path / "output", tmp_path / "source", deep=True)
+    assert checks["same tensors"].reason == "8 tensors are F32 in the source and F16 in the output"
+    assert list(failed(checks)) == ["same tensors"]
+    assert checks["same bytes"].result == "inconclusive"
+    assert checks["same bytes"].figures["not_comparable"] == 8
+
+
+def test_one_flipped_bit_is_named_by_tensor_element_and_values(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    source, output = two_cuts
+    file = sorted(output.glob("*.safetensors"))[2]
+    tensors = load_file(file)
+    name = max(tensors, key=lambda name: tensors[name].size)
+    changed = tensors[name].copy()
+    changed.reshape(-1).view(np.uint8)[401] ^= 4
+    save_file(tensors | {name: changed}, file, metadata={"format": "pt"})
+    assert failed(look(output, source)) == {}, "nothing but the bytes differs"
+    (finding,) = failed(look(output, source, deep=True))["same bytes"]
+    row, column = divmod(100, changed.shape[1])
+    value = str(tensors[name][row, column])
+    assert finding.startswith(f"{name} has other bytes: element [{row}, {column}] is {value} (0x")
+
+
+def test_a_wholly_other_model_is_not_read_again_tensor_by_tensor(tmp_path: Path, look: Verify) -> None:
+    save_single(tmp_path / "source", arrays(30, 400, seed=1))
+    save_single(tmp_path / "output", arrays(30, 400, seed=2))
+    findings = failed(look(tmp_path / "output", tmp_path / "source", deep=True))["same bytes"]
+    assert len(findings) == 60
+    assert sum("element" in finding for finding in findings) == 20
+
+
+def test_components_are_compared_by_name_and_a_missing_one_is_named(tmp_path: Path, look: Verify) -> None:
+    for name in ("source", "output"):
+        save_single(tmp_path / name / "unet", arrays(3, 400, seed=1), "diffusion_pytorch_model.safetensors")
+        save_single(tmp_path / name / "vae", arrays(2, 400, seed=2), "diffusion_pytorch_model.safetensors")
+    assert failed(look(tmp_path / "output", tmp_path / "source", deep=True)) == {}
+    (tmp_path / "output" / "vae").rename(tmp_path / "output" / "other")
+    findings = failed(look(tmp_path / "output", tmp_path / "source"))["same tensors"]
+    assert findings == (
+        "vae/diffusion_pytorch_model: none of its 4 tensors is in the output",
+        "other/diffusion_pytorch_model: its 4 tensors are in no checkpoint of the source",
+    )
+
+
+def test_files_in_parts_that_torch_wrote_are_no_duplicates(tmp_path: Path, look: Verify) -> None:
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+
+    (tmp_path / "parts").mkdir()
+    writer = HuggingFaceStorageWriter(str(tmp_path / "parts"), save_distributed=True)
+    whole = {"a": torch.randn(40, 8), "b": torch.randn(9)}
+    save(whole, storage_writer=writer, no_dist=True)
+    save_single(tmp_path / "whole", {name: tensor.numpy() for name, tensor in whole.items()})
+    assert failed(look(tmp_path / "parts", tmp_path / "whole", deep=True)) == {}
+
+
+def test_an_output_that_cannot_be_opened_is_a_finding_and_a_source_an_error(
+    two_cuts: tuple[Path, Path], look: Verify
+) -> None:
+    source, output = two_cuts
+    (file, *_) = sorted(output.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-5])
+    assert list(failed(look(output, source))) == ["index rules"]
+    assert file.name in failed(look(output, source))["index rules"][0]
+    with pytest.raises(BadLength, match=file.name):
+        look(source, output)
+
+
+def test_a_hostile_pickle_is_a_finding_and_is_not_run(tmp_path: Path, look: Verify) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "was run",)
+
+    (tmp_path / "evil").mkdir()
+    torch.save({"w": torch.zeros(3), "x": Evil()}, tmp_path / "evil" / "pytorch_model.bin")
+    ((finding, *_),) = failed(look(tmp_path / "evil")).values()
+    assert "asks to run" in finding
+    assert not (tmp_path / "was run").exists()
+
+
+def test_a_folder_without_weights_is_an_error(tmp_path: Path, look: Verify) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(NoWeights):
+        look(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- other files
+
+
+def test_configs_are_compared_by_what_they_say(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    source, output = two_cuts
+    config = json.loads((output / "config.json").read_text())
+    (output / "config.json").write_text(json.dumps(config | {"transformers_version": "9.9"}, indent=4))
+    assert failed(look(output, source)) == {}
+    (output / "config.json").write_text(json.dumps(config | {"hidden_size": 7}))
+    assert failed(look(output, source))["other files"] == (
+        "config.json says something else: hidden_size was not there and is 7",
+    )
+
+
+def test_code_must_be_the_same_and_documents_need_not(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    source, output = two_cuts
+    for folder in two_cuts:
+        (folder / "modeling_own.py").write_text("x = 1\n")
+    (output / "LICENSE").unlink()
+    (output / "README.md").write_text("another text")
+    checks = look(output, source)
+    assert failed(checks) == {}
+    assert checks["other files"].figures["documents_that_differ"] == 1
+    (output / "modeling_own.py").write_text("x = 2\n")
+    assert failed(look(output, source))["other files"] == ("modeling_own.py differs from byte 4 on",)
+    (output / "modeling_own.py").unlink()
+    assert failed(look(output, source))["other files"] == ("modeling_own.py is not there",)
+
+
+# ------------------------------------------------------------------------------------------------------ the class
+
+
+def test_a_model_that_lost_a_tensor_is_judged_against_its_source(
+    saved: Callable[..., models.Saved], tmp_path: Path, look: Verify
+) -> None:
+    source = saved("llama").folder
+    output = Path(shutil.copytree(source, tmp_path / "output"))
+    assert look(output, source)["model model"].level == "model"
+    assert look(output)["model model"].result == "passed"
+    tensors = load_file(output / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    alone = look(output)["model model"]
+    assert alone.result == "inconclusive"
+    assert "model.norm.weight" in alone.reason
+    assert set(failed(look(output, source))) == {"same tensors", "model model"}
+
+
+def test_a_source_that_itself_lacks_a_tensor_is_no_failure_of_the_output(
+    saved: Callable[..., models.Saved], tmp_path: Path, look: Verify
+) -> None:
+    source = Path(shutil.copytree(saved("bert-base").folder, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: array for name, array in tensors.items() if "pooler" not in name}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    save_sharded(tmp_path / "output", numbered(tensors, 3))
+    shutil.copy(source / "config.json", tmp_path / "output")
+    assert failed(look(tmp_path / "output", source, deep=True)) == {}
