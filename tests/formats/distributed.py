@@ -1,0 +1,56 @@
+"""A model's weights as several real torch processes write them: FSDP2's sharded state dict."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from tests.formats.saving import State
+
+RANKS = 2
+
+# `nested`: below "model", as accelerate and most trainers write; `wrapped`: the same of a compiled model in
+# DistributedDataParallel's naming; `safetensors`: by HuggingFaceStorageWriter.
+Form = Literal["nested", "wrapped", "safetensors"]
+
+
+def by_fsdp(model: Any, folder: Path, form: Form) -> State:
+    """Each rank writes its rows of every tensor into ``folder``; returns the whole model's state dict."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        context = multiprocessing.get_context("fork")
+        ranks = [context.Process(target=_save, args=(rank, scratch, model, folder, form)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    if any(process.exitcode for process in ranks):
+        raise RuntimeError(f"a rank failed: {[process.exitcode for process in ranks]}")
+    return expected
+
+
+def _save(rank: int, scratch: str, model: Any, folder: Path, form: Form) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{scratch}/rendezvous", rank=rank, world_size=RANKS)
+    fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
+    state = model.state_dict()
+    if form == "safetensors":
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    elif form == "wrapped":
+        dcp.save({f"module._orig_mod.{name}": tensor for name, tensor in state.items()}, checkpoint_id=folder)
+    else:
+        dcp.save({"model": state, "step": 7}, checkpoint_id=folder)
+    dist.destroy_process_group()

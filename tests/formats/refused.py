@@ -1,0 +1,137 @@
+"""What is refused before a tensor byte is read, and what the refusal says."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.places import Folder
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import draft
+from reshard.pipeline.stores.open import Context, open_source, open_target
+
+CANARY = "ran"  # what hostile files would leave in the folder that they lie in
+
+
+@dataclass(frozen=True)
+class Refusal:
+    what: str
+    code: str
+    message: str
+
+
+class _Runs:
+    """A pickle of this one writes the canary when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder / CANARY)
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (self._path, "w")
+
+
+def _tensorflow(folder: Path) -> None:
+    (folder / "tf_model.h5").write_bytes(b"\x89HDF")
+    (folder / "flax_model.msgpack").write_bytes(b"\x00")
+
+
+def _gguf(folder: Path) -> None:
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+
+
+def _pointer(name: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 123\n"
+        (folder / name).write_text(text)
+
+    return build
+
+
+def _runs(folder: Path) -> None:
+    torch.save({"weight": torch.ones(3), "more": _Runs(folder)}, folder / "pytorch_model.bin")
+
+
+def _runs_in_metadata(folder: Path) -> None:
+    import pickle
+
+    (folder / ".metadata").write_bytes(pickle.dumps(_Runs(folder)))
+    (folder / "__0_0.distcp").write_bytes(b"PK")
+
+
+def _module(folder: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), folder / "pytorch_model.bin")
+
+
+def _torchscript(folder: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "pytorch_model.bin"))
+
+
+def _complex(folder: Path) -> None:
+    torch.save({"weight": torch.ones(2, dtype=torch.complex128)}, folder / "pytorch_model.bin")
+
+
+def _sparse(folder: Path) -> None:
+    torch.save({"weight": torch.eye(3).to_sparse()}, folder / "pytorch_model.bin")
+
+
+def _bomb(folder: Path) -> None:
+    torch.save({"weight": torch.ones(1).expand(1 << 40)}, folder / "pytorch_model.bin")
+
+
+def _escapes(folder: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"weight": "../../elsewhere/model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _incomplete(folder: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model-00001-of-00002.bin")
+
+
+def _adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+REFUSED: dict[str, Callable[[Path], None]] = {
+    "only TensorFlow and Flax weights": _tensorflow,
+    "only GGUF": _gguf,
+    "an adapter without its model": _adapter,
+    "a git-lfs pointer, safetensors": _pointer("model.safetensors"),
+    "a git-lfs pointer, `.bin`": _pointer("pytorch_model.bin"),
+    "a pickle that calls a function": _runs,
+    "a `.metadata` that calls a function": _runs_in_metadata,
+    "a whole module, pickled": _module,
+    "a TorchScript program": _torchscript,
+    "complex128": _complex,
+    "a sparse tensor": _sparse,
+    "4 bytes that claim to be 4 TiB": _bomb,
+    "an index that leaves its folder": _escapes,
+    "one of two numbered files, no index": _incomplete,
+}
+
+
+def refusals() -> Iterator[Refusal]:
+    """Each of REFUSED, as the product answers it; raises AssertionError when one is not refused or ran something."""
+    for what, build in REFUSED.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "model"
+            folder.mkdir()
+            build(folder)
+            yield _refused(what, folder)
+            assert not (folder / CANARY).exists(), f"{what}: it ran"
+
+
+def _refused(what: str, folder: Path) -> Refusal:
+    request = Request(source=Folder(path=str(folder)), target=Folder(path=f"{folder}-out"), options=Options())
+    context = Context.from_env()
+    try:
+        draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
+    except ReshardError as error:
+        return Refusal(what, error.code, str(error).replace(str(folder), "./model"))
+    raise AssertionError(f"{what}: it is not refused")

@@ -1,0 +1,222 @@
+"""One run of the table: build every case, publish it, reshard it through the product, load it, compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
+
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.plan import Plan
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import Report, run
+from reshard.pipeline.stores.open import Context
+from reshard.pipeline.verify.reload import Reload
+from tests.formats.cases import CASES, Case
+from tests.support.checker import Tensors, from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+
+COLUMNS = ("tensors", "tokenizer", "transformers", "accelerate", "disk offload")
+LOADERS = COLUMNS[1:]
+EQUAL = "equal"
+CHILDREN = 2  # processes that load at the same time
+HEAVY = (".safetensors", ".bin", ".pth", ".distcp")
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case's line of the table. A cell is ``equal``, or the error that the source gives to the same loader.
+
+    ``wrong`` says of every other cell what became of it.
+    """
+
+    name: str
+    cells: dict[str, str]
+    level: str  # of the product's own check: model or structural
+    plan: tuple[str, ...]
+    wrong: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A case whose result is on the Hub and, again, in ``target``."""
+
+    name: str
+    folder: Path
+    target: Path
+    report: Report
+    trouble: str  # "" when every tensor and file is what it must be
+
+    def original(self, loader: str) -> Path:
+        """Where that loader finds what was resharded."""
+        return self.folder / (CASES[self.name].home if loader == "tokenizer" else "source")
+
+
+def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row]:
+    """The rows of those cases; ``space`` is a user on the Hub on loopback, ``HF_ENDPOINT`` and ``HF_TOKEN`` are its."""
+    with closing(Reload()) as reload:
+        done = [_reshard(name, scratch / name, space, reload) for name in _built(names, scratch)]
+    asked = [(d, loader) for d in done for loader in LOADERS]
+    said = _ask([(loader, d.target, "auto") for d, loader in asked], scratch)
+    found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
+    # The source is asked only where the model itself is not enough to judge by.
+    unsure = [(d, loader) for d, loader in asked if found[d.name, loader].get("answer") != _reference(d, loader)]
+    said = _ask(
+        [(loader, d.original(loader), CASES[d.name].options.get("dtype", "auto")) for d, loader in unsure], scratch
+    )
+    sources = {(d.name, loader): answer for (d, loader), answer in zip(unsure, said, strict=True)}
+    return [_row(d, found, sources) for d in done]
+
+
+def _built(names: Sequence[str], scratch: Path) -> Iterator[str]:
+    """The names, each as soon as its source is there; the next ones are built meanwhile."""
+    command = [sys.executable, "-m", "tests.formats.child", "build", str(scratch), *names]
+    with subprocess.Popen(command, cwd=ROOT, env=_environment(scratch), stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip() in CASES:  # some libraries print as well
+                yield line.strip()
+    if child.returncode:
+        raise RuntimeError(f"a case could not be built: {' '.join(command)}")
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return kept | {"HF_HOME": str(scratch / "hf-home")}
+
+
+# ----------------------------------------------------------------------------------------------- through the product
+
+
+def _reshard(name: str, folder: Path, space: Namespace, reload: Reload) -> _Done:
+    case, target = CASES[name], space.repo(f"{name}-resharded")
+    transport = "xet" if list(CASES).index(name) % 2 else "http"
+    source = _publish(case, name, folder, space, transport)
+    lender = None if case.home == "source" else parse_place(str(folder / case.home))
+    options = Options(**case.options, config_from=lender, transport=transport, visibility="public")
+    request = Request(source=parse_place(source), target=parse_place(target), options=options)
+    report = run(request, Context.from_env(), reload=reload)
+    there = snapshot_download(target, cache_dir=folder / "cache", endpoint=space.endpoint, token=space.token)
+    return _Done(name, folder, Path(there), report, _trouble(case, folder, Path(there), space, target, report.plan))
+
+
+def _publish(case: Case, name: str, folder: Path, space: Namespace, transport: str) -> str:
+    """Where the product finds the source."""
+    local = folder / "source"
+    if case.place == "folder":
+        return str(local)
+    repo = space.repo(name)
+    space.admin.create_repo(repo)
+    files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
+    if transport == "xet":
+        operations = [CommitOperationAdd(path, str(file)) for path, file in files.items()]
+        HfApi(space.endpoint, space.token).create_commit(repo, operations, commit_message="upload")
+    else:
+        heavy = [path for path in files if path.endswith(HEAVY)]
+        space.admin.put_files(repo, {path: file.read_bytes() for path, file in files.items()}, lfs=heavy)
+    if case.place == "cache":
+        return str(snapshot_download(repo, cache_dir=folder / "cache", endpoint=space.endpoint, token=space.token))
+    return repo
+
+
+def _trouble(case: Case, folder: Path, target: Path, space: Namespace, repo: str, plan: Plan) -> str:
+    expected: dict[str, dict[str, Any]] = json.loads((folder / "expected.json").read_text())
+    fetch = from_hub(space.endpoint, repo)
+    for path, tensors in expected.items():
+        home, _, stem = path.removesuffix(".safetensors").rpartition("/")
+        wanted: Tensors = {n: (dtype, tuple(shape), digest) for n, (dtype, shape, digest) in tensors.items()}
+        found = read_checkpoint(fetch, stem, home)
+        if found != wanted:
+            different = [n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)]
+            return f"{path}: {len(different)} tensors differ, such as {min(different)}"
+    if {str(output.name) for output in plan.outputs} != {path.removesuffix(".safetensors") for path in expected}:
+        return f"other checkpoints than {sorted(expected)} were written"
+    for path in (*case.expect, "config.json", "tokenizer_config.json"):
+        content = (folder / case.home / path).read_bytes()
+        if (target / path).read_bytes() != content and path not in {edit.path for edit in plan.edits}:
+            return f"{path} is not the source's"
+    large = [s.path for s in plan.shards if s.size > case.options["size"] and len(s.entries) > 1]
+    return f"larger than the size: {large}" if large else ""
+
+
+# ------------------------------------------------------------------------------------------------------ by the loaders
+
+
+def _ask(questions: Sequence[tuple[str, Path, str]], scratch: Path) -> list[dict[str, Any]]:
+    """What each loader says of each folder, in the order asked."""
+    with ThreadPoolExecutor(CHILDREN) as threads:
+        parts = list(threads.map(lambda first: _child(questions[first::CHILDREN], scratch), range(CHILDREN)))
+    return [parts[i % CHILDREN][i // CHILDREN] for i in range(len(questions))]
+
+
+def _child(questions: Sequence[tuple[str, Path, str]], scratch: Path) -> list[dict[str, Any]]:
+    if not questions:
+        return []
+    lines = [json.dumps({"loader": loader, "folder": str(at), "dtype": dtype}) for loader, at, dtype in questions]
+    command = [sys.executable, "-m", "tests.formats.child", "load"]
+    with (scratch / "loaders.log").open("a") as log:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(scratch), input="\n".join(lines), stdout=subprocess.PIPE, stderr=log,
+            text=True, check=True,
+        )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"loader"')]
+    assert len(answers) == len(questions), "a loader wrote among the answers"
+    return answers
+
+
+def _reference(done: _Done, loader: str) -> Any:
+    """What the model that the case built says itself; an answer that nothing gives where there is none."""
+    said = json.loads((done.folder / "answer.json").read_text())
+    return {} if loader == "tokenizer" or said is None else said
+
+
+def _row(done: _Done, found: dict[tuple[str, str], Any], sources: dict[tuple[str, str], Any]) -> Row:
+    cells, wrong = {}, {}
+    cells["tensors"] = EQUAL
+    if done.trouble:
+        cells["tensors"], wrong["tensors"] = "WRONG", done.trouble
+    for loader in LOADERS:
+        here, there = found[done.name, loader], sources.get((done.name, loader))
+        if there is None or ("answer" in here and here["answer"] == there.get("answer")):
+            cells[loader] = EQUAL
+        elif "error" in here and here["error"] == there.get("error"):
+            cells[loader] = here["error"]
+        else:
+            cells[loader] = "WRONG"
+            wrong[loader] = f"{here.get('error', 'another answer')}; the source: {there.get('error', 'loads')}"
+    levels = {check.level for check in done.report.checks if check.name.startswith("reload model")}
+    (level,) = levels
+    return Row(done.name, cells, level, tuple(_plan_lines(done.report)), wrong)
+
+
+def _plan_lines(report: Report) -> Iterator[str]:
+    plan = report.plan
+    tensors = sum(len(shard.entries) for shard in plan.shards)
+    largest = max(shard.size for shard in plan.shards)
+    indexes = [output.index.path for output in plan.outputs if output.index]
+    read, written = _count(len(plan.files), "file"), _count(len(plan.shards), "file")
+    yield f"{read} read, {_count(tensors, 'tensor')}, {written} written"
+    yield f"the largest {largest:,} bytes" + "".join(f", index `{path}`" for path in indexes)
+    yield f"carried: {', '.join(f'`{f.path}`' for f in plan.carried)}"
+    if plan.edits:
+        yield f"follows the cast: {', '.join(f'`{edit.path}`' for edit in plan.edits)}"
+    for path, why in plan.left_out:
+        if path != ".gitattributes":
+            yield f"left out: `{path}`, {why}"
+    yield from (f"note: {note}" for note in plan.notes)
+    yield f"bytes attested: {', '.join(sorted(set(report.attested.values()))) or 'as delivered'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

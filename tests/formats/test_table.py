@@ -1,0 +1,68 @@
+"""Every case of the table, by every loader; and the table in the documentation is the one of this run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.formats.cases import CASES
+from tests.formats.refused import refusals
+from tests.formats.run import COLUMNS, EQUAL, Row, run_cases
+from tests.formats.table import between, cells_of, falls, rendered, replaced
+from tests.support.hub.admin import HubAdmin
+from tests.support.hub.fixtures import Namespace, hub_process
+from tests.support.hub.process import HubProcess
+
+__all__ = ["hub_process"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+
+# One run for all of them; it takes 60 s of processor time.
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def rows(hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    admin: HubAdmin = hub_process.admin
+    space = Namespace(hub_process.endpoint, admin, admin.create_user("formats"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", space.endpoint)
+        patch.setenv("HF_TOKEN", space.token)
+        found = run_cases(list(CASES), space, tmp_path_factory.mktemp("formats"))
+    return {row.name: row for row in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_equal_or_the_error_that_the_source_gives_too(rows: dict[str, Row], name: str, column: str) -> None:
+    assert column not in rows[name].wrong, rows[name].wrong[column]
+
+
+def test_the_page_holds_the_table_of_this_run(rows: dict[str, Row]) -> None:
+    text = rendered(list(rows.values()), list(refusals()))
+    assert falls(cells_of(between(PAGE.read_text())), cells_of(text)) == []
+    assert between(PAGE.read_text()) == text, "run `python -m tests.formats --write docs/formats.md`"
+
+
+def test_tensors_and_tokenizers_are_never_anything_but_equal(rows: dict[str, Row]) -> None:
+    assert {row.cells[column] for row in rows.values() for column in ("tensors", "tokenizer")} == {EQUAL}
+
+
+def test_a_cell_that_falls_and_a_case_that_goes_are_told() -> None:
+    before = {"t5": {"tensors": EQUAL, "accelerate": "KeyError (1)"}, "bert": {"tensors": EQUAL}}
+    assert falls(before, before) == []
+    after = {"t5": {"tensors": "ImportError (1)", "accelerate": EQUAL}}
+    assert falls(before, after) == [
+        "t5, tensors: was equal, is ImportError (1)",
+        "bert, tensors: was equal, is gone",
+    ]
+
+
+def test_a_table_that_was_written_reads_back(rows: dict[str, Row]) -> None:
+    text = rendered(list(rows.values()), [])
+    found = cells_of(between(replaced("before\n" + PAGE.read_text(), text)))
+    assert found.keys() == CASES.keys()
+    assert {name for name, cells in found.items() if cells["transformers"] == EQUAL} == {
+        name for name, row in rows.items() if row.cells["transformers"] == EQUAL
+    }
