@@ -1,4 +1,4 @@
-"""The small process beside the workers: it hears the bell, sends again what got lost, and puts old things away.
+"""The small process beside the workers: it hears the bell, fires schedules, sends what got lost, puts old things away.
 
 Two may run: each look at what is due is one step in Redis, and the rest does no harm when done twice.
 """
@@ -19,6 +19,7 @@ import redis
 from reshard.worker.jobs import JobStore, Process, open_redis
 from reshard.worker.leases import Leases
 from reshard.worker.presence import announce, withdraw
+from reshard.worker.schedules import Schedules
 from reshard.worker.scripts import PREFIX, texts
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -36,6 +37,7 @@ class Control:
     def __init__(self, store: JobStore, leases: Leases, settings: Settings) -> None:
         self._store = store
         self._leases = leases
+        self._schedules = Schedules(store)
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
@@ -56,11 +58,12 @@ class Control:
         withdraw(self._store.redis, self._self)
 
     def look(self, listen: float) -> int:
-        """Wait up to ``listen`` seconds for the bell, then send every wake that is due; returns how many."""
+        """Wait up to ``listen`` seconds for the bell, fire schedules, send every wake that is due; returns how many."""
         if time.monotonic() - self._announced >= HEARTBEAT:
             announce(self._store.redis, self._self)
             self._announced = time.monotonic()
         self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
+        self._schedules.fire_due()
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR:
             self.clean()

@@ -160,12 +160,9 @@ class JobStore:
     @_answering
     def submit(self, request: Request) -> Submitted:
         """Queue ``request``, or find the job that already carries it out; raises TargetBusy."""
-        key = key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
-        target = slot(request, key)
-        id, existed, active_key = texts(
-            self.run("submit", new_id(), key, target, request.priority, request.model_dump_json(), request.asked_by)
-        )
-        if active_key != key:
+        arguments = submission(request)
+        id, existed, active_key = texts(self.run("submit", *arguments))
+        if active_key != arguments[1]:
             raise TargetBusy(job=id, target=str(request.target))
         return Submitted(id, existed == "1")
 
@@ -329,6 +326,12 @@ def without_password(url: str) -> str:
 
 def new_id() -> str:
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+
+
+def submission(request: Request) -> tuple[str, str, str, str, str, str]:
+    """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
+    key = key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
+    return new_id(), key, slot(request, key), request.priority, request.model_dump_json(), request.asked_by
 
 
 def slot(request: Request, key: str) -> str:

@@ -220,7 +220,7 @@ class Step:
 
         It is looked for before anything else is asked, because the source may be gone by now, and what was staged is.
         """
-        title, message = publication.title(plan, len(plan.shards)), publication.message(plan)
+        title, message = publication.title(plan), publication.message(plan)
         goal = target.request(plan.digest, plan.base, title, message)
         commit = find(plan, goal, goal.head())
         self._looked = True
@@ -347,25 +347,31 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
 
 
-@cache
 def _spool() -> Spool:
-    """Where this process keeps temporary files; what dead ones left goes now."""
+    """Where this process keeps temporary files; a child of the main process has one of its own."""
+    if os.getpid() not in _spools:
+        _spools[os.getpid()] = Spool(settings().tmpdir)
+    return _spools[os.getpid()]
+
+
+_spools: dict[int, Spool] = {}  # by process: what was made before a fork is the parent's
+
+
+def _begin(**_: Any) -> None:
+    """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now."""
     sweep(settings().tmpdir)
-    return Spool(settings().tmpdir)
+    _spool()
 
 
 def _end(**_: Any) -> None:
-    """This child ends in order."""
+    """This process ends in order."""
     if _reload.cache_info().currsize:
         _reload().close()
-    if _spool.cache_info().currsize:
-        _spool().close()
+    if os.getpid() in _spools:
+        _spools[os.getpid()].close()
 
 
-def _clean_up(**_: Any) -> None:
-    """A worker starts: a machine may have lost power with copies under way."""
-    sweep(settings().tmpdir)
-
-
-signals.worker_process_shutdown.connect(_end)
-signals.worker_init.connect(_clean_up)
+for starts in (signals.worker_init, signals.worker_process_init):
+    starts.connect(_begin)
+for ends in (signals.worker_process_shutdown, signals.worker_shutdown):
+    ends.connect(_end)

@@ -106,6 +106,23 @@ local function ring(id, t)
   redis.call('LTRIM', PREFIX .. 'bell', 0, 999)
 end
 
+-- One job at a time may work on a target; the same request again is the same job.
+-- -> id of the active job, 1 if it was there before, its key
+local function enqueue(id, same, target, priority, request, asked_by, t)
+  local active = redis.call('HGET', PREFIX .. 'active', target)
+  if active == id then return id, 0, same end -- our own answer was lost and we ask again
+  if active then return active, 1, get(active, 'key') end
+  redis.call('HSET', PREFIX .. 'active', target, id)
+  redis.call('HSET', key(id), 'id', id, 'key', same, 'target', target, 'priority', priority, 'request', request,
+    'asked_by', asked_by, 'created', t)
+  redis.call('ZADD', PREFIX .. 'jobs', t, id)
+  redis.call('ZADD', PREFIX .. 'ids', 0, id)
+  set_state(id, 'queued', t)
+  redis.call('ZADD', key(id, 'todo'), 0, 'plan')
+  ring(id, t)
+  return id, 0, same
+end
+
 local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)

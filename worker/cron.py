@@ -1,0 +1,41 @@
+"""When a cron expression is due next, by the wall clock of a time zone.
+
+Five fields, as Debian's cron reads them (crontab(5)), also where clocks change: a time that a spring night leaves out is
+due right after the gap, a time that an autumn night has twice is due once, and what runs every hour goes on every hour.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from reshard.pipeline.errors import BadSchedule
+
+FIELDS = 5  # minute, hour, day of month, month, day of week
+
+
+def next_after(cron: str, tz: str, moment: float) -> float:
+    """The first time after ``moment`` at which ``cron`` is due in ``tz``; both in seconds since the epoch.
+
+    Raises BadSchedule for what is no expression, for an unknown zone, and for what is never due.
+    """
+    if len(cron.split()) != FIELDS:
+        raise BadSchedule(what=f"--cron {cron!r} has {len(cron.split())} fields instead of {FIELDS}")
+    local = datetime.fromtimestamp(moment, UTC).astimezone(_zone(tz))
+    try:
+        # In the second pass through an autumn hour cronsim may name the first one, which is over.
+        due = next(at.timestamp() for at in CronSim(cron, local) if at.timestamp() > moment)
+    except (CronSimError, AssertionError) as error:  # it asserts that steps start at a number
+        raise BadSchedule(what=f"--cron {cron!r}: {str(error) or 'a step must start at a number'}") from None
+    except (StopIteration, OverflowError):
+        raise BadSchedule(what=f"--cron {cron!r} is never due") from None
+    return due
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):  # an unknown name, a path that leaves the database, a folder of it
+        raise BadSchedule(what=f"--tz {name!r} is no time zone that this machine knows") from None

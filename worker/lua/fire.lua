@@ -1,0 +1,29 @@
+-- name, when it was due or '' for by hand, when it is due next, 1 if its time was missed, t, then what submit takes
+-- -> {'lost' | 'missing' | 'missed' | 'overlap' | 'busy' | 'fired', job}
+-- Whoever moves the due time on is the one who fires it, in the same step, so no second control can.
+local name, due, t = ARGV[1], ARGV[2], ARGV[5]
+local schedules = PREFIX .. 'schedules'
+if redis.call('HEXISTS', schedules, name) == 0 then return { 'missing', '' } end
+if due ~= '' then
+  local score = redis.call('ZSCORE', schedules .. ':due', name)
+  if not score or tonumber(score) ~= tonumber(due) then return { 'lost', '' } end
+  redis.call('ZADD', schedules .. ':due', ARGV[3], name)
+end
+
+local outcome, job = 'fired', redis.call('HGET', schedules .. ':job', name)
+local state = job and get(job, 'state')
+if ARGV[4] == '1' then
+  outcome, job = 'missed', ''
+elseif state and not ENDED[state] then
+  outcome = 'overlap'
+else
+  local _, active_key
+  job, _, active_key = enqueue(ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], now())
+  if active_key ~= ARGV[7] then outcome = 'busy' end
+end
+if outcome == 'fired' then redis.call('HSET', schedules .. ':job', name, job) end
+
+local runs = PREFIX .. 'schedule:' .. name .. ':runs'
+redis.call('LPUSH', runs, cjson.encode({ at = tonumber(t), due = tonumber(due) or tonumber(t), outcome = outcome, job = job }))
+redis.call('LTRIM', runs, 0, 99)
+return { outcome, job }

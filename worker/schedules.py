@@ -1,0 +1,203 @@
+"""Schedules: a request that is submitted again and again, when its cron expression is due.
+
+    reshard:schedules            hash: name -> what was asked for
+    reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
+    reshard:schedules:job        hash: name -> the job that it fired last
+    reshard:schedule:<name>:runs list: what became of each time, the newest first
+
+Control looks at what is due. Firing moves the due time on and queues the job in one step of Redis, so that two controls
+never fire twice, and none of a time is lost between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.request import Request
+from reshard.worker.cron import next_after
+from reshard.worker.jobs import JobStore, submission
+from reshard.worker.scripts import PREFIX, texts
+
+log = logging.getLogger(__name__)
+
+LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+ALL, DUE, LAST_JOB = f"{PREFIX}schedules", f"{PREFIX}schedules:due", f"{PREFIX}schedules:job"
+
+# fired; missed: control was away and it says skip; overlap: its last job is still at work; busy: another job has the
+# target, with another request
+Outcome = Literal["fired", "missed", "overlap", "busy"]
+
+
+class Schedule(BaseModel):
+    """What is submitted, and when. Raises BadSchedule from ``check``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    cron: str
+    tz: str = "UTC"
+    missed: Literal["once", "skip"] = "once"  # what becomes of times that passed while no control ran
+    request: Request
+
+    def check(self) -> None:
+        """Raises BadSchedule when the name, the expression or the zone is none."""
+        if not NAME.fullmatch(self.name):
+            raise BadSchedule(what=f"{self.name!r} is no name: small letters, digits, dots, - and _, at most 63")
+        self.next_after(0.0)
+
+    def next_after(self, moment: float) -> float:
+        """When it is due after ``moment``, in seconds since the epoch."""
+        return next_after(self.cron, self.tz, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of one time; times in seconds since the epoch."""
+
+    at: float  # when control looked
+    due: float
+    outcome: Outcome
+    job: str | None  # the one that was fired, or that stood in the way
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A schedule as it was at one moment."""
+
+    schedule: Schedule
+    next: float | None  # None while it is paused
+    runs: tuple[Run, ...]  # the newest first
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return self.schedule.model_dump(mode="json") | {"next": self.next, "runs": [asdict(run) for run in self.runs]}
+
+
+class Schedules:
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; left out, it is the Redis server's, which all controls share."""
+        self._store = store
+        self._redis = store.redis
+        self._clock = clock or self._server_time
+        self._unreadable: set[str] = set()
+
+    def add(self, schedule: Schedule) -> float:
+        """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
+        schedule.check()
+        first = schedule.next_after(self._clock())
+        if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json()):
+            raise ScheduleExists(name=schedule.name)
+        self._redis.zadd(DUE, {schedule.name: _ms(first)})  # a client that dies before this leaves a paused one
+        return first
+
+    def remove(self, name: str) -> None:
+        """Forget it; a job that it fired goes on. Raises ScheduleNotFound."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hdel(ALL, name)
+            pipeline.zrem(DUE, name)
+            pipeline.hdel(LAST_JOB, name)
+            pipeline.delete(_runs_key(name))
+            removed, *_ = pipeline.execute()
+        if not removed:
+            raise ScheduleNotFound(name=name)
+
+    def pause(self, name: str) -> None:
+        """Let no time fire it until ``resume``. Raises ScheduleNotFound."""
+        self._schedule(name)
+        self._redis.zrem(DUE, name)
+
+    def resume(self, name: str) -> float:
+        """Go on with the next time from now; what passed during the pause is not run. Raises ScheduleNotFound."""
+        first = self._schedule(name).next_after(self._clock())
+        return first if self._redis.zadd(DUE, {name: _ms(first)}, nx=True) else cast(float, self.get(name).next)
+
+    def run(self, name: str) -> Run:
+        """Fire it now, beside its times, unless its last job is still at work. Raises ScheduleNotFound."""
+        run = self._fire(self._schedule(name), None, self._clock())
+        if run is None:
+            raise ScheduleNotFound(name=name)
+        return run
+
+    def get(self, name: str) -> Seen:
+        """Raises ScheduleNotFound."""
+        schedule = self._schedule(name)
+        score = cast("float | None", self._redis.zscore(DUE, name))
+        runs = texts(self._redis.lrange(_runs_key(name), 0, -1))
+        return Seen(schedule, None if score is None else score / 1000, tuple(_run(json.loads(text)) for text in runs))
+
+    def all(self) -> list[Seen]:
+        """By name."""
+        return [self.get(name) for name in sorted(texts(self._redis.hkeys(ALL)))]
+
+    def fire_due(self) -> list[tuple[str, Run]]:
+        """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
+        now = self._clock()
+        due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", _ms(now), withscores=True))
+        ran = []
+        for raw, score in due:
+            name = raw.decode()
+            try:
+                run = self._fire(self._schedule(name), score, now)
+            except ScheduleNotFound:  # removed since we looked
+                continue
+            except (ValidationError, BadSchedule) as error:
+                self._complain(name, error)
+                continue
+            if run is not None:
+                log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
+                ran.append((name, run))
+        return ran
+
+    def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
+        """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
+        late = due is not None and now - due / 1000 > LATE
+        request = schedule.request.model_copy(update={"priority": "bulk", "asked_by": f"schedule {schedule.name}"})
+        outcome, job = texts(
+            self._store.run(
+                "fire", schedule.name, "" if due is None else round(due), _ms(schedule.next_after(now)),
+                int(late and schedule.missed == "skip"), _ms(now), *submission(request),
+            )
+        )  # fmt: skip
+        if outcome in {"lost", "missing"}:
+            return None
+        return Run(now, now if due is None else due / 1000, cast(Outcome, outcome), job or None)
+
+    def _complain(self, name: str, error: Exception) -> None:
+        """Say once that a newer release wrote this schedule, or that its zone is unknown here."""
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            log.error("schedule %s makes no sense here and is left to another control: %s", name, error)
+
+    def _schedule(self, name: str) -> Schedule:
+        stored = cast("bytes | None", self._redis.hget(ALL, name))
+        if stored is None:
+            raise ScheduleNotFound(name=name)
+        return Schedule.model_validate_json(stored)
+
+    def _server_time(self) -> float:
+        seconds, micros = cast("tuple[int, int]", self._redis.time())
+        return seconds + micros / 1e6
+
+
+def _run(data: dict[str, Any]) -> Run:
+    return Run(data["at"] / 1000, data["due"] / 1000, data["outcome"], data["job"] or None)
+
+
+def _runs_key(name: str) -> str:
+    return f"{PREFIX}schedule:{name}:runs"
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
