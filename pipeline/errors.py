@@ -123,6 +123,12 @@ class TooLargeForHub(UsageError):
     hint = "reshard into a folder instead, or make the tensor smaller with --dtype"
 
 
+class BadSchedule(UsageError):
+    code = "usage.schedule"
+    message = "{what}"
+    hint = "five fields: minute hour day month weekday, as in `--cron '0 3 * * *' --tz Europe/Berlin`"
+
+
 # --------------------------------------------------------------------------------------------------------- source
 
 
@@ -285,6 +291,11 @@ class BadArchive(CheckpointError):
 class BadTiling(CheckpointError):
     code = "checkpoint.tiling"
     message = "{file}: the parts of {tensor} do not make up the whole: {why}"
+
+
+class BadManifest(CheckpointError):
+    code = "checkpoint.manifest"
+    hint = "publish again with `reshard run`, or use a release of reshard that knows it"
 
 
 class Unsupported(CheckpointError):
@@ -481,6 +492,18 @@ class BrokerUnavailable(QueueError):
     retryable = True
     message = "the broker at {url} does not answer: {why}"
     hint = "start it again; jobs go on by themselves when it is back"
+
+
+class ScheduleNotFound(QueueError):
+    code = "queue.no_schedule"
+    message = "no schedule {name}"
+    hint = "`reshard schedule list` shows what there is"
+
+
+class ScheduleExists(QueueError):
+    code = "queue.schedule_exists"
+    message = "there is a schedule {name} already"
+    hint = "see `reshard schedule show {name}`; `reshard schedule remove {name}` makes room for another"
 
 
 # ------------------------------------------------------------------------------------------------------------ job

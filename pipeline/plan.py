@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -149,6 +149,7 @@ class Plan:
     carried: tuple[StoredFile, ...]
     edits: tuple[Edit, ...]  # carried files whose text changes
     left_out: tuple[LeftOut, ...]
+    reused: tuple[str, ...]  # weight files of our last publication that are the right ones already
     deletes: tuple[str, ...]
     kept: tuple[str, ...]  # what the target holds and we leave alone
     notes: tuple[str, ...]
@@ -184,12 +185,20 @@ class Receipt:
         return Receipt(**json.loads(text))
 
 
-def index_bytes(index: Index, shards: Sequence[Shard]) -> bytes:
-    """The index file: indented JSON with a sorted ``weight_map``, as every loader's own writer makes it."""
+def weight_files(plan: Plan) -> int:
+    """How many weight files the target holds once the plan is carried out."""
+    return len(plan.shards) + sum(1 for path in plan.reused if path.endswith(".safetensors"))
+
+
+def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, object] | None = None) -> bytes:
+    """The index file: indented JSON with a sorted ``weight_map``, as every loader's own writer makes it.
+
+    ``metadata`` is what was not known when it was planned.
+    """
     folder = index.path.rpartition("/")[0]
     prefix = f"{folder}/" if folder else ""
     weight_map = {entry.name: shards[i].path.removeprefix(prefix) for i in index.shards for entry in shards[i].entries}
-    content = {"metadata": index.metadata, "weight_map": dict(sorted(weight_map.items()))}
+    content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": dict(sorted(weight_map.items()))}
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -249,6 +258,7 @@ def encode(plan: Plan) -> StoredPlan:
         "carried": [asdict(f) for f in plan.carried],
         "edits": plan.edits,
         "left_out": plan.left_out,
+        "reused": plan.reused,
         "deletes": plan.deletes,
         "kept": plan.kept,
         "notes": plan.notes,
@@ -278,6 +288,7 @@ def decode_head(head: bytes) -> Plan:
         carried=tuple(StoredFile(**f) for f in data["carried"]),
         edits=tuple(Edit(*item) for item in data["edits"]),
         left_out=tuple(LeftOut(*item) for item in data["left_out"]),
+        reused=tuple(data["reused"]),
         deletes=tuple(data["deletes"]),
         kept=tuple(data["kept"]),
         notes=tuple(data["notes"]),

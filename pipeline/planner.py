@@ -22,6 +22,7 @@ from reshard.pipeline.find import (
 )
 from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY
 from reshard.pipeline.open import Opened
 from reshard.pipeline.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
 from reshard.pipeline.plan import (
@@ -114,9 +115,10 @@ def make_plan(known: Known) -> Plan:
     carried, left_out = sort_out(known.listing, known.found, opened, options)
     edits = _edits(known, {file.path for file in carried})
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
-    if not opened.checkpoints:
-        written |= {path for path in before.published if path.endswith(SUFFIX) or is_weight_index(path)}
-    stays = written | {f.path for f in carried} | {CARD}
+    if options.manifest and shards:
+        written.add(MANIFEST)
+    reused = () if opened.checkpoints else _reused(known)
+    stays = written | {*reused} | {f.path for f in carried} | {CARD}
     deletes = _deletes(outputs, before, stays, options)
     plan = Plan(
         schema=SCHEMA,
@@ -133,6 +135,7 @@ def make_plan(known: Known) -> Plan:
         carried=tuple(file for file in carried if file.path not in {edit.path for edit in edits}),
         edits=edits,
         left_out=left_out,
+        reused=reused,
         deletes=deletes,
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
         notes=tuple(notes + _uncut_notes(known, carried) + _warnings(shards)),
@@ -141,6 +144,12 @@ def make_plan(known: Known) -> Plan:
         published=known.published,
     )
     return replace(plan, digest=plan_digest(plan))
+
+
+def _reused(known: Known) -> tuple[str, ...]:
+    """What our last publication says of the weights, but for those that are carried whole."""
+    ours = (p for p in known.before.published if p.endswith(SUFFIX) or is_weight_index(p) or p == MANIFEST)
+    return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
 
 def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
@@ -185,7 +194,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     index = None
     if len(shards) > 1:
         about = {"total_size": sum(entry.size for entry in entries), **selection.dropped}
-        index = Index(index_path(checkpoint.name), numbers, checkpoint.index_metadata | about)
+        kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
+        index = Index(index_path(checkpoint.name), numbers, kept | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
     return _Made(shards, numbers, index, [*selection.notes, *notes])
 
@@ -262,7 +272,7 @@ def sort_out(
     listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options
 ) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
     """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path."""
-    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD}) - opened.duplicates.keys()
+    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD, MANIFEST}) - opened.duplicates.keys()
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
         why = _why_not(path, found, opened.duplicates, options)
@@ -293,7 +303,7 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
 def _deletes(outputs: Iterable[Output], before: Before, stays: set[str], options: Options) -> tuple[str, ...]:
     """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
     names = {output.name for output in outputs}
-    superseded = {path for path in before.files if _belongs_to(path, names)}
+    superseded = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
     for index, content in before.indexes.items():
         if _belongs_to(index, names):
             superseded |= _named_by(index, content)

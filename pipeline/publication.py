@@ -28,15 +28,19 @@ class Publication:
     endpoint: str | None
     layout: int
     kept: tuple[str, ...]  # what was in the target and was not ours
+    manifest: str | None = None  # the root of the manifest that it brought
 
 
-def title(plan: Plan, files: int) -> str:
+def title(plan: Plan) -> str:
+    if plan.reused:
+        return f"Carried files of {plan.pin}"
+    files = len(plan.shards)
     count = "1 file" if files == 1 else f"{files} files"
     return f"Weights of {plan.pin} in {count} of at most {plan.options.size:,} bytes"
 
 
-def message(plan: Plan) -> str:
-    """The description of our commit: one line of JSON behind a trailer's name."""
+def message(plan: Plan, root: str | None = None) -> str:
+    """The description of our commit: one line of JSON behind a trailer's name; ``root`` is the manifest's."""
     facts = {
         "plan": plan.digest,
         "request": plan.keys.request,
@@ -46,6 +50,7 @@ def message(plan: Plan) -> str:
         "endpoint": plan.pin.endpoint,
         "layout": LAYOUT,
         "kept": plan.kept,
+        "manifest": root,
     }
     return (
         "Published by reshard: the tensors are those of the source, bit for bit; only the files were cut anew.\n\n"

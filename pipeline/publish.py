@@ -18,7 +18,9 @@ from reshard.pipeline.copy import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
 from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
-from reshard.pipeline.plan import Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, manifest_of
+from reshard.pipeline.manifest import render as render_manifest
+from reshard.pipeline.plan import Plan, Receipt, Shard, index_bytes, weight_files
 from reshard.pipeline.stores.protocols import (
     Addition,
     AnswerLost,
@@ -105,12 +107,16 @@ def publish(
     if lost:
         void = [s.digest for s in shards if receipts[s.digest].sha256 in {file.sha256 for file in lost}]
         raise ObjectLost(repo=str(target.place), what=lost[0].path, void=void)
-    title, message = publication.title(plan, len(stored)), publication.message(plan)
+    manifest = manifest_of(plan, shards, receipts, attested)
+    title = publication.title(plan)
+    message = publication.message(plan, manifest.root if manifest else None)
+    about = {ROOT_KEY: manifest.root} if manifest else {}
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [file for file in plan.carried if not _there(file, already.get(file.path))]
     additions = [
         *(Addition(file.path, stored=file) for file in stored),
-        *(Addition(o.index.path, content=index_bytes(o.index, shards)) for o in plan.outputs if o.index),
+        *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
+        *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
         *target.carry(to_carry, source, token),
     ]
@@ -204,7 +210,7 @@ def _card(
         last = next(publication.publications(target, head, None), None)
         if last is not None and _untouched(target, last.commit, theirs):
             theirs = from_source
-    return render(plan, len(shards), theirs, from_source)
+    return render(plan, weight_files(plan), theirs, from_source)
 
 
 def _untouched(target: Target, ours: str, now: str) -> bool:

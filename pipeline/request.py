@@ -80,12 +80,13 @@ class Options(BaseModel):
 
     def weights(self) -> dict[str, object]:
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""
-        names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix")
+        # The manifest is among them for the index, which holds its root.
+        names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
         return {name: getattr(self, name) for name in names}
 
     def content(self) -> dict[str, object]:
         """The options that decide what the commit holds: ``weights()`` and what is carried."""
-        names = ("include", "exclude", "prune", "lineage", "manifest")
+        names = ("include", "exclude", "prune", "lineage")
         config_from = str(self.config_from) if self.config_from else None
         return self.weights() | {name: getattr(self, name) for name in names} | {"config_from": config_from}
 

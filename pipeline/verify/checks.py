@@ -10,7 +10,9 @@ from reshard.pipeline.card import CARD
 from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.find import read_file
 from reshard.pipeline.formats.safetensors import Header, parse_header
-from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, root_of, recorded
+from reshard.pipeline.manifest import parse as parse_manifest
 from reshard.pipeline.open import Opened
 from reshard.pipeline.plan import Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.publish import Published, weights
@@ -127,11 +129,18 @@ def confirm(
         header = b"".join(there.read(files[shard.path], 0, len(shard.header)))
         if header != shard.header:
             raise differs(shard.path, "has another header than planned")
+    root = root_of(recorded(shards, receipts)) if plan.options.manifest and shards else None
+    if root is not None:
+        if MANIFEST not in files:
+            raise differs(MANIFEST, "is not there")
+        manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX))
+        if not root == manifest.root == manifest.actual_root:
+            raise differs(MANIFEST, "is not that of what was copied")
     indexes = [output.index for output in plan.outputs if output.index]
     for index in indexes:
         if index.path not in files:
             raise differs(index.path, "is not there")
-        expected = index_bytes(index, shards)
+        expected = index_bytes(index, shards, {ROOT_KEY: root} if root else None)
         if files[index.path].size != len(expected) or read_file(there, files[index.path], len(expected)) != expected:
             raise differs(index.path, "is another index than planned")
     for file in plan.carried:
@@ -150,8 +159,9 @@ def confirm(
         "shards": len(shards),
         "bytes": sum(shard.size for shard in shards),
         "indexes": len(indexes),
+        "manifest": root or "none",
         "carried": len(plan.carried),
         "deleted": len(plan.deletes),
         "card": CARD in files,
     }
-    return Check("read back", "passed", "names, sizes, sha256, headers, indexes", "", figures)
+    return Check("read back", "passed", "names, sizes, sha256, headers, indexes, manifest", "", figures)

@@ -184,6 +184,7 @@ def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run
     assert again.published.commit != first.published.commit
     assert not [r for r in on_hub.admin.log() if "safetensors" in r["path"] and r["path"].endswith("safetensors")]
     fetch = from_hub(on_hub.endpoint, on_hub.repo("target"))
+    assert f"in {len(first.plan.shards)} files" in (fetch("README.md") or b"").decode()
     assert fetch("notes.txt") == b"new\n"
     assert (fetch("README.md") or b"").startswith(b"# A new text\n")
     assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))

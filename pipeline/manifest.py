@@ -1,0 +1,146 @@
+"""The manifest: what a publication holds, tensor by tensor, so that it can be checked again without its source.
+
+It lies beside the weights and is a JSON object:
+
+    {"manifest": 1, "root": ROOT,
+     "files": {path: {"size", "sha256", "header", "tensors": {name: digest}}},
+     "source": {"endpoint", "repo", "commit", "files": {path: "checked" | "crc" | "as delivered"}},
+     "made": {"by", "layout", "plan", "options"}}
+
+``header`` is the sha256 of everything before the data, and with it of every name, dtype, shape and offset; a tensor's
+digest is the xxh3-128 of its bytes as they were read from the source, or cast. ROOT is the sha256 over the canonical
+JSON of ``files``: the same for the same weights in the same cut, wherever they came from and whoever made them. It is
+in the index's metadata and in the description of the commit too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reshard.pipeline.copy import Attested
+from reshard.pipeline.errors import BadManifest
+from reshard.pipeline.plan import Plan, Receipt, Shard
+from reshard.pipeline.request import LAYOUT, key_of
+
+MANIFEST = "reshard.manifest.json"
+# What the metadata of an index calls the root; loaders read nothing there but what they know.
+ROOT_KEY = "reshard_manifest"
+SCHEMA = 1
+
+
+class WeightFile(BaseModel):
+    """One shard."""
+
+    model_config = ConfigDict(frozen=True)
+    size: int  # bytes
+    sha256: str
+    header: str  # sha256 of the length, the JSON and its padding
+    tensors: dict[str, str]  # name -> xxh3-128
+
+
+class Origin(BaseModel):
+    """Where the bytes came from; ``repo`` is None for a folder, whose path says nothing elsewhere."""
+
+    model_config = ConfigDict(frozen=True)
+    endpoint: str | None
+    repo: str | None
+    commit: str
+    files: dict[str, str]  # path -> what its bytes were held against
+
+
+class Making(BaseModel):
+    """What cut them, and how."""
+
+    model_config = ConfigDict(frozen=True)
+    by: str
+    layout: int
+    plan: str
+    options: dict[str, Any]  # those that decide the bytes of the weights
+
+
+class Manifest(BaseModel):
+    """A manifest as it is read; ``manifest`` is its schema."""
+
+    model_config = ConfigDict(frozen=True)
+    manifest: int
+    root: str
+    files: dict[str, WeightFile]
+    source: Origin
+    made: Making
+
+    @property
+    def actual_root(self) -> str:
+        """What its root should be."""
+        return root_of(self.files)
+
+
+def root_of(files: Mapping[str, WeightFile]) -> str:
+    return key_of({path: file.model_dump() for path, file in files.items()})
+
+
+def header_sha256(header: bytes) -> str:
+    return hashlib.sha256(header).hexdigest()
+
+
+def manifest_of(
+    plan: Plan, shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Iterable[Attested]
+) -> Manifest | None:
+    """The manifest of what was copied; None where none is wanted, or no weights move and the old one stays right."""
+    if not plan.options.manifest or not shards:
+        return None
+    files = recorded(shards, receipts)
+    levels = {path: level for group in attested for path, level in group.files.items()}
+    pin = plan.pin
+    return Manifest(
+        manifest=SCHEMA,
+        root=root_of(files),
+        files=files,
+        source=Origin(
+            endpoint=pin.endpoint,
+            repo=pin.repo if pin.endpoint else None,
+            commit=pin.commit,
+            files={file.path: levels.get(file.path, "as delivered") for file in plan.files},
+        ),
+        made=Making(
+            by=f"reshard {version('reshard')}", layout=LAYOUT, plan=plan.digest, options=plan.options.weights()
+        ),
+    )
+
+
+def recorded(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> dict[str, WeightFile]:
+    """The part of a manifest that its root covers."""
+    return {
+        shard.path: WeightFile(
+            size=shard.size,
+            sha256=receipts[shard.digest].sha256,
+            header=header_sha256(shard.header),
+            tensors=receipts[shard.digest].tensors,
+        )
+        for shard in shards
+    }
+
+
+def render(manifest: Manifest) -> bytes:
+    """The file: one line, keys sorted, the same bytes for the same manifest."""
+    return (
+        json.dumps(manifest.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
+    ).encode()
+
+
+def parse(content: bytes) -> Manifest:
+    """The manifest that ``content`` is; raises BadManifest, also for the schema of a newer release."""
+    try:
+        manifest = Manifest.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:100]
+        raise BadManifest(file=MANIFEST, why=f"{where + ': ' if where else ''}{first['msg']}") from None
+    if manifest.manifest != SCHEMA:
+        raise BadManifest(file=MANIFEST, why=f"its schema is {manifest.manifest}, and {SCHEMA} is known")
+    return manifest
