@@ -67,6 +67,10 @@ class Proc:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """To each of its processes, as to a machine that hangs or comes back."""
+        os.killpg(self.pid, number)
+
     def terminate(self) -> None:
         """SIGTERM to its main process, as a process manager does."""
         self._process.terminate()
@@ -92,7 +96,9 @@ class Proc:
 class Broker:
     """A Redis on disk, with a port and a password that survive its restart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Path | None = None) -> None:
+        """``server`` is the program; without one, what the service itself would start."""
+        self._server = server or find_server()
         self._folder = folder / "broker"
         self._folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as probe:
@@ -105,12 +111,15 @@ class Broker:
         self._process: Proc | None = None
 
     def start(self) -> None:
-        self._process = Proc("server", [str(find_server()), str(self._config)], os.environ, self._folder)
+        self._process = Proc("server", [str(self._server), str(self._config)], os.environ, self._folder)
         wait_for(lambda: answers(self.url), "the broker's first answer")
 
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive()
 
     def pause(self) -> None:
         """It hangs: connections stand and nothing is answered."""
@@ -155,18 +164,19 @@ class Machine:
 
     def worker(self, concurrency: int = 2, **environment: str) -> Proc:
         """A worker that has said that it is there."""
-        return self._started("worker", worker_command(concurrency), environment)
+        return self.start("worker", worker_command(concurrency), **environment)
 
     def control(self, **environment: str) -> Proc:
         """A control process that has said that it is there."""
-        return self._started("control", control_command(), environment)
+        return self.start("control", control_command(), **environment)
 
     def run(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """`reshard ARGUMENTS`, to its end."""
         command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
         return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
 
-    def _started(self, kind: str, command: Sequence[str], environment: Mapping[str, str]) -> Proc:
+    def start(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
+        """What ``command`` becomes, once it has said that it is there."""
         name = f"{kind}-{len(self.processes)}"
         process = Proc(name, command, self.env | environment, self.folder)
         self.processes.append(process)

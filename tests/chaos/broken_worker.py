@@ -1,0 +1,61 @@
+"""A worker that lacks one of its guards: ``python -m tests.chaos.broken_worker GUARD ARGUMENTS-OF-CELERY``.
+
+The guard is taken out of the running process, so that nothing in the program itself can switch it off. Each is a piece
+of text or a function that must be found, so a test of a guard that was renamed fails instead of testing nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from reshard.pipeline import publish
+from reshard.worker import scripts
+from reshard.worker.local import worker_command
+
+
+def without_text(old: str, new: str) -> None:
+    """Every atomic step runs with ``new`` in the place of ``old``."""
+    original = scripts._text
+    assert old in original("claim")
+    scripts._text = lambda name: original(name).replace(old, new)  # type: ignore[assignment]
+
+
+def no_lease_check() -> None:
+    """A unit may be claimed although its owner's lease has not run out."""
+    without_text(
+        "redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)",
+        "redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', '+inf', 'LIMIT', 0, 1)",
+    )
+
+
+def no_token_check() -> None:
+    """Whoever once had a unit may go on with it."""
+    without_text("return unit(id, name, 'token') == token and ", "return ")
+
+
+def no_look_for_our_digest() -> None:
+    """Nobody looks whether the commit is there already."""
+    from reshard.worker import steps  # it needs the address of a broker, which whoever reads GUARDS has not
+
+    assert publish.find is steps.find
+    publish.find = steps.find = lambda plan, target, at: None
+
+
+GUARDS: dict[str, Callable[[], None]] = {
+    guard.__name__: guard for guard in (no_lease_check, no_token_check, no_look_for_our_digest)
+}
+
+
+def broken_worker_command(guard: str, concurrency: int) -> Sequence[str]:
+    """The command of a worker without ``guard``."""
+    python, module, celery, *arguments = worker_command(concurrency)
+    assert (module, celery) == ("-m", "celery")
+    return [python, "-m", "tests.chaos.broken_worker", guard, *arguments]
+
+
+if __name__ == "__main__":
+    from celery.__main__ import main
+
+    GUARDS[sys.argv.pop(1)]()
+    main()

