@@ -78,3 +78,18 @@ def test_a_job_that_made_no_commit_has_nothing_to_take_back(namespace: Namespace
     assert first != second
     refused = machine.run("rollback", second)
     assert refused.returncode == 11 and "no commit" in refused.stderr
+
+
+def test_a_target_outside_the_allowed_namespaces_is_one_line_and_stays_as_it_is(
+    namespace: Namespace, repo: str, machine: Machine
+) -> None:
+    other = namespace.admin.create_user(f"{namespace.name}other")
+    target = f"{other.name}/target"
+    namespace.admin.create_repo(target)
+    head = namespace.admin.head(target)
+    done = machine.run("submit", repo, "--to", target, "--size", "20kB", "--watch", "--quiet")
+    assert done.returncode == 4, done.stderr
+    line = next(line for line in done.stderr.splitlines() if line.startswith("error["))
+    assert line.startswith("error[access.target_not_allowed]: ") and target in line and namespace.name in line
+    assert "RESHARD_ALLOWED_TARGETS" in done.stderr
+    assert namespace.admin.head(target) == head
