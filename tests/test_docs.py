@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -27,21 +28,30 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each command that does something, by all of its words: `list`, `schedule list`."""
+    if not hasattr(command, "commands"):
+        yield name, command
+    else:
+        for word, child in command.commands.items():
+            yield from leaves(child, f"{name} {word}".strip())
+
+
 def commands() -> dict[str, set[str]]:
     """Each command of `reshard` and the options that it takes."""
-    root = typer.main.get_command(app)
     return {
         name: {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         | {"--help"}
-        for name, command in root.commands.items()  # type: ignore[attr-defined]
+        for name, command in leaves(typer.main.get_command(app))
     }
 
 
 COMMANDS = commands()
+GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 
 def test_every_command_and_option_says_what_it_is() -> None:
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in leaves(typer.main.get_command(app)):
         assert command.help, f"`reshard {name}` has no help"
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"`reshard {name}`: {parameter.name} has no help"
@@ -62,15 +72,15 @@ def typed(text: str) -> Iterator[tuple[str, list[str]]]:
     code = re.findall(r"```.*?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
     for block in code:
         for line in block.replace("\\\n", " ").splitlines():
-            if match := re.match(r"(?:\$ )?reshard ([a-z]+)\b(.*)", line.strip()):
+            if match := re.match(rf"(?:\$ )?reshard ((?:(?:{'|'.join(GROUPS)}) )?[a-z]+)\b(.*)", line.strip()):
                 yield match[1], re.findall(r"(?<!\S)--[a-z-]+", match[2])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_pages_name_only_commands_and_options_that_exist(page: Path) -> None:
     for name, options in typed(page.read_text()):
-        assert name in COMMANDS, f"{page.name} names `reshard {name}`"
-        assert set(options) <= COMMANDS[name], f"{page.name}: `reshard {name}` takes no {options}"
+        assert name in COMMANDS.keys() | GROUPS, f"{page.name} names `reshard {name}`"
+        assert set(options) <= COMMANDS.get(name, {"--help"}), f"{page.name}: `reshard {name}` takes no {options}"
 
 
 def test_hints_name_only_commands_that_exist() -> None:

@@ -1,7 +1,7 @@
 """When a cron expression is due next, by the wall clock of a time zone.
 
-Five fields, as Debian's cron reads them (crontab(5)), also where clocks change: a time that a spring night leaves out is
-due right after the gap, a time that an autumn night has twice is due once, and what runs every hour goes on every hour.
+Five fields, as Debian's cron reads them (crontab(5)), also where clocks change: a time that a spring night leaves out
+is due right after the gap, one that an autumn night has twice is due once, and what runs every hour goes on every hour.
 """
 
 from __future__ import annotations

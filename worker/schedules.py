@@ -133,7 +133,7 @@ class Schedules:
     def get(self, name: str) -> Seen:
         """Raises ScheduleNotFound."""
         schedule = self._schedule(name)
-        score = cast("float | None", self._redis.zscore(DUE, name))
+        score = self._redis.zscore(DUE, name)
         runs = texts(self._redis.lrange(_runs_key(name), 0, -1))
         return Seen(schedule, None if score is None else score / 1000, tuple(_run(json.loads(text)) for text in runs))
 
@@ -187,7 +187,7 @@ class Schedules:
         return Schedule.model_validate_json(stored)
 
     def _server_time(self) -> float:
-        seconds, micros = cast("tuple[int, int]", self._redis.time())
+        seconds, micros = self._redis.time()
         return seconds + micros / 1e6
 
 

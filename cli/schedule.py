@@ -1,0 +1,180 @@
+"""`reshard schedule ...`: submissions that control makes again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+from zoneinfo import ZoneInfo
+
+from rich.text import Text
+from typer import Argument, Option, Typer
+
+from reshard.cli.arguments import read_output, read_request, takes
+from reshard.cli.jobs import missing, open_store
+from reshard.cli.output import Output, lines
+from reshard.pipeline.request import Request
+
+if TYPE_CHECKING:
+    from reshard.worker.jobs import JobStore
+    from reshard.worker.schedules import Run, Schedules, Seen
+
+RUNS_SHOWN = 10  # times; --json has all that are kept
+
+Name = Annotated[str, Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
+
+
+class Missed(StrEnum):
+    once = "once"
+    skip = "skip"
+
+
+schedule = Typer(
+    name="schedule",
+    help="Submit a request again and again, when a cron expression is due; control does it.",
+    no_args_is_help=True,
+)
+
+
+@contextmanager
+def _open() -> Iterator[tuple[JobStore, Schedules]]:
+    from reshard.worker.jobs import broker_errors
+    from reshard.worker.schedules import Schedules
+
+    with open_store() as store, broker_errors(store.url):
+        yield store, Schedules(store)
+
+
+@schedule.command("add")
+@takes(request=read_request, output=read_output)
+def add(
+    *,
+    name: Name,
+    request: Request,
+    cron: Annotated[
+        str, Option(metavar="CRON", help="When: minute hour day month weekday, as in '0 3 * * *'.", show_default=False)
+    ],
+    tz: Annotated[str, Option(metavar="ZONE", help="By whose clock: a name as Europe/Berlin.")] = "UTC",
+    missed: Annotated[
+        Missed, Option(help="What becomes of times at which no control ran: one run when it is back, or none.")
+    ] = Missed.once,
+    output: Output,
+) -> None:
+    """Keep a schedule that submits SRC into DST as a bulk job."""
+    from reshard.worker.schedules import Schedule
+
+    with _open() as (store, schedules):
+        first = schedules.add(Schedule(name=name, cron=cron, tz=tz, missed=missed.value, request=request))
+        if "control" in missing(store.processes()):
+            output.say(Text("no control is running, and nothing fires without one: start one with `reshard control`"))
+    said = f"schedule {name}: {request.source} -> {request.target}, first on {_moment(first, tz)}"
+    output.result({"schedule": name, "next": first}, Text(said), name)
+
+
+@schedule.command("list")
+@takes(output=read_output)
+def list_(output: Output) -> None:
+    """List schedules: when each fires next, and what became of its last time."""
+    with _open() as (store, schedules):
+        found = [(seen, _last(store, seen)) for seen in schedules.all()]
+    if output.json:
+        for seen, last in found:
+            output.document(seen.to_dict() | {"last": last})
+    else:
+        rows = [(seen.schedule.name, _next(seen), last) for seen, last in found]
+        output.text(lines(rows) if rows else Text("no schedules"), "\n".join(seen.schedule.name for seen, _ in found))
+
+
+@schedule.command("show")
+@takes(output=read_output)
+def show(name: Name, output: Output) -> None:
+    """Show a schedule and what became of its last times."""
+    with _open() as (store, schedules):
+        seen = schedules.get(name)
+        last = _last(store, seen)
+    kept = seen.schedule
+    told = [
+        ("schedule", kept.name),
+        ("when", f"{kept.cron} in {kept.tz}; a missed time is run {'once' if kept.missed == 'once' else 'never'}"),
+        ("next", _next(seen)),
+        ("last", last),
+        ("source", str(kept.request.source)),
+        ("target", str(kept.request.target)),
+        ("size", f"{kept.request.options.size:,} bytes a file"),
+        ("asked by", kept.request.asked_by),
+        *(("run", f"{_moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
+    ]
+    output.result(seen.to_dict() | {"last": last}, lines(told), _next(seen))
+
+
+@schedule.command("run")
+@takes(output=read_output)
+def run(name: Name, output: Output) -> None:
+    """Fire a schedule now, beside its times."""
+    with _open() as (_, schedules):
+        done = schedules.run(name)
+    facts = {"schedule": name, "outcome": done.outcome, "job": done.job}
+    output.result(facts, Text(f"schedule {name}: {_outcome(done)}"), done.job or "")
+
+
+@schedule.command("pause")
+@takes(output=read_output)
+def pause(name: Name, output: Output) -> None:
+    """Let a schedule rest; a job that it fired goes on."""
+    with _open() as (_, schedules):
+        schedules.pause(name)
+    output.result({"schedule": name, "next": None}, Text(f"schedule {name} is paused"), name)
+
+
+@schedule.command("resume")
+@takes(output=read_output)
+def resume(name: Name, output: Output) -> None:
+    """Let a paused schedule go on; times that passed in the pause are not run."""
+    with _open() as (_, schedules):
+        first = schedules.resume(name)
+        tz = schedules.get(name).schedule.tz
+    output.result({"schedule": name, "next": first}, Text(f"schedule {name} goes on, on {_moment(first, tz)}"), name)
+
+
+@schedule.command("remove")
+@takes(output=read_output)
+def remove(name: Name, output: Output) -> None:
+    """Forget a schedule; a job that it fired goes on."""
+    with _open() as (_, schedules):
+        schedules.remove(name)
+    output.result({"schedule": name, "removed": True}, Text(f"schedule {name} is removed"), name)
+
+
+def _next(seen: Seen) -> str:
+    return "paused" if seen.next is None else _moment(seen.next, seen.schedule.tz)
+
+
+def _last(store: JobStore, seen: Seen) -> str:
+    """What became of the last time, and of the job that it fired."""
+    from reshard.pipeline.errors import JobNotFound
+
+    if not seen.runs:
+        return "never fired"
+    run = seen.runs[0]
+    if run.outcome != "fired" or run.job is None:
+        return _outcome(run)
+    try:
+        return f"job {run.job}, {store.get(run.job).state}"
+    except JobNotFound:
+        return f"job {run.job}, deleted since"
+
+
+def _outcome(run: Run) -> str:
+    said = {
+        "fired": f"job {run.job}",
+        "missed": "missed: no control was running",
+        "overlap": f"left out: its last job {run.job} was still at work",
+        "busy": f"left out: job {run.job} had the target, with another request",
+    }
+    return said[run.outcome]
+
+
+def _moment(seconds: float, tz: str) -> str:
+    return datetime.fromtimestamp(seconds, ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M %Z")

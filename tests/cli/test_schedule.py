@@ -1,0 +1,64 @@
+"""`reshard schedule ...` against a real broker on which nobody works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from reshard.worker import broker
+from reshard.worker.settings import Settings
+from tests.cli.conftest import Done, Run
+from tests.cli.test_queue import Queue
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
+    yield broker.start(settings)
+    broker.stop(settings)
+
+
+@pytest.fixture
+def queue(reshard: Run, url: str) -> Queue:
+    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+
+
+def add(queue: Queue, name: str, *options: str) -> Done:
+    return queue("schedule", "add", name, "a/model", "--to", f"b/{name}", "--cron", "0 3 * * *", *options)
+
+
+def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
+    added = add(queue, "nightly", "--tz", "Europe/Berlin", "--size", "1MB")
+    assert added.code == 0
+    assert "a/model -> b/nightly, first on " in added.out
+    assert " 03:00 CE" in added.out
+    assert "no control is running" in added.err
+
+    fired = queue("schedule", "run", "nightly", "--quiet").out.strip()
+    (job,) = queue("status", fired, "--json").documents
+    assert (job["request"]["priority"], job["request"]["options"]["size"]) == ("bulk", 1_000_000)
+    assert "still at work" in queue("schedule", "run", "nightly").out
+    queue("cancel", fired)
+
+    assert queue("schedule", "pause", "nightly").code == 0
+    assert queue("schedule", "list").out.split()[:2] == ["nightly", "paused"]
+    assert " 03:00 CE" in queue("schedule", "resume", "nightly").out
+    (shown,) = queue("schedule", "show", "nightly", "--json").documents
+    assert [run["outcome"] for run in shown["runs"]] == ["overlap", "fired"]
+    assert "a missed time is run once" in queue("schedule", "show", "nightly").out
+
+    assert queue("schedule", "remove", "nightly").code == 0
+    assert queue("schedule", "list").out == "no schedules\n"
+
+
+def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
+    assert add(queue, "taken").code == 0
+    for done, code, said in (
+        (add(queue, "taken"), 10, "error[queue.schedule_exists]: there is a schedule taken already"),
+        (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is no time zone"),
+        (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is no name"),
+        (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: no schedule nobody"),
+    ):
+        assert done.code == code
+        assert done.err.splitlines()[-2].startswith(said)

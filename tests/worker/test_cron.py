@@ -1,0 +1,83 @@
+"""When an expression is due: both changes of the clocks in two zones, and every text either a time or a clear no."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import BadSchedule
+from reshard.worker.cron import next_after
+
+
+def utc(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def times(cron: str, tz: str, after: str, count: int) -> list[str]:
+    """The next ``count`` times, each found from the one before, in UTC."""
+    moment, found = utc(after), []
+    for _ in range(count):
+        moment = next_after(cron, tz, moment)
+        found.append(datetime.fromtimestamp(moment, UTC).strftime("%m-%d %H:%M"))
+    return found
+
+
+def test_a_night_keeps_its_hour_by_the_wall_over_a_year() -> None:
+    found = times("0 3 * * *", "Europe/Berlin", "2026-01-01T12:00", 365)
+    assert len(set(found)) == 365
+    assert {text.split()[1] for text in found} == {"01:00", "02:00"}
+
+
+@pytest.mark.parametrize(
+    "tz, cron, after, expected",
+    [
+        # Berlin has no 02:00 to 03:00 on 29 March, and has it twice on 25 October
+        ("Europe/Berlin", "30 2 * * *", "2026-03-27T12:00", ["03-28 01:30", "03-29 01:00", "03-30 00:30"]),
+        ("Europe/Berlin", "30 2 * * *", "2026-10-23T12:00", ["10-24 00:30", "10-25 00:30", "10-26 01:30"]),
+        # New York on 8 March, and on 1 November from 01:00 to 02:00
+        ("America/New_York", "30 2 * * *", "2026-03-06T12:00", ["03-07 07:30", "03-08 07:00", "03-09 06:30"]),
+        ("America/New_York", "30 1 * * *", "2026-10-30T12:00", ["10-31 05:30", "11-01 05:30", "11-02 06:30"]),
+        # what runs every hour goes on through both
+        ("Europe/Berlin", "0 * * * *", "2026-03-28T23:30", ["03-29 00:00", "03-29 01:00", "03-29 02:00"]),
+        ("America/New_York", "0 * * * *", "2026-11-01T04:30", ["11-01 05:00", "11-01 06:00", "11-01 07:00"]),
+    ],
+)
+def test_changes_of_the_clock_neither_lose_nor_double_a_time(
+    tz: str, cron: str, after: str, expected: list[str]
+) -> None:
+    assert times(cron, tz, after, 3) == expected
+
+
+def test_in_the_second_pass_through_an_hour_its_times_are_over() -> None:
+    assert times("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10", 1) == ["10-26 01:30"]
+
+
+@pytest.mark.parametrize(
+    "cron, tz, said",
+    [
+        ("0 3 * *", "UTC", "4 fields"),
+        ("0 0 3 * * *", "UTC", "6 fields"),
+        ("0 25 * * *", "UTC", "Bad hour"),
+        ("0 3 30 2 *", "UTC", "day-of-month"),
+        ("0 3 * * *", "Europe/Bielefeld", "no time zone"),
+        ("0 3 * * *", "../passwd", "no time zone"),
+        ("0 3 * * *", "", "no time zone"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_said(cron: str, tz: str, said: str) -> None:
+    with pytest.raises(BadSchedule, match=said):
+        next_after(cron, tz, 0.0)
+
+
+@given(st.lists(st.text("0123456789*/-,L#W", min_size=1, max_size=5), min_size=5, max_size=5), st.integers(0, 2**31))
+def test_any_text_is_a_later_time_or_refused(fields: list[str], moment: int) -> None:
+    try:
+        due = next_after(" ".join(fields), "Europe/Berlin", moment)
+    except BadSchedule:
+        return
+    assert due > moment
+    assert datetime.fromtimestamp(due, ZoneInfo("Europe/Berlin")).second == 0

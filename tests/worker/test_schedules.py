@@ -1,0 +1,270 @@
+"""Schedules on a real broker: when they fire, by a clock of the test, and once with real processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.request import Request
+from reshard.worker.control import Control
+from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.leases import Leases
+from reshard.worker.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.settings import Settings
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker, Machine, wait_for
+from tests.worker.conftest import ask
+
+DAY = 86_400.0
+
+
+class Clock:
+    """Seconds since the epoch, as the test says."""
+
+    def __init__(self, text: str) -> None:
+        self.now = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock("2026-06-01T12:00")
+
+
+@pytest.fixture
+def schedules(store: JobStore, clock: Clock) -> Schedules:
+    return Schedules(store, clock)
+
+
+def nightly(name: str = "nightly", request: Request | None = None, **fields: object) -> Schedule:
+    return Schedule(**{"name": name, "cron": "0 3 * * *", "request": request or ask(), **fields})
+
+
+def outcomes(schedules: Schedules) -> list[str]:
+    """What fires now comes to."""
+    return [run.outcome for _, run in schedules.fire_due()]
+
+
+def finish(store: JobStore, schedules: Schedules, name: str = "nightly") -> None:
+    """End the job that the schedule fired last."""
+    job = schedules.get(name).runs[0].job
+    assert job is not None
+    store.cancel(job)
+
+
+def test_it_fires_when_it_is_due_and_not_before(store: JobStore, schedules: Schedules, clock: Clock) -> None:
+    due = schedules.add(nightly())
+    clock.now = due - 0.01
+    assert outcomes(schedules) == []
+    clock.now = due
+    assert outcomes(schedules) == ["fired"]
+    assert outcomes(schedules) == []
+    [job] = store.recent()
+    assert job.request.priority == "bulk"
+    assert job.request.asked_by == "schedule nightly"
+    assert schedules.get("nightly").next == due + DAY
+
+
+@pytest.mark.parametrize(
+    "tz, cron, start, fires",
+    [
+        ("Europe/Berlin", "30 2 * * *", "2026-03-27T12:00", ["28 01:30", "29 01:00", "30 00:30"]),
+        ("Europe/Berlin", "30 2 * * *", "2026-10-23T12:00", ["24 00:30", "25 00:30", "26 01:30"]),
+        ("America/New_York", "30 2 * * *", "2026-03-06T12:00", ["07 07:30", "08 07:00", "09 06:30"]),
+        ("America/New_York", "30 1 * * *", "2026-10-30T12:00", ["31 05:30", "01 05:30", "02 06:30"]),
+    ],
+)
+def test_over_a_change_of_the_clock_each_night_fires_once(
+    store: JobStore, tz: str, cron: str, start: str, fires: list[str]
+) -> None:
+    clock = Clock(start)
+    schedules = Schedules(store, clock)
+    schedules.add(nightly(cron=cron, tz=tz))
+    fired = []
+    for _ in range(int(3 * DAY / 600)):
+        clock.now += 600
+        for _, run in schedules.fire_due():
+            assert run.outcome == "fired"
+            fired.append(datetime.fromtimestamp(run.due, UTC).strftime("%d %H:%M"))
+            finish(store, schedules)
+    assert fired == fires
+
+
+def test_nights_that_no_control_saw_are_run_once(store: JobStore, schedules: Schedules, clock: Clock) -> None:
+    due = schedules.add(nightly())
+    clock.now = due + 5 * DAY + 3600
+    assert outcomes(schedules) == ["fired"]
+    finish(store, schedules)
+    assert outcomes(schedules) == []
+    assert schedules.get("nightly").next == due + 6 * DAY
+
+
+def test_nights_that_no_control_saw_are_skipped_where_it_says_so(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    due = schedules.add(nightly(missed="skip"))
+    clock.now = due + LATE + 1
+    assert outcomes(schedules) == ["missed"]
+    assert store.recent() == []
+    clock.now = due + DAY + LATE
+    assert outcomes(schedules) == ["fired"]
+    assert [run.outcome for run in schedules.get("nightly").runs] == ["fired", "missed"]
+
+
+def test_a_time_at_which_the_last_job_is_still_at_work_starts_none(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    clock.now = schedules.add(nightly())
+    assert outcomes(schedules) == ["fired"]
+    [job] = store.recent()
+    clock.now += DAY
+    [(_, run)] = schedules.fire_due()
+    assert (run.outcome, run.job) == ("overlap", job.id)
+    assert len(store.recent()) == 1
+    store.cancel(job.id)
+    clock.now += DAY
+    assert outcomes(schedules) == ["fired"]
+
+
+def test_a_target_that_another_request_has_is_left_alone(store: JobStore, schedules: Schedules, clock: Clock) -> None:
+    other = store.submit(ask(size=12345)).id
+    clock.now = schedules.add(nightly())
+    [(_, run)] = schedules.fire_due()
+    assert (run.outcome, run.job) == ("busy", other)
+    store.cancel(other)
+    clock.now += DAY
+    assert outcomes(schedules) == ["fired"]
+
+
+def test_in_a_pause_nothing_fires_and_nothing_is_made_up_for(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    due = schedules.add(nightly())
+    schedules.pause("nightly")
+    assert schedules.get("nightly").next is None
+    clock.now = due + 2 * DAY + 1
+    assert outcomes(schedules) == []
+    assert schedules.resume("nightly") == due + 3 * DAY
+    assert outcomes(schedules) == []
+    clock.now = due + 3 * DAY
+    assert schedules.resume("nightly") == due + 3 * DAY  # of one that is not paused changes nothing
+    assert outcomes(schedules) == ["fired"]
+
+
+def test_two_controls_fire_each_time_once(broker: Broker, store: JobStore, clock: Clock) -> None:
+    names = [f"n{number:02}" for number in range(20)]
+    clock.now = max(Schedules(store, clock).add(nightly(name, ask(name))) for name in names)
+    fired: list[str] = []
+    together = threading.Barrier(4)
+
+    def control() -> None:
+        with JobStore.at(broker.url) as own:
+            mine = Schedules(own, clock)
+            together.wait()
+            fired.extend(name for name, _ in mine.fire_due())
+
+    threads = [threading.Thread(target=control) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(fired) == names
+    assert len(store.recent()) == len(names)
+
+
+def test_a_control_that_looked_before_another_one_fired_does_not_fire_again(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    due = clock.now = schedules.add(nightly())
+    assert outcomes(schedules) == ["fired"]
+    finish(store, schedules)  # so that no overlap stands in its way
+    assert schedules._fire(nightly(), due * 1000, due) is None
+    assert len(store.recent()) == 1
+
+
+def test_by_hand_it_fires_beside_its_times(store: JobStore, schedules: Schedules) -> None:
+    due = schedules.add(nightly())
+    assert schedules.run("nightly").outcome == "fired"
+    assert schedules.run("nightly").outcome == "overlap"
+    assert schedules.get("nightly").next == due
+    with pytest.raises(ScheduleNotFound):
+        schedules.run("nobody")
+
+
+def test_a_name_is_taken_once_and_free_again_when_removed(schedules: Schedules, clock: Clock) -> None:
+    schedules.add(nightly())
+    schedules.pause("nightly")
+    with pytest.raises(ScheduleExists):
+        schedules.add(nightly(cron="0 4 * * *"))
+    assert schedules.get("nightly").next is None  # and still paused
+    schedules.run("nightly")
+    schedules.remove("nightly")
+    assert schedules.all() == []
+    for gone in (schedules.remove, schedules.pause, schedules.resume, schedules.get):
+        with pytest.raises(ScheduleNotFound):
+            gone("nightly")
+    schedules.add(nightly())
+    assert schedules.get("nightly").runs == ()
+
+
+@pytest.mark.parametrize("fields", [{"name": "A b"}, {"name": ""}, {"cron": "daily"}, {"tz": "Nowhere"}])
+def test_what_makes_no_sense_is_not_kept(schedules: Schedules, fields: dict[str, str]) -> None:
+    with pytest.raises(BadSchedule):
+        schedules.add(nightly(**fields))
+    assert schedules.all() == []
+
+
+def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
+    store: JobStore, schedules: Schedules, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedules.add(nightly("a-new"))
+    clock.now = schedules.add(nightly("b-old"))
+    store.redis.hset(ALL, "a-new", '{"name": "a-new", "unheard": 1}')
+    assert [name for name, _ in schedules.fire_due()] == ["b-old"]
+    assert schedules.fire_due() == []
+    assert caplog.text.count("schedule a-new makes no sense here") == 1
+
+
+def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> None:
+    Schedules(store, Clock("2026-06-01T12:00")).add(nightly())
+    seconds, _ = store.redis.time()
+    Control(store, leases, Settings()).look(listen=0.1)
+    [job] = store.recent()
+    after = Schedules(store).get("nightly").next
+    assert job.state == JobState.queued
+    assert after is not None and seconds < after <= seconds + DAY + 5
+
+
+def test_real_processes_fire_a_missed_night_within_seconds_and_carry_it_out(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("night")
+    save_sharded(folder / "model", numbered(arrays(4, 4000), 2))
+    add_friends(folder / "model")
+    with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_ALLOWED_FOLDERS=str(folder)) as machine:
+        added = machine.run(
+            "schedule", "add", "nightly", str(folder / "model"), "--to", str(folder / "out"), "--cron", "0 3 * * *"
+        )
+        assert added.returncode == 0, added.stderr
+        assert "no control is running" in added.stderr
+        broker.kill()
+        broker.start()  # what is kept outlives its broker
+        with JobStore.at(broker.url) as store:
+            store.redis.zincrby("reshard:schedules:due", -2 * DAY * 1000, "nightly")
+            machine.worker()
+            began = time.monotonic()
+            machine.control()
+            machine.control()
+            [job] = wait_for(store.recent, "the firing")
+            assert time.monotonic() - began < 30
+            wait_for(lambda: store.get(job.id).state.ended, "the job's end", 120)
+            assert store.get(job.id).state == JobState.done
+            assert [found.id for found in store.recent()] == [job.id]
+        assert (folder / "out" / "model.safetensors").exists()
+        assert f"job {job.id}, done" in machine.run("schedule", "list").stdout
