@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.jobs import Job, JobState, JobStore
@@ -127,6 +128,31 @@ def test_a_job_goes_from_queue_to_target(site: Site) -> None:
     seen = site.store.get(job)
     assert seen.bytes_done == seen.bytes > 2_000_000
     assert seen.published is not None and seen.published["found"] is False
+
+
+def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
+    """Over plain HTTP and LFS, a model much larger than the limit: Celery, the Hub client and the copy together."""
+    big = tmp_path / "big"
+    save_sharded(big, numbered(arrays(8, 32 * MB), 2))
+    repo = site.space.repo("big")
+    site.space.admin.create_repo(repo)
+    site.space.admin.import_files(repo, {path.name: path for path in big.iterdir()})
+    worker = site.machine.worker(concurrency=2, HF_HUB_DISABLE_XET="1")
+    request = Request(
+        source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=Options(size=100 * MB, transport="http")
+    )
+    job = site.ended(site.store.submit(request).id, 120)
+    assert job.state == JobState.done, job.error
+    assert job.bytes > 256 * MB
+    peaks = [peak_rss(pid) for pid in worker.children() if "celery" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(peaks) == 2
+    assert max(peaks) < MEMORY_FLOOR, f"{peaks} bytes"
+
+
+def peak_rss(pid: int) -> int:
+    """Bytes, of one process at its largest."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def test_a_second_request_after_the_job_is_done_finds_it_published(site: Site) -> None:
