@@ -154,6 +154,10 @@ def read_request(
         bool, Option("--overwrite", help="Replace what others changed since our last publication.")
     ] = False,
     lineage: Annotated[bool, Option("--lineage", help="Name the source as base_model in the model card.")] = False,
+    no_manifest: Annotated[
+        bool,
+        Option("--no-manifest", help="Publish no manifest, by which the result can be checked without its source."),
+    ] = False,
     force: Annotated[bool, Option("--force", help="Do it again even if the same was published before.")] = False,
     require: Annotated[
         Require, Option(help="model: refuse unless the model's own class can judge the result.")
@@ -185,6 +189,7 @@ def read_request(
             prune=prune,
             overwrite=overwrite,
             lineage=lineage,
+            manifest=not no_manifest,
             force=force,
             require=require.value,
             transport=transport.value,

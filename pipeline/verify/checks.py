@@ -11,7 +11,7 @@ from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiff
 from reshard.pipeline.find import read_file
 from reshard.pipeline.formats.safetensors import Header, parse_header
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, root_of, recorded
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, recorded, root_of
 from reshard.pipeline.manifest import parse as parse_manifest
 from reshard.pipeline.open import Opened
 from reshard.pipeline.plan import Output, Plan, Receipt, Shard, index_bytes
