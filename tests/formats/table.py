@@ -23,7 +23,7 @@ def rendered(rows: Sequence[Row], refused: Sequence[Refusal]) -> str:
         case = CASES[row.name]
         cells = [_cell(row.cells[column], notes) for column in COLUMNS]
         lines.append(_line(f"`{row.name}`", case.what, case.saved, *cells, row.level))
-    lines += ["", *(f"{number}. `{_quoted(error)}`" for error, number in notes.items())]
+    lines += ["", *(f"{number}. `{error}`" for error, number in notes.items())]
     lines += ["", "### The plan of each", ""]
     for row in rows:
         case = CASES[row.name]
@@ -44,7 +44,7 @@ def _line(*cells: str) -> str:
 def _cell(cell: str, notes: dict[str, int]) -> str:
     if cell == EQUAL or ":" not in cell:
         return cell
-    number = notes.setdefault(cell, len(notes) + 1)
+    number = notes.setdefault(cell.replace("`", "'"), len(notes) + 1)
     return f"{cell.partition(':')[0]} ({number})"
 
 
