@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import Any
 
+from reshard.pipeline.forecast import forecast
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft, run
@@ -16,10 +19,29 @@ def request_of(source: str, target: str, options: dict[str, Any]) -> Request:
 
 def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     report = run(request_of(source, target, options), Context.from_env())
-    return {"commit": report.published.commit, "shards": len(report.plan.shards)}
+    return {
+        "commit": report.published.commit,
+        "shards": len(report.plan.shards),
+        "bytes": sum(entry.size for shard in report.plan.shards for entry in shard.entries),
+        "torch": "torch" in sys.modules,
+    }
 
 
 def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     request, context = request_of(source, target, options), Context.from_env()
     plan = draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
     return {"shards": len(plan.shards), "tensors": sum(len(s.entries) for s in plan.shards), "digest": plan.digest}
+
+
+def do_run_within(most: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A run that may write no file of more than ``most`` bytes; whatever tries ends the process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    report = run(request_of(source, target, options), Context.from_env())
+    expected = forecast(report.plan, deduplicated=True)
+    return {
+        "transports": list(report.plan.transports),
+        "seams": expected.seams,
+        "written": expected.written,
+        "headers": sum(len(shard.header) for shard in report.plan.shards),
+        "moved": report.moved._asdict(),
+    }

@@ -27,7 +27,7 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     command = [sys.executable, "-m", "tests.support.measured", function, json.dumps(arguments)]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        command, cwd=root, env=os.environ | (env or {}), stdout=subprocess.PIPE, timeout=timeout, check=True
+        command, cwd=root, env=os.environ | (env or {}), capture_output=True, text=True, timeout=timeout, check=True
     )
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 

@@ -1,0 +1,99 @@
+"""A whole job over Xet on 600 MB of noise: what it uploads, what it writes to the disk, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.utils import disable_progress_bars
+
+from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.measured import Measured, measured
+from tests.support.models import save_single
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+SIZE = 200 * MB
+SEAM = 150_000  # bytes that a seam may cost
+DISK = 4 * MB  # bytes that one file of the process may have: caches and lists, and no weights
+
+
+@dataclass
+class Site:
+    """Two files of 300 MB that nothing can compress, stored in chunks."""
+
+    space: Namespace
+    folder: Path
+    repo: str
+    size: int
+    runs: int = 0
+
+    def reshard(self, target: str) -> Measured:
+        """One job in a process of its own with empty caches, which may write no file of weights."""
+        self.runs += 1
+        home = self.folder / f"home{self.runs}"
+        home.mkdir()
+        env = {
+            "HF_ENDPOINT": self.space.endpoint,
+            "HF_TOKEN": self.space.token,
+            "HF_HOME": str(home),
+            "HF_XET_CACHE": str(home / "xet"),
+            "RESHARD_TMPDIR": str(home),
+        }
+        self.space.admin.log(reset=True)
+        options = {"size": SIZE, "transport": "xet"}
+        return measured("tests.pipeline.jobs:do_run_within", DISK, self.repo, self.space.repo(target), options, env=env)
+
+    def uploaded(self) -> int:
+        """Bytes that the content store received since the last job began."""
+        up: int = self.space.admin.totals()["xet"]["up"]
+        return up
+
+
+@pytest.fixture
+def site(tmp_path: Path, namespace: Namespace) -> Site:
+    disable_progress_bars()
+    noise = np.random.default_rng(7)
+    for name in ("model", "mtp"):
+        made = {f"{name}.{i}": noise.integers(0, 2**16, 12_500_000, dtype=np.uint16) for i in range(12)}
+        save_single(tmp_path / "model", made, f"{name}.safetensors")
+    repo = namespace.repo("noise")
+    namespace.admin.create_repo(repo)
+    files = sorted((tmp_path / "model").iterdir())
+    operations = [CommitOperationAdd(file.name, str(file)) for file in files]
+    HfApi(namespace.endpoint, namespace.token).create_commit(repo, operations, commit_message="noise")
+    size = sum(file.stat().st_size for file in files)
+    for file in files:
+        file.unlink()
+    return Site(namespace, tmp_path, repo, size)
+
+
+def test_a_new_cut_uploads_its_seams_and_a_repeat_after_a_crash_next_to_nothing(site: Site) -> None:
+    site.space.admin.fault("POST /api/models/.*/commit/", "status", status=403, times=1)
+    with pytest.raises(subprocess.CalledProcessError):
+        site.reshard("target")
+    first = site.uploaded()
+    done = site.reshard("target")
+    again = site.uploaded()
+    facts: dict[str, Any] = done.result
+    assert facts["transports"] == ["xet", "xet"] and facts["written"] > site.size - MB
+    print({"model": site.size, "seams": facts["seams"], "first": first, "again": again, "peak": done.peak})
+    assert first <= SEAM * facts["seams"] + facts["headers"]
+    assert again <= 0.0005 * site.size
+    assert done.peak <= MEMORY_FLOOR_XET
+
+
+def test_a_flipped_byte_in_the_content_store_is_named_and_nothing_is_published(site: Site) -> None:
+    site.space.admin.create_repo(site.space.repo("target"))
+    head = site.space.admin.head(site.space.repo("target"))
+    site.space.admin.corrupt(site.repo, "mtp.safetensors", 123_456_789)
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        site.reshard("target")
+    assert "SourceCorrupt" in caught.value.stderr and "mtp.safetensors" in caught.value.stderr
+    assert site.space.admin.head(site.space.repo("target")) == head
