@@ -10,6 +10,7 @@ from rich.text import Text
 
 from reshard.cli.output import count, lines
 from reshard.pipeline.forecast import forecast
+from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.request import Request
 
@@ -37,6 +38,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "reads": [{"path": f.path, "size": f.size} for f in plan.files],
         "files": [_file(s, plan.options.size) for s in plan.shards],
         "indexes": [o.index.path for o in plan.outputs if o.index],
+        "manifest": MANIFEST if plan.options.manifest and plan.shards else None,
         "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
         "edited": [edit.path for edit in plan.edits],
@@ -69,6 +71,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
     rest = [
         *_travels(facts),
         *(("index", path) for path in facts["indexes"]),
+        *([("manifest", facts["manifest"])] if facts["manifest"] else []),
         *_names("carried", [carried["path"] for carried in facts["carried"]]),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),

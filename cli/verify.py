@@ -14,9 +14,10 @@ from reshard.cli.outcome import told_check
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import VerifyFailed
-from reshard.pipeline.places import parse_place
+from reshard.pipeline.places import Folder, Hub, parse_place
 
 if TYPE_CHECKING:
+    from reshard.pipeline.stores.open import Context
     from reshard.pipeline.stores.protocols import Source
 
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
@@ -46,10 +47,13 @@ def verify(
 
     context = Context.from_env()
     ours = open_source(parse_place(place), context)
+    described = _described(parse_place(place), ours, context)
     theirs = open_source(parse_place(against), context) if against else None
     with bar(output) as shown, closing(Reload()) as reload:
         progress = _Progress(shown, ours, theirs)
-        checks = make_checks(ours, theirs, reload, deep=deep, tick=progress.tick, tmpdir=context.tmpdir)
+        checks = make_checks(
+            ours, theirs, reload, deep=deep, described=described, tick=progress.tick, tmpdir=context.tmpdir
+        )
     failed = [check for check in checks if check.result == "failed"]
     facts = {
         "place": str(ours.place),
@@ -63,6 +67,18 @@ def verify(
     if failed:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
         raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
+
+
+def _described(place: Hub | Folder, output: Source, context: Context) -> str | None:
+    """The manifest's root as the history names it; a repository that speaks of no manifest is not asked for its own."""
+    from reshard.pipeline.manifest import MANIFEST
+    from reshard.pipeline.request import Options
+    from reshard.pipeline.stores.open import open_target
+    from reshard.pipeline.verify.record import described_root
+
+    if isinstance(place, Hub) and MANIFEST not in output.files():
+        return None
+    return described_root(open_target(place, Options(), context), output.pin.commit)
 
 
 class _Progress:

@@ -169,8 +169,10 @@ def read(side: Side, tick: Tick, tmpdir: Path | None) -> Read:
     return Read(taken, tuple(corrupt), sum(side.opened.files[number].size for number in files))
 
 
-def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+def read_both(source: Side | None, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read | None, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line."""
+    if source is None:
+        return None, read(output, tick, tmpdir)
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
         theirs, ours = (pool.submit(read, side, tick, tmpdir) for side in (source, output))
         return theirs.result(), ours.result()

@@ -24,11 +24,11 @@ from reshard.pipeline.verify.compare import (
     check_headers,
     check_stored,
     paired,
-    read,
     read_both,
     signature,
 )
 from reshard.pipeline.verify.files import check_files, check_tokenizers
+from reshard.pipeline.verify.record import attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.rules import check_rules
 
@@ -39,32 +39,40 @@ def verify(
     reload: Reload,
     *,
     deep: bool = False,
+    described: str | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
-    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source``
+    ``described`` is the root of the manifest that the publishing commit names, where the history is known; ``tick`` is
+    called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source``
     itself is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     their_side = Side.open(source) if source else None
     checks = [check_rules(output)]
+    recorded = check_manifest(output, described)
+    checks += [recorded.check] if recorded.check else []
     try:
         side = Side.open(output)
     except CheckpointError as error:
         unread = Check("the checkpoint", "failed", "opened as a whole", "", {}, (str(error),))
         return [*checks, unread] if checks[0].result == "passed" else checks
+    if recorded.manifest:
+        side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
     matched = paired(their_side.opened, side.opened) if their_side else None
     if their_side and matched:
         checks += [check_headers(matched), check_files(their_side, side, deep, tick)]
     checks += _check_models(side, matched, reload)
     checks += check_tokenizers(output, source, reload, tmpdir)
-    if deep and their_side and matched:
+    if deep:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
-        checks += [check_stored(side, ours), check_bytes(their_side, side, matched, theirs, ours, tmpdir)]
-    elif deep:
-        checks += [check_stored(side, read(side, tick, tmpdir))]
+        checks.append(check_stored(side, ours))
+        if recorded.manifest:
+            checks.append(check_manifest_bytes(side, ours, recorded.manifest))
+        if their_side and theirs and matched:
+            checks.append(check_bytes(their_side, side, matched, theirs, ours, tmpdir))
     return checks
 
 

@@ -118,7 +118,7 @@ def floats(folder: Path) -> Path:
 def test_a_cast_halves_the_files_and_takes_the_config_along(reshard: Run, tmp_path: Path) -> None:
     source, out = floats(tmp_path / "source"), tmp_path / "out"
     plan = reshard("plan", source, "--to", out, "--dtype", "float16")
-    assert "edited  config.json: it follows --dtype" in plan.out
+    assert "edited    config.json: it follows --dtype" in plan.out
     assert "8 tensors are cast from F32 to F16" in plan.out
     assert reshard("run", source, "--to", out, "--dtype", "float16").code == 0
     assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float16"

@@ -1,0 +1,236 @@
+"""The manifest: the same wherever it goes, bound to index and commit, and enough to check a publication alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffers
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, parse, render
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.record import described_root
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
+from tests.pipeline.conftest import Run, upload
+from tests.support.checker import from_hub
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import arrays, numbered, save_sharded, save_single
+
+SIZE = 20_000
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_sharded(tmp_path / "model", numbered(arrays(16, 4000), 3))
+    (tmp_path / "model" / "notes.txt").write_text("first")
+    return tmp_path / "model"
+
+
+def manifest_in(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    return content
+
+
+def test_it_is_the_same_bytes_in_a_folder_and_on_the_hub(
+    model: Path, tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo = upload(on_hub, "source", model)
+    go(repo, tmp_path / "a", size=SIZE)
+    go(repo, on_hub.repo("b"), size=SIZE)
+    published = (tmp_path / "a" / MANIFEST).read_bytes()
+    assert from_hub(on_hub.endpoint, on_hub.repo("b"), token=on_hub.token)(MANIFEST) == published
+    content = manifest_in(tmp_path / "a")
+    assert content["source"]["repo"] == repo
+    assert content["source"]["commit"] == on_hub.admin.head(repo)
+    assert set(content["source"]["files"].values()) == {"checked"}
+    go(model, tmp_path / "c", size=SIZE)
+    from_folder = manifest_in(tmp_path / "c")
+    assert from_folder["root"] == content["root"], "the root is of what was published, not of where it came from"
+    assert from_folder["source"]["repo"] is None, "a folder's path is nobody's business"
+    assert str(tmp_path) not in (tmp_path / "c" / MANIFEST).read_text()
+
+
+def test_its_root_is_in_the_index_and_in_the_description(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    report = go(repo, target, size=SIZE)
+    fetch = from_hub(on_hub.endpoint, target)
+    root = json.loads(fetch(MANIFEST) or b"")["root"]
+    assert json.loads(fetch(INDEX) or b"")["metadata"][ROOT_KEY] == root
+    there = open_target(parse_place(target), Options(), Context.from_env())
+    assert described_root(there, report.published.commit) == root
+
+
+def test_what_it_says_of_a_tensor_is_its_digest(model: Path, tmp_path: Path, go: Run) -> None:
+    import xxhash
+
+    go(model, tmp_path / "out", size=SIZE)
+    for path, file in manifest_in(tmp_path / "out")["files"].items():
+        raw = load_file(tmp_path / "out" / path)
+        assert file["tensors"] == {name: xxhash.xxh3_128(array.tobytes()).hexdigest() for name, array in raw.items()}
+
+
+def test_without_it_nothing_speaks_of_one(model: Path, tmp_path: Path, go: Run) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    go(model, out, size=SIZE, manifest=False)
+    assert not (out / MANIFEST).exists(), "an old one would be of other files"
+    assert ROOT_KEY not in json.loads((out / INDEX).read_text())["metadata"]
+    target = open_target(parse_place(str(out)), Options(), Context.from_env())
+    assert described_root(target, target.head()) is None
+
+
+def test_a_publication_is_resharded_without_its_old_manifest(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "one", size=SIZE)
+    go(tmp_path / "one", tmp_path / "two", size=3 * SIZE)
+    one, two = manifest_in(tmp_path / "one"), manifest_in(tmp_path / "two")
+    assert one["root"] != two["root"]
+    assert json.loads((tmp_path / "two" / INDEX).read_text())["metadata"][ROOT_KEY] == two["root"]
+    go(tmp_path / "one", tmp_path / "three", size=3 * SIZE, manifest=False)
+    assert ROOT_KEY not in json.loads((tmp_path / "three" / INDEX).read_text())["metadata"]
+
+
+def test_it_stays_right_when_only_other_files_move(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    before = from_hub(on_hub.endpoint, target)(MANIFEST)
+    on_hub.admin.put_files(repo, {"notes.txt": b"second"})
+    report = go(repo, target, size=SIZE)
+    assert not report.plan.shards
+    fetch = from_hub(on_hub.endpoint, target)
+    assert fetch("notes.txt") == b"second" and fetch(MANIFEST) == before
+    there = open_target(parse_place(target), Options(), Context.from_env())
+    assert described_root(there, report.published.commit) == json.loads(before or b"")["root"]
+
+
+def test_a_manifest_that_is_not_ours_is_found_when_it_is_read_back(
+    model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that keeps another file than it was given."""
+    from reshard.pipeline import publish
+
+    def changed(manifest: Any) -> bytes:
+        return render(manifest).replace(b'"size":', b'"size":1', 1)
+
+    monkeypatch.setattr(publish, "render_manifest", changed)
+    with pytest.raises(ReadBackDiffers, match=MANIFEST):
+        go(model, tmp_path / "out", size=SIZE)
+
+
+# ----------------------------------------------------------------------------------------- verified without a source
+
+Change = Callable[[Path], None]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def flip(folder: Path) -> None:
+    path = folder / "model-00002-of-00004.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 1
+    path.write_bytes(content)
+
+
+def rename(folder: Path) -> None:
+    path = folder / "model-00001-of-00004.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"layer.0.weight"', b'"layer.0.Weight"'))
+    index = folder / INDEX
+    index.write_text(index.read_text().replace('"layer.0.weight"', '"layer.0.Weight"'))
+
+
+def rewrite(folder: Path) -> None:
+    """As somebody would who changes a tensor and mends everything but the manifest."""
+    path = folder / "model-00001-of-00004.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"layer.0.weight": tensors["layer.0.weight"] + 1}, path, metadata={"format": "pt"})
+
+
+def forge(folder: Path) -> None:
+    """As somebody would who changes the manifest as well, root and all, and forgets the index."""
+    flip(folder)
+    manifest = parse((folder / MANIFEST).read_bytes())
+    path = "model-00002-of-00004.safetensors"
+    file = manifest.files[path].model_copy(update={"sha256": "0" * 64})
+    changed = manifest.model_copy(update={"files": {**manifest.files, path: file}})
+    (folder / MANIFEST).write_bytes(render(changed.model_copy(update={"root": changed.actual_root})))
+
+
+BREAKS: dict[str, tuple[Change, bool, str]] = {
+    "a flipped bit": (flip, True, "has other bytes than were published"),
+    "a renamed tensor": (rename, False, "has another header than was published"),
+    "a rewritten shard": (rewrite, True, "has other bytes than were published"),
+    "a forged manifest": (forge, False, f"{INDEX} says "),
+    "another root in the index": (
+        lambda folder: edit(folder / INDEX, lambda index: index["metadata"].update({ROOT_KEY: "0" * 64})),
+        False,
+        f"{INDEX} says 000",
+    ),
+    "a changed manifest": (
+        lambda folder: edit(folder / MANIFEST, lambda m: m["files"].popitem()),
+        False,
+        f"{MANIFEST} was changed",
+    ),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), False, f"{MANIFEST} is not there"),
+    "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), False, "Invalid JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_publication_that_was_changed_is_found_without_its_source(
+    name: str, model: Path, tmp_path: Path, go: Run, reload: Reload
+) -> None:
+    change, deep, said = BREAKS[name]
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    shutil.rmtree(model)
+
+    def look(deep: bool) -> list[Check]:
+        place = parse_place(str(out))
+        target = open_target(place, Options(), Context.from_env())
+        source = open_source(place, Context.from_env())
+        return verify(source, None, reload, deep=deep, described=described_root(target, source.pin.commit))
+
+    good = {check.name: check.result for check in look(deep=True)}
+    assert {good[n] for n in ("index rules", "manifest", "stored bytes", "published bytes")} == {"passed"}
+    change(out)
+    findings = [finding for check in look(deep) for finding in check.findings]
+    assert any(said in finding for finding in findings), findings
+
+
+def test_headers_and_tensors_are_the_publications_even_where_no_index_names_them(
+    tmp_path: Path, go: Run, reload: Reload
+) -> None:
+    save_single(tmp_path / "model", arrays(3, 400))
+    go(tmp_path / "model", tmp_path / "out", size=10**9)
+    assert not (tmp_path / "out" / INDEX).exists()
+    source = open_source(parse_place(str(tmp_path / "out")), Context.from_env())
+    (found,) = [check for check in verify(source, None, reload) if check.name == "manifest"]
+    assert found.result == "passed" and found.figures["tensors"] == 6
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
+    with pytest.raises(BadManifest):
+        parse(content)
+
+
+def test_the_schema_of_a_newer_release_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    manifest = parse((tmp_path / "out" / MANIFEST).read_bytes())
+    with pytest.raises(CheckpointError, match="schema is 2"):
+        parse(render(manifest.model_copy(update={"manifest": 2})))
