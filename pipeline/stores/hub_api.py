@@ -101,7 +101,6 @@ class RepoInfo:
 @dataclass(frozen=True, slots=True)
 class PullRequest:
     number: int
-    author: str
     status: str  # draft, open, closed or merged
     description: str
 
@@ -262,8 +261,7 @@ class HubApi:
             params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}
             listing = self.data("GET", f"/api/models/{repo}/discussions", params=params)
             for item in listing["discussions"]:
-                # The filters are the server's; what it may not know is checked again.
-                if item["isPullRequest"] and item["status"] in ("draft", "open"):
+                if item["status"] in ("draft", "open"):
                     yield self.pull_request(repo, item["num"])
             start += len(listing["discussions"])
             page += 1
@@ -274,7 +272,7 @@ class HubApi:
         item = self.data("GET", f"/api/models/{repo}/discussions/{number}")
         comments = [event for event in item["events"] if event["type"] == "comment"]
         description = comments[0]["data"]["latest"]["raw"] if comments else ""
-        return PullRequest(number, item.get("author", {}).get("name", ""), item["status"], description)
+        return PullRequest(number, item["status"], description)
 
     # -------------------------------------------------------------------------------------------------- writing
 

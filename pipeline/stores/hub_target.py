@@ -143,7 +143,7 @@ class HubTarget:
 
     def _find(self, author: str, digest: str) -> int | None:
         for found in self.api.pull_requests(self.place.repo, author):
-            if found.author == author and digest in found.description:
+            if digest in found.description:
                 return found.number
         return None
 

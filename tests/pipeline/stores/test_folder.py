@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -305,26 +306,45 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
     assert finished == {True, False}
 
 
-def test_of_two_processes_that_commit_at_once_one_wins(target: FolderTarget, root: Path) -> None:
-    base = target.head()
-    barrier, outcomes = threading.Barrier(8), []
+def test_of_two_who_commit_at_once_the_second_waits_and_is_refused(
+    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, building, go_on = target.head(), threading.Event(), threading.Event()
+    build = FolderTarget._build
 
-    def commit(n: int) -> None:
-        mine = FolderTarget(Folder(path=str(root)))
-        barrier.wait()
-        try:
-            mine.commit(Change(f"{n}", "", (Addition(f"{n}.txt", content=b"x"),), ()), base)
-            outcomes.append(n)
-        except HeadMoved:
-            pass
+    def slow(self: FolderTarget, change: Change, parent: str) -> str:
+        building.set()
+        assert go_on.wait(20)
+        return build(self, change, parent)
 
-    threads = [threading.Thread(target=commit, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    [winner] = outcomes
-    assert contents(root) == {**OLD, f"{winner}.txt": b"x"}
+    def commit(name: str) -> str:
+        change = Change(name, "", (Addition(name, content=b"x"),), ())
+        return FolderTarget(Folder(path=str(root))).commit(change, base)
+
+    monkeypatch.setattr(FolderTarget, "_build", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(commit, "first")
+        assert building.wait(20)
+        building.clear()
+        second = pool.submit(commit, "second")
+        assert not building.wait(0.5)  # it must not even begin
+        go_on.set()
+        assert first.result() == target.head()
+        with pytest.raises(HeadMoved):
+            second.result()
+    assert contents(root) == {**OLD, "first": b"x"}
+
+
+def test_equal_shards_under_two_paths_are_two_files(target: FolderTarget, root: Path) -> None:
+    batch = target.sink("t").batch([])
+    for path in ("one.bin", "two.bin"):
+        writer = batch.open(path, 3)
+        writer.write(memoryview(b"abc"))
+        writer.finish()
+    additions = tuple(Addition(stored.path, stored=stored) for stored in batch.seal())
+    target.commit(Change("T", "", additions, ()), target.head())
+    (root / "one.bin").write_bytes(b"edited")
+    assert (root / "two.bin").read_bytes() == b"abc"
 
 
 # --------------------------------------------------------------------------------------------------------- history

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import httpx2
 import pytest
+from pydantic import SecretStr
 
 from reshard.pipeline.errors import (
     HubError,
@@ -24,7 +25,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import ATTEMPTS
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores import http
-from reshard.pipeline.stores.credentials import Credentials
+from reshard.pipeline.stores.credentials import Credential, Credentials
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.open import Context, open_source
@@ -181,20 +182,27 @@ def test_a_trickle_is_given_up_and_resumed(source: Source, hub: HubAdmin, monkey
 
 
 @contextmanager
-def answering(*answers: bytes) -> Iterator[Source]:
-    """A source on a server that gives these answers, one for each connection."""
+def serving(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that gives these answers, one for each connection: its URL, and the requests that it got."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        requests: list[bytes] = []
 
         def serve() -> None:
             for answer in answers:
                 connection, _ = listener.accept()
                 with connection:
-                    connection.recv(65536)
+                    requests.append(connection.recv(65536))
                     connection.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()
-        api = HubApi(f"http://127.0.0.1:{listener.getsockname()[1]}", None, Impatient())
-        yield HubSource(api, Hub(repo="a/b"), "c" * 40, "public")
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[Source]:
+    """A source on such a server."""
+    with serving(*answers) as (endpoint, _):
+        yield HubSource(HubApi(endpoint, None, Impatient()), Hub(repo="a/b"), "c" * 40, "public")
 
 
 FILE = StoredFile("x.bin", 10)
@@ -317,10 +325,24 @@ def test_a_tree_of_many_pages_is_listed_whole(hub_source: MakeSource, hub: HubAd
     assert files.keys() <= hub_source(files).files().keys()
 
 
-def test_the_token_is_shown_to_the_hub_only(source: Source, hub: HubAdmin) -> None:
-    read(source, "model.safetensors")
-    users = {line["path"].split("/")[1]: line["user"] for line in hub.log()}
-    assert users["_cdn"] is None or users["_cdn"] == "anonymous"
+def test_the_token_is_shown_to_the_hub_only() -> None:
+    content = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/10\r\n\r\n0123456789"
+    with serving(content) as (elsewhere, asked_there):
+        redirect = f"HTTP/1.1 302 Found\r\nLocation: {elsewhere}/x\r\nContent-Length: 0\r\n\r\n".encode()
+        with serving(redirect) as (endpoint, asked_here):
+            api = HubApi(endpoint, Credential("T", SecretStr("hf_secret")), Impatient())
+            source = HubSource(api, Hub(repo="a/b"), "c" * 40, "public")
+            assert b"".join(source.read(FILE, 0, 10)) == b"0123456789"
+    assert b"hf_secret" in asked_here[0] and b"hf_secret" not in asked_there[0]
+
+
+def test_a_private_repo_is_read_with_the_token(context: Context, hub: HubAdmin, namespace: Namespace) -> None:
+    repo = namespace.repo("hidden")
+    hub.create_repo(repo, visibility="private")
+    hub.put_files(repo, {"model.safetensors": DATA, "config.json": b"{}"}, lfs=["model.safetensors"])
+    source = open_source(Hub(repo=repo), context, transport="http")
+    assert source.visibility == "private"
+    assert read(source, "model.safetensors") == DATA and read(source, "config.json") == b"{}"
 
 
 def test_a_token_for_one_endpoint_is_not_sent_to_another(hub: HubAdmin, namespace: Namespace, context: Context) -> None:

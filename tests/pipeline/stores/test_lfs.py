@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,9 @@ def test_one_shard_is_sent_while_the_next_is_written(sink: LfsSink, hub: HubAdmi
     assert spools(context.tmpdir) == SPOOLS
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(write, batch, 3)
-        assert not third.done() and spools(context.tmpdir) == SPOOLS
+        with pytest.raises(FutureTimeout):
+            third.result(timeout=1)
+        assert spools(context.tmpdir) == SPOOLS
         hub.release(rule)
         third.result()
     assert len(batch.seal()) == 3
