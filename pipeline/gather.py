@@ -275,9 +275,15 @@ def cost(tensor: Tensor, limit: int, *, gap: int = 0, read_max: int = GATHER_REA
     return Cost(reads, bytes_read, tensor.size, memory)
 
 
-def assemble(gathering: Gathering, read: Callable[[int, int, int], Iterator[memoryview]]) -> bytearray:
-    """The bytes of the window; ``read(file, start, stop)`` yields exactly those bytes of a source file."""
-    made = bytearray(gathering.window.stop - gathering.window.start)
+def assemble(
+    gathering: Gathering, read: Callable[[int, int, int], Iterator[memoryview]], into: bytearray | None = None
+) -> memoryview:
+    """The bytes of the window; ``read(file, start, stop)`` yields exactly those bytes of a source file.
+
+    They are made in the beginning of ``into``, where it is given: one buffer is enough for all windows of a tensor.
+    """
+    size = gathering.window.stop - gathering.window.start
+    made = memoryview(bytearray(size) if into is None else into)[:size]
     for step in gathering.steps():
         held = bytearray(step.size)
         view = memoryview(held)
@@ -291,7 +297,7 @@ def assemble(gathering: Gathering, read: Callable[[int, int, int], Iterator[memo
     return made
 
 
-def place(step: Step, dtype: str, held: bytes | bytearray | memoryview, made: bytearray) -> None:
+def place(step: Step, dtype: str, held: bytes | bytearray | memoryview, made: memoryview) -> None:
     """Copy what ``step`` wants out of the stretches that it asked for, side by side, into the window that is made."""
     width = DTYPE_BITS[dtype] // 8
     part = _PARTS.get(dtype, width)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.gather import assemble, gather, windows
-from reshard.pipeline.limits import GATHER_WINDOW
+from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
 from reshard.pipeline.reads import Leg, Part, requests
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.taps import Tape
@@ -37,15 +37,22 @@ def packed(part: Part, take: Take, tmpdir: Path | None) -> Iterator[memoryview]:
                 spool.write(view)
         spool.flush()
         tensor = part.entry.tensor
+        # One window for all, handed on in small views: a window beside the one before it, or beside its whole cast,
+        # would double what is held.
+        buffer = bytearray(min(GATHER_WINDOW, tensor.size))
         for window in windows(tensor, GATHER_WINDOW):
-            made = assemble(gather(tensor, window), lambda *place: _read_spool(spool, starts, ByteRange(*place)))
-            yield memoryview(made)
+            whole = gather(tensor, window)
+            made = assemble(whole, lambda *place: _read_spool(spool, starts, ByteRange(*place)), buffer)
+            for at in range(0, len(made), CHUNK):
+                yield made[at : at + CHUNK]
 
 
 def _read_spool(spool: BinaryIO, starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
     for place, at in starts:
         if place.file == wanted.file and place.start <= wanted.start and wanted.stop <= place.stop:
-            yield memoryview(os.pread(spool.fileno(), wanted.stop - wanted.start, at + wanted.start - place.start))
+            for start in range(wanted.start, wanted.stop, CHUNK):
+                size = min(CHUNK, wanted.stop - start)
+                yield memoryview(os.pread(spool.fileno(), size, at + start - place.start))
             return
     raise AssertionError(f"{wanted} lies in no range that its tensor spans")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.formats.saving import State
+from tests.support.save_dcp import in_ranks
 
 RANKS = 2
 
@@ -27,17 +26,9 @@ Form = Literal["nested", "wrapped", "safetensors"]
 
 def by_fsdp(model: Any, folder: Path, form: Form) -> State:
     """Each rank writes its rows of every tensor into ``folder``; returns the whole model's state dict."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with tempfile.TemporaryDirectory() as scratch:
-        context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=_save, args=(rank, scratch, model, folder, form)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    if any(process.exitcode for process in ranks):
-        raise RuntimeError(f"a rank failed: {[process.exitcode for process in ranks]}")
+        in_ranks(RANKS, _save, scratch, model, folder, form)
     return expected
 
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 
 class Model(nn.Module):
@@ -94,16 +95,51 @@ def save_all(rank: int, ranks: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+ZEROS = (4, 10_000)  # of `save_zeros`: how many tensors, and their rows
+
+
+def save_zeros(folder: str, size: int, dimension: int, ranks: int = 2) -> int:
+    """A checkpoint of about ``size`` bytes of bfloat16 zeros, sharded along ``dimension``; returns the exact bytes.
+
+    Memory that was never written to takes none, so neither a rank nor whoever calls this grows with the size.
+    """
+    count, rows = ZEROS
+    columns = size // (count * rows * 2 * ranks) * ranks
+    in_ranks(ranks, _save_zeros, ranks, Path(folder), (count, rows, columns), dimension)
+    return count * rows * columns * 2
+
+
+def _save_zeros(rank: int, ranks: int, folder: Path, extent: tuple[int, int, int], dimension: int) -> None:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    count, *shape = extent
+    shape[dimension] //= ranks
+    local = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(count)]
+    state = {
+        f"layer.{i}.weight": DTensor.from_local(part, mesh, [Shard(dimension)], run_check=False)
+        for i, part in enumerate(local)
+    }
+    dcp.save(state, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+
+def in_ranks(ranks: int, work: Callable[..., None], *arguments: object) -> None:
+    """``work(rank, *arguments)`` in that many processes; raises when one fails."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=save_all, args=(rank, ranks, folder)) for rank in range(ranks)]
+    processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    if any(process.exitcode for process in processes):
+        raise RuntimeError(f"a rank failed: {[process.exitcode for process in processes]}")
+
+
+def main() -> None:
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    in_ranks(ranks, save_all, ranks, folder)
 
 
 if __name__ == "__main__":

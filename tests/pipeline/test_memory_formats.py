@@ -1,0 +1,76 @@
+"""The memory of a job does not grow with the checkpoint, whatever its format: not with torch files, not with
+distributed ones, not with casts. Each whole job runs in a process of its own, which never imports torch."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
+from tests.support.giants import save_sparse
+from tests.support.measured import Measured, measured
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads its peak memory from /proc")
+
+JOBS = "tests.pipeline.jobs"
+ROWS = 10_000
+SMALL = [300 * MB, 600 * MB]
+
+
+def sizes(*large: int) -> list[object]:
+    """Two small ones, one twice the other, and the ones that were promised, which take minutes and disk."""
+    return [*SMALL, *(pytest.param(size, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for size in large)]
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is gone at once: what is written there is as large as it says."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def reshard(source: Path, target: Path, **options: object) -> Measured:
+    env = {"RESHARD_TMPDIR": str(target.parent)}
+    return measured(f"{JOBS}:do_run", str(source), str(target), {"size": 2 * GB, **options}, env=env, timeout=1700)
+
+
+@pytest.mark.parametrize("size", sizes(14_500 * MB, 29_000 * MB))
+def test_a_torch_file_of_plain_and_transposed_tensors(room: Path, size: int) -> None:
+    source = room / "model"
+    source.mkdir()
+    columns = size // (8 * ROWS * 4)
+    shape = (ROWS, columns)
+    with torch.serialization.skip_data():  # a sparse file, whose bytes are all zero
+        state = {f"layer.{i}.weight": torch.empty(shape) if i % 4 else torch.empty(columns, ROWS).T for i in range(8)}
+        torch.save(state, source / "pytorch_model.bin")
+    cost = reshard(source, room / "out")
+    assert cost.result["bytes"] == 8 * ROWS * columns * 4
+    assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("size", sizes(3200 * MB, 6400 * MB))
+def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None:
+    source = room / "model"
+    source.mkdir()
+    total = measured("tests.support.save_dcp:save_zeros", str(source), size, dimension).result
+    cost = reshard(source, room / "out")
+    assert cost.result["bytes"] == total
+    assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+@pytest.mark.parametrize("size", sizes(3 * GB, 6 * GB))
+def test_a_cast(room: Path, size: int) -> None:
+    shape = (ROWS, size // (6 * ROWS * 4))
+    save_sparse(room / "model", iter([(f"layer.{i}.weight", "F32", shape) for i in range(6)]), 2)
+    cost = reshard(room / "model", room / "out", dtype="bfloat16")
+    assert cost.result["bytes"] == 6 * ROWS * shape[1] * 2
+    assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
