@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import jobs, plan, run, schedule, service, submit, verify
+from reshard.cli import catalog, jobs, plan, run, schedule, service, submit, verify
 from reshard.cli.errors import guarded
 
 app = Typer(
@@ -29,6 +29,7 @@ app.command("watch")(jobs.watch)
 app.command("cancel")(jobs.cancel)
 app.command("retry")(jobs.retry)
 app.command("rollback")(jobs.rollback)
+app.add_typer(catalog.catalog)
 app.add_typer(schedule.schedule)
 app.command("up")(service.up)
 app.command("down")(service.down)

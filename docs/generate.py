@@ -1,17 +1,19 @@
-"""Writes the generated parts of the reference: the commands from their --help, the errors from the error tree.
+"""Writes the generated parts of the reference: the commands, the errors, the schema of catalogs.
 
-python docs/generate.py           writes docs/reference/*.md
+python docs/generate.py           writes docs/reference
 python docs/generate.py --check   fails when one of them is out of date
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
+from reshard.pipeline.catalog import schema
 from reshard.pipeline.errors import ReshardError, by_code
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -48,7 +50,12 @@ def _row(kind: type[ReshardError]) -> str:
     return f"| `{kind.code}` | {'yes' if kind.retryable else 'no'} | {says} | {hint} |"
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": commands, "errors.md": errors}
+def catalog() -> str:
+    """The JSON Schema of a catalog, which editors use to complete and check one."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": commands, "errors.md": errors, "catalog.schema.json": catalog}
 
 
 def outdated() -> list[str]:

@@ -129,6 +129,24 @@ class BadSchedule(UsageError):
     hint = "five fields: minute hour day month weekday, as in `--cron '0 3 * * *' --tz Europe/Berlin`"
 
 
+class BadCatalog(UsageError):
+    code = "usage.catalog"
+    message = "{file}, line {line}: {key}: {why}"
+    hint = "{fix}"
+
+
+class EntriesWrong(UsageError):
+    code = "usage.entries"
+    message = "{file}: {count} cannot be done"
+    hint = "mend what is listed as wrong; the others can be done all the same"
+
+
+class TargetsCollide(UsageError):
+    code = "usage.collision"
+    message = "{target} is where {source} and {others} would both go"
+    hint = "give each a target of its own: a template with {{owner}} and {{name}} in it does"
+
+
 # --------------------------------------------------------------------------------------------------------- source
 
 

@@ -1,0 +1,301 @@
+"""A catalog: one YAML file that says which models are kept in which cut, and where.
+
+    name: nightly
+    defaults: {to: "acme/{name}-{size}", size: 200MB}
+    entries:
+      - repo: them/model
+        size: 1GB
+      - query: {author: them, tags: [text-generation], limit: 100}
+
+Reading one is pure: it asks nobody anything. What a query finds is a matter of `reshard.pipeline.expand`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import string
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
+from reshard.pipeline.places import Hub, parse_place
+from reshard.pipeline.request import Options, Request, key_of, parse_size
+
+VERSION: Literal[1] = 1
+ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+PLACEHOLDERS = ("owner", "name", "size", "revision")
+
+Size = Annotated[str, Field(examples=["200MB", "5GB"], description="Bytes with a unit; 200MB is 200,000,000.")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cut(_Strict):
+    """How to cut and where to publish; an entry's own goes before the defaults'."""
+
+    to: str | None = Field(default=None, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}.")
+    endpoint: str | None = Field(default=None, description="The source's Hub; left out, the worker's HF_ENDPOINT.")
+    to_endpoint: str | None = Field(default=None, description="The target's Hub; left out, the worker's HF_ENDPOINT.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of the source.")
+    size: Size | None = None
+    oversize: Literal["own-shard", "fail"] | None = None
+    pack: Literal["greedy", "balanced", "layers"] | None = None
+    dtype: Literal["keep", "float16", "bfloat16", "float32"] | None = None
+    strict_dtype: bool | None = None
+    ties: Literal["keep", "source"] | None = None
+    strip_prefix: str | None = None
+    include: tuple[str, ...] | None = Field(default=None, description="Globs of files to carry too.")
+    exclude: tuple[str, ...] | None = Field(default=None, description="Globs of files not to carry.")
+    branch: str | None = Field(default=None, description="Commit to this branch of the target.")
+    pr: bool | None = Field(default=None, description="Open a pull request on the target.")
+    visibility: Literal["as-source", "public", "private"] | None = None
+    prune: bool | None = None
+    overwrite: bool | None = None
+    lineage: bool | None = None
+    manifest: bool | None = None
+    require: Literal["any", "model"] | None = None
+    transport: Literal["auto", "xet", "http"] | None = None
+
+    @field_validator("size")
+    @classmethod
+    def _sized(cls, value: str | None) -> str | None:
+        if value is not None:
+            _bytes(value)
+        return value
+
+    @field_validator("to")
+    @classmethod
+    def _templated(cls, value: str | None) -> str | None:
+        if value is not None:
+            _fill(value, dict.fromkeys(PLACEHOLDERS, "x"))
+        return value
+
+    @model_validator(mode="after")
+    def _one_ref(self) -> Cut:
+        if self.branch and self.pr:
+            raise ValueError("branch and pr exclude each other")
+        return self
+
+
+class Query(_Strict):
+    """Which of a Hub's models: those that are all of this."""
+
+    author: str | None = Field(default=None, description="A user or an organisation.")
+    search: str | None = Field(default=None, description="A part of the repository's id.")
+    tags: tuple[str, ...] = ()
+    library: str | None = None
+    name: str | None = Field(default=None, description="A glob over the name without its owner: llama-*.")
+    min_downloads: int | None = Field(default=None, ge=0)
+    min_size: Size | None = Field(default=None, description="Of all that the repository stores.")
+    max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
+    limit: int | None = Field(default=None, ge=1, description="The most models, those with the most downloads first.")
+
+    @field_validator("min_size", "max_size")
+    @classmethod
+    def _sized(cls, value: str | None) -> str | None:
+        if value is not None:
+            _bytes(value)
+        return value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Query:
+        if not (self.author or self.search or self.tags or self.library or self.limit):
+            raise ValueError("this asks for every model of the Hub; give author, search, tags, library or limit")
+        return self
+
+
+class Entry(Cut):
+    """One model by its id, or all that a query finds."""
+
+    repo: str | None = Field(default=None, description="A model: them/model.")
+    query: Query | None = None
+
+    @field_validator("repo")
+    @classmethod
+    def _placed(cls, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                _hub(value)
+            return value
+        except BadPlace as error:
+            raise ValueError(f"{value}: {error.facts['why']}") from None
+
+    @model_validator(mode="after")
+    def _either(self) -> Entry:
+        if (self.repo is None) == (self.query is None):
+            raise ValueError("an entry has either repo or query")
+        return self
+
+
+class Catalog(_Strict):
+    """The whole file."""
+
+    version: Literal[1] = VERSION
+    name: str = Field(pattern=NAME, description="Small letters, digits, dots, - and _.")
+    defaults: Cut = Cut()
+    entries: tuple[Entry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
+
+    @model_validator(mode="after")
+    def _targeted(self) -> Catalog:
+        for number, entry in enumerate(self.entries):
+            if entry.to is None and self.defaults.to is None:
+                raise ValueError(f"entries[{number}] says nowhere where it goes; give it or defaults a `to`")
+        return self
+
+
+def parse(text: str, file: str) -> Catalog:
+    """The catalog that ``text`` is; raises BadCatalog with the line, the key and what to do."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; nesting without end
+        mark = getattr(error, "problem_mark", None)
+        why = getattr(error, "problem", None) or str(error)
+        raise BadCatalog(
+            file=file, line=mark.line + 1 if mark else 1, key="YAML", why=why, fix="mend the YAML"
+        ) from None
+    if not isinstance(root, yaml.MappingNode):
+        raise BadCatalog(file=file, line=1, key="file", why="it is no mapping", fix="begin with `name:` and `entries:`")
+    _refuse_doubles(root, file)
+    try:
+        return Catalog.model_validate(data)
+    except ValidationError as invalid:
+        errors = invalid.errors()
+        first = errors[0]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise BadCatalog(
+            file=file, line=_line(root, first["loc"]), key=_dotted(first["loc"]),
+            why=first["msg"].removeprefix("Value error, ") + more, fix=_fix(first),
+        ) from None  # fmt: skip
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the file, for editors; https://json-schema.org/draft/2020-12"""
+    found = Catalog.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A catalog of reshard"}
+
+
+def digest(text: str) -> str:
+    return key_of(text)
+
+
+def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
+    """What is asked for the model ``repo`` of ``entry``; raises BadPlace when the template gives no repository."""
+    cut = _merged(catalog.defaults, entry)
+    place = _hub(repo)
+    owner, _, name = place.repo.partition("/")
+    revision = cut.revision or place.revision
+    options = {field: value for field in Options.model_fields if (value := getattr(cut, field, None)) is not None}
+    if cut.size is not None:
+        options["size"] = _bytes(cut.size)
+    size = cut.size or f"{Options().size // 10**9}GB"
+    target = _fill(cut.to or "", {"owner": owner, "name": name, "size": size, "revision": revision or "main"})
+    return Request(
+        source=place.model_copy(update={"revision": revision, "endpoint": cut.endpoint or place.endpoint}),
+        target=_hub(target).model_copy(update={"endpoint": cut.to_endpoint}),
+        options=Options(**options),
+        priority="bulk",
+    )
+
+
+def _merged(defaults: Cut, entry: Entry) -> Cut:
+    own = {name: value for name in Cut.model_fields if (value := getattr(entry, name)) is not None}
+    if "pr" in own or "branch" in own:  # an entry that says where it goes takes nothing of it from the defaults
+        own = {"pr": None, "branch": None} | own
+    return defaults.model_copy(update=own)
+
+
+def _hub(value: str) -> Hub:
+    place = parse_place(value)
+    if not isinstance(place, Hub):
+        raise ValueError(f"{value} is a folder; a catalog names repositories: user/repo")
+    return place
+
+
+def _bytes(value: str) -> int:
+    try:
+        return parse_size(value)
+    except BadSize as error:
+        raise ValueError(f"{value}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"{template}: {error}") from None
+    if unknown := names - values.keys():
+        raise ValueError(f"{{{min(unknown)}}} is not known; there are {', '.join(f'{{{n}}}' for n in PLACEHOLDERS)}")
+    return template.format_map(values)
+
+
+# ------------------------------------------------------------------------------------------------- where it is wrong
+
+
+def _refuse_doubles(node: yaml.Node, file: str) -> None:
+    """A key that stands twice would silently win over the first."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            line = key.start_mark.line + 1
+            if name in seen:
+                raise BadCatalog(
+                    file=file,
+                    line=line,
+                    key=name,
+                    why=f"it stands in line {seen[name]} already",
+                    fix="keep one of them",
+                )
+            seen[name] = line
+            _refuse_doubles(value, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_doubles(value, file)
+
+
+def _line(root: yaml.Node, path: Sequence[int | str]) -> int:
+    """The line of the node that ``path`` leads to, as far as it leads."""
+    node, line = root, root.start_mark.line
+    for step in path:
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == step), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            found = (node.value[step], node.value[step])
+        if found is None:
+            break
+        line, node = found[0].start_mark.line, found[1]
+    return line + 1
+
+
+def _dotted(path: Sequence[int | str]) -> str:
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".") or "file"
+
+
+def _fix(error: Any) -> str:
+    """What to do about one of pydantic's errors."""
+    kind, path = error["type"], error["loc"]
+    if kind == "extra_forbidden":
+        known = sorted({*Catalog.model_fields, *Entry.model_fields, *Query.model_fields})
+        near = difflib.get_close_matches(str(path[-1]), known, 1)
+        return f"did you mean `{near[0]}`?" if near else "remove it; docs/guides/catalogs.md lists every key"
+    if kind == "missing":
+        return f"add `{path[-1]}:`"
+    if kind == "literal_error":
+        return f"choose one of {error['ctx']['expected']}"
+    return f"change {_dotted(path)}; docs/guides/catalogs.md says what it may be"
+
+
+def named(catalog: Catalog) -> Iterator[str]:
+    """The repositories that entries name; no query finds them again."""
+    for entry in catalog.entries:
+        if entry.repo is not None:
+            yield _hub(entry.repo).repo

@@ -1,0 +1,191 @@
+"""What a catalog comes to today: every model that its entries name or find, asked for in bulk.
+
+A Hub lists up to a thousand models in one call, with the commit that each is at. So sources and targets are asked for
+by owner, and one by one only where a list would cost more than that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+from urllib.parse import quote
+
+from reshard.pipeline.catalog import Catalog, Entry, Query, named, request_for
+from reshard.pipeline.errors import BadPlace, ReshardError, TargetsCollide
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.stores.credentials import Use
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH
+from reshard.pipeline.stores.open import Context
+
+PAGE = 1000  # models; the most that the Hub lists in one call
+NAMED = 3  # others that the error about a target names
+Address = tuple[str | None, str, str | None]  # endpoint, repository, revision
+LIST_FIELDS = ["sha", "private", "gated", "downloads", "tags", "library_name", "usedStorage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model as a Hub lists it."""
+
+    repo: str
+    sha: str
+    gated: bool
+    bytes: int  # of all that it stores, its past included; 0 where the Hub does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One model that the catalog wants, as things are now."""
+
+    repo: str
+    request: Request | None  # None when its template gives no target
+    source: Listed | None  # None when it is not there for us
+    target: Listed | None  # None when it is not there yet
+    error: ReshardError | None = None  # why there can be no job
+
+
+def expand(catalog: Catalog, context: Context) -> list[Wanted]:
+    """Every model of the catalog once, in its order; raises the HubError and AccessError families.
+
+    What is wrong with one model is its own ``error``: not found, no target by its template, a target that two want.
+    """
+    refused: list[Wanted] = []
+    asked: dict[Request, str] = {}
+    for entry, repo in _models(catalog, context):
+        try:
+            asked.setdefault(request_for(catalog, entry, repo), repo)
+        except BadPlace as error:
+            refused.append(Wanted(repo, None, None, None, error))
+    sources = _lookup([_hub(request.source) for request in asked], context, "read")
+    targets = _lookup([_hub(request.target) for request in asked], context, "write")
+    rivals: dict[object, list[Request]] = defaultdict(list)
+    for request in asked:
+        rivals[_slot(request)].append(request)
+    wanted = []
+    for request, repo in asked.items():
+        source, target = sources[_address(request.source)], targets[_address(request.target)]
+        others = [str(rival.source) for rival in rivals[_slot(request)][: NAMED + 1] if rival != request][:NAMED]
+        wrong = source if isinstance(source, ReshardError) else None
+        if wrong is None and others:
+            wrong = TargetsCollide(target=str(request.target), source=repo, others=", ".join(others))
+        wanted.append(Wanted(repo, request, _there(source), _there(target), wrong))
+    return wanted + refused
+
+
+def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """One of each target namespace in turn, so that a large one does not keep the others waiting."""
+    queues: dict[str, list[Wanted]] = defaultdict(list)
+    for one in wanted:
+        queues[_hub(one.request.target).namespace if one.request else ""].append(one)
+    ranked = [(turn, one) for queue in queues.values() for turn, one in enumerate(queue)]
+    return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _models(catalog: Catalog, context: Context) -> Iterator[tuple[Entry, str]]:
+    by_id = set(named(catalog))
+    for entry in catalog.entries:
+        if entry.repo is not None:
+            yield entry, entry.repo
+        elif entry.query is not None:
+            endpoint = entry.endpoint or catalog.defaults.endpoint
+            for item in _found(entry.query, endpoint, context):
+                if item["id"] not in by_id:
+                    yield entry, item["id"]
+
+
+def _found(query: Query, endpoint: str | None, context: Context) -> Iterator[Mapping[str, Any]]:
+    """The models of a query, those with the most downloads first."""
+    api = context.api(Hub(repo=f"{query.author or 'any'}/any", endpoint=endpoint), "read")
+    params: dict[str, Any] = {"limit": str(PAGE), "sort": "downloads", "direction": "-1", "expand": LIST_FIELDS}
+    tags = [*query.tags, *([query.library] if query.library else [])]
+    params |= {name: value for name in ("author", "search") if (value := getattr(query, name))}
+    params |= {"filter": tags} if tags else {}
+    count = 0
+    for item in api.pages("/api/models", params):
+        if query.min_downloads is not None and item.get("downloads", 0) < query.min_downloads:
+            return  # the rest has fewer
+        if _fits(query, item):
+            yield item
+            count += 1
+        if count == query.limit:
+            return
+
+
+def _fits(query: Query, item: Mapping[str, Any]) -> bool:
+    stored = item.get("usedStorage") or 0
+    return (
+        (query.name is None or fnmatchcase(item["id"].partition("/")[2], query.name))
+        and (query.min_size is None or stored >= parse_size(query.min_size))
+        and (query.max_size is None or stored <= parse_size(query.max_size))
+    )
+
+
+def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[Address, Listed | ReshardError | None]:
+    """Each place as it is now; an error says why it is not there, and None that an owner's whole list has it not."""
+    groups: dict[tuple[HubApi, str], dict[str, list[Hub]]] = defaultdict(lambda: defaultdict(list))
+    for place in dict.fromkeys(places):
+        groups[context.api(place, use), place.namespace][place.repo].append(place)
+    found: dict[Address, Listed | ReshardError | None] = {}
+    for (api, owner), wanted in groups.items():
+        listed, whole = _list_owner(api, owner, set(wanted)) if len(wanted) > 1 else ({}, False)
+        for repo, same in wanted.items():
+            for place in same:
+                known = listed.get(repo) if place.revision is None else None
+                # A source may have been renamed, which only asking for it shows; a target is made where there is none.
+                absent = use == "write" and whole and known is None
+                found[_address(place)] = None if absent else known or _ask(api, place)
+    return found
+
+
+def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Listed], bool]:
+    """Those of ``wanted`` that a list shows, and whether it was read to its end.
+
+    It takes no more calls than asking for each would.
+    """
+    found: dict[str, Listed] = {}
+    params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
+    most = PAGE * len(wanted)
+    for count, item in enumerate(islice(api.pages("/api/models", params), most), 1):
+        if item["id"] in wanted:
+            found[item["id"]] = _listed(item)
+        if count == most or len(found) == len(wanted):
+            return found, False
+    return found, True
+
+
+def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
+    revision = f"/revision/{quote(place.revision, safe='')}" if place.revision else ""
+    try:
+        return _listed(api.data("GET", f"/api/models/{place.repo}{revision}", params={"expand": LIST_FIELDS}))
+    except Refusal as refusal:
+        return refusal.as_source(place.repo, place.revision)
+
+
+def _listed(item: Mapping[str, Any]) -> Listed:
+    return Listed(item["id"], item["sha"], bool(item.get("gated")), item.get("usedStorage") or 0)
+
+
+def _there(answer: Listed | ReshardError | None) -> Listed | None:
+    return answer if isinstance(answer, Listed) else None
+
+
+def _hub(place: Hub | Folder) -> Hub:
+    assert isinstance(place, Hub), "a catalog names repositories only"
+    return place
+
+
+def _address(place: Hub | Folder) -> Address:
+    hub = _hub(place)
+    return hub.endpoint, hub.repo, hub.revision
+
+
+def _slot(request: Request) -> object:
+    """What one model at a time may be written to; each pull request is its own."""
+    target, options = _hub(request.target), request.options
+    return target.endpoint, target.repo.lower(), request if options.pr else options.branch or DEFAULT_BRANCH

@@ -1,0 +1,87 @@
+"""Reading a catalog: what an entry comes to, and errors that name the line, the key and the fix."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.catalog import Catalog, parse, request_for
+from reshard.pipeline.errors import BadCatalog
+
+HEAD = "name: nightly\ndefaults: {to: 'us/{name}-{size}', size: 200MB, pr: true}\nentries:\n"
+
+
+def requests(text: str) -> list[object]:
+    catalog = parse(text, "c.yaml")
+    return [request_for(catalog, entry, entry.repo or "x/y") for entry in catalog.entries]
+
+
+def test_an_entry_goes_before_the_defaults() -> None:
+    plain, own = requests(
+        HEAD + "  - repo: them/a\n  - {repo: them/b@v1, size: 1GB, branch: cut, dtype: bfloat16, pack: layers}\n"
+    )
+    assert str(plain.target) == "us/a-200MB"
+    assert (plain.options.size, plain.options.pr, plain.priority) == (200_000_000, True, "bulk")
+    assert str(own.target) == "us/b-1GB"
+    assert str(own.source) == "them/b@v1"
+    assert (own.options.size, own.options.branch, own.options.pr) == (10**9, "cut", False)
+    assert (own.options.dtype, own.options.pack) == ("bfloat16", "layers")
+
+
+def test_a_template_knows_owner_name_size_and_revision() -> None:
+    (found,) = requests(
+        "name: n\nentries:\n- {repo: them/a, revision: v2, to: 'us/{owner}.{name}.{size}.{revision}', size: 3MiB}"
+    )
+    assert str(found.target) == "us/them.a.3MiB.v2"
+    (found,) = requests("name: n\nentries:\n- {repo: them/a, to: 'us/{name}-{size}-{revision}'}")
+    assert str(found.target) == "us/a-5GB-main"
+
+
+def test_endpoints_of_source_and_target_may_differ() -> None:
+    (found,) = requests("name: n\nentries:\n- {repo: them/a, to: us/a, endpoint: 'http://a', to_endpoint: 'http://b'}")
+    assert (found.source.endpoint, found.target.endpoint) == ("http://a", "http://b")
+
+
+@pytest.mark.parametrize(
+    "text, line, key, why, fix",
+    [
+        ("name: [", 1, "YAML", "", "mend the YAML"),
+        ("- a", 1, "file", "no mapping", "begin with"),
+        ("", 1, "file", "no mapping", "begin with"),
+        (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "not permitted", "did you mean `size`?"),
+        (HEAD + "  - repo: a/b\n  - repo: a/c\n    size: 5G\n", 6, "entries[1].size", "5G", "change entries[1].size"),
+        (HEAD + "  - repo: a/b\n    pack: big\n", 5, "entries[0].pack", "greedy", "choose one of"),
+        (HEAD + "  - repo: a/b\n    to: 'us/{nam}'\n", 5, "entries[0].to", "{nam} is not known", "change"),
+        (HEAD + "  - repo: a/b\n    to: 'us/{name'\n", 5, "entries[0].to", "'}'", "change"),
+        (HEAD + "  - repo: nowhere\n", 4, "entries[0].repo", "an owner is missing", "change"),
+        (HEAD + "  - repo: ./folder\n", 4, "entries[0].repo", "is a folder", "change"),
+        (HEAD + "  - size: 1GB\n", 4, "entries[0]", "either repo or query", "change"),
+        (HEAD + "  - query: {name: 'a*'}\n", 4, "entries[0].query", "every model of the Hub", "change"),
+        (HEAD + "  - query: {autor: them}\n", 4, "entries[0].query.autor", "", "did you mean `author`?"),
+        (HEAD + "  - {repo: a/b, pr: true, branch: x}\n", 4, "entries[0]", "exclude each other", "change"),
+        ("name: n\n", 1, "entries", "required", "add `entries:`"),
+        ("name: n\nentries: []\n", 2, "entries", "at least 1", "change"),
+        ("name: N!\nentries:\n- {repo: a/b, to: c/d}\n", 1, "name", "", "change name"),
+        ("name: n\nentries:\n- repo: a/b\n", 1, "file", "entries[0] says nowhere", "change"),
+        ("name: n\nname: m\nentries: []\n", 2, "name", "stands in line 1", "keep one"),
+        (HEAD + "  - repo: a/b\n    size: 1GB\n    size: 2GB\n", 6, "size", "stands in line 5", "keep one"),
+    ],
+)
+def test_an_error_names_the_line_the_key_and_the_fix(text: str, line: int, key: str, why: str, fix: str) -> None:
+    with pytest.raises(BadCatalog) as caught:
+        parse(text, "c.yaml")
+    facts = caught.value.facts
+    assert (facts["line"], facts["key"]) == (line, key)
+    assert why in facts["why"]
+    assert fix in caught.value.next_step
+    assert str(caught.value).startswith(f"c.yaml, line {line}: {key}")
+
+
+@given(st.text(max_size=200) | st.from_regex(r"(name|entries|defaults): ?[\[\]{}a-z:, \n-]{0,40}", fullmatch=True))
+def test_any_text_is_a_catalog_or_one_clear_error(text: str) -> None:
+    try:
+        assert isinstance(parse(text, "c.yaml"), Catalog)
+    except BadCatalog as error:
+        assert error.facts["line"] >= 1
+        assert error.next_step
