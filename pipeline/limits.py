@@ -90,6 +90,7 @@ HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
 
 # ------------------------------------------------------------------------------------------------------------ xet
 PRIME = 256 * KIB  # bytes of each source file's head that are sent again, so that the store tells what it has of it
+PULSE = 1.0  # seconds between two looks at what hf_xet has sent; a lease is lost after a hundred without any
 PRIME_MIN = 1 * MIB  # bytes of a source file; of a smaller one there is less to save than asking costs
 XET_READ_MIN = 1 * MIB  # bytes; below this a range costs less over HTTP than a reconstruction and its own requests
 XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each request by itself before

@@ -79,10 +79,14 @@ class Keeper:
 
     def check(self) -> None:
         """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
-        self._moved = time.monotonic()
+        self.alive()
         if (reason := self._reason()) is not None:
             self._deaf = False
             raise Stopped(reason)
+
+    def alive(self) -> None:
+        """The same from a thread that cannot be stopped, such as one that sends; never raises."""
+        self._moved = time.monotonic()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

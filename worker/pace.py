@@ -25,8 +25,9 @@ SLICE = 1.0  # seconds between two looks whether the work shall go on
 class SharedPace(OwnPace):
     """A wait that the Hub asked for is life, not a hang, and is cut short by whatever ``check`` raises."""
 
-    def __init__(self, budget: str, client: redis.Redis, check: Callable[[], None]) -> None:
+    def __init__(self, budget: str, client: redis.Redis, check: Callable[[], None], alive: Callable[[], None]) -> None:
         super().__init__()
+        self._alive = alive
         self._key = f"{PREFIX}pace:{hashlib.sha256(budget.encode()).hexdigest()[:16]}"
         self._redis = client
         self._check = check
@@ -51,6 +52,10 @@ class SharedPace(OwnPace):
             time.sleep(min(left, SLICE))
             self._check()
 
+    def moved(self, count: int) -> None:
+        """What is sent keeps a lease as well as what is read."""
+        self._alive()
+
     def _others_wait(self) -> float:
         try:
             left = self._redis.pttl(self._key)
@@ -60,7 +65,7 @@ class SharedPace(OwnPace):
         return max(0, int(str(left))) / 1000
 
 
-def paces(client: redis.Redis, check: Callable[[], None]) -> Callable[[str], SharedPace]:
-    """One pace for each budget, all of which heed ``check``."""
+def paces(client: redis.Redis, check: Callable[[], None], alive: Callable[[], None]) -> Callable[[str], SharedPace]:
+    """One pace for each budget, all of which heed ``check`` when they wait and tell ``alive`` when bytes go out."""
     made: dict[str, SharedPace] = {}
-    return lambda budget: made.setdefault(budget, SharedPace(budget, client, check))
+    return lambda budget: made.setdefault(budget, SharedPace(budget, client, check, alive))

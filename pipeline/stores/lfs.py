@@ -290,4 +290,6 @@ class _Upload:
         for at in range(start, stop, CHUNK):
             if self._aborted.is_set():
                 raise Aborted
-            yield os.pread(self._file.fileno(), min(CHUNK, stop - at), at)
+            block = os.pread(self._file.fileno(), min(CHUNK, stop - at), at)
+            yield block
+            self._api.pace.moved(len(block))

@@ -35,6 +35,10 @@ class Pace(Protocol):
         """Every wait between two attempts is spent here."""
         ...
 
+    def moved(self, count: int) -> None:
+        """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
+        ...
+
 
 class OwnPace:
     """The pace of one process on its own: waits as long as the Hub asked, for all of its threads."""
@@ -53,6 +57,9 @@ class OwnPace:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def moved(self, count: int) -> None:
+        """Nobody doubts that this process lives."""
 
 
 class Retry:

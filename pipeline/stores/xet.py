@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from reshard.pipeline.limits import (
     LARGE_BLOCK,
     PRIME,
     PRIME_MIN,
+    PULSE,
     READ_TIMEOUT,
     XET_ATTEMPTS,
     XET_CHECKS,
@@ -39,7 +41,7 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.protocols import Source, Traffic, Visibility
-from reshard.pipeline.stores.retry import Retry
+from reshard.pipeline.stores.retry import Pace, Retry
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
@@ -275,6 +277,7 @@ class XetBatch:
         self._heads = heads
         self._source = source
         self._upload: Any = None
+        self._pulse: _Pulse | None = None
         self._stored: list[tuple[str, Any]] = []
         self._given_up: list[XetWriter] = []
         self.traffic = Traffic()
@@ -282,6 +285,7 @@ class XetBatch:
     def open(self, path: str, size: int) -> XetWriter:
         if self._upload is None:
             self._upload = self._sink.upload()
+            self._pulse = _Pulse(self._upload, self._sink.api.pace)
             self._prime()
         self._finish_given_up()
         try:
@@ -324,16 +328,45 @@ class XetBatch:
             metrics = self._upload.wait_to_finish().dedup_metrics
         except XetFailure as error:
             raise self._sink.error(error) from error
-        self._upload = None
+        self._end()
         self.traffic = Traffic(metrics.total_bytes_uploaded, metrics.deduped_bytes)
         return [StoredFile(path, x.file_size, sha256=x.sha256, xet=x.hash) for path, x in self._stored]
 
     def abort(self) -> None:
         if self._upload is not None:
             self._upload.abort()
-            self._upload = None
+            self._end()
         self._stored.clear()
         self._given_up.clear()
+
+    def _end(self) -> None:
+        self._upload = None
+        if self._pulse is not None:
+            self._pulse.end()
+            self._pulse = None
+
+
+class _Pulse:
+    """Tells the pace what hf_xet sends while we wait for it, which may be long where a line is slow."""
+
+    def __init__(self, upload: Any, pace: Pace) -> None:
+        self._upload = upload
+        self._pace = pace
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="xet-pulse", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        sent = 0
+        while not self._ended.wait(PULSE):
+            now = self._upload.progress().total_transfer_bytes_completed
+            if now > sent:
+                self._pace.moved(now - sent)
+                sent = now
 
 
 class XetWriter:
