@@ -160,6 +160,26 @@ class Service:
             queue = Queue("reshard:interactive", routing_key="reshard:interactive")
             app.send_task("reshard.wake", (work.job,), queue=queue, ignore_result=True)
 
+    def requests(self) -> int:
+        """How many requests the Hub has answered since its log began."""
+        return sum(total["requests"] for total in self.admin.totals().values())
+
+    def reached(self, work: Work, requests: int) -> None:
+        """Wait for so many requests; less if nothing is at work any more that could make them."""
+
+        def there() -> bool:
+            return self.requests() >= requests or not self.can_go_on() or self.store.get(work.job).state.ended
+
+        wait_for(there, f"request {requests} of {work}", PATIENCE)
+
+    def can_go_on(self) -> bool:
+        processes = (*self.workers, *self.controls)
+        return self.broker.alive() and all(process.alive() for process in processes)
+
+    def busy(self, work: Work, worker: Proc) -> bool:
+        """Whether ``worker`` has a part of the job."""
+        return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).held)
+
     def tokens(self, work: Work) -> dict[str, str]:
         """Who has, or was the last to have, each unit: the token by the unit."""
         units = self.store.redis.hgetall(job_key(work.job, "units"))

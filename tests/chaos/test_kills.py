@@ -12,15 +12,15 @@ from tests.chaos.scenarios import MOMENTS
 from tests.chaos.service import TRANSPORTS, Service, Transport, servers
 from tests.support.hub.process import HubProcess
 
-OTHERS: list[Callable[[Service, Transport], None]] = [
+Scenario = Callable[[Service, Transport], None]
+SHORT: list[Scenario] = [
     scenarios.child_killed,
     scenarios.control_and_worker_killed,
-    scenarios.broker_killed,
-    scenarios.all_killed,
     scenarios.woken_for_nothing,
     scenarios.zombie_comes_back,
     scenarios.two_finishers,
 ]
+LONG: list[Scenario] = [*SHORT, scenarios.broker_killed, scenarios.all_killed]
 
 
 def by_server() -> list[object]:
@@ -54,8 +54,8 @@ def test_a_worker_is_killed_over_xet(whole: Service, moment: str) -> None:
     scenarios.worker_killed(whole, "xet", MOMENTS[moment])
 
 
-@pytest.mark.parametrize("scenario", OTHERS, ids=lambda scenario: scenario.__name__)
-def test_others(whole: Service, scenario: Callable[[Service, Transport], None]) -> None:
+@pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.__name__)
+def test_a_schedule_is_survived(whole: Service, scenario: Scenario) -> None:
     scenario(whole, "http")
 
 
@@ -74,7 +74,7 @@ def test_every_schedule_on_every_server(hub: HubProcess, tmp_path: Path, server:
         for moment in MOMENTS.values():
             scenarios.worker_killed(service, transport, moment)
             service.mend()
-        for scenario in OTHERS:
+        for scenario in LONG:
             scenario(service, transport)
             service.mend()
         service.stop()
