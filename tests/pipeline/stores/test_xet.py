@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -516,6 +517,23 @@ def test_moving_over_xet_stays_within_the_limit(
     second = move(namespace.repo("big"), namespace.repo("again"), 200 * MB, "xet", namespace, tmp_path)
     assert first["bytes"] == second["bytes"] == size
     assert max(first["rss"], second["rss"]) <= MEMORY_FLOOR_XET, (first, second)
+
+
+def test_little_is_read_ahead_of_somebody_who_stands_still(xet_source: MakeSource, hub: HubAdmin) -> None:
+    """hf_xet left alone would fetch 392 MB of a file before anybody takes a byte."""
+    source = xet_source({"model.safetensors": noise(200 * MB, 15)})
+    hub.log(reset=True)
+    views = source.read(source.files()["model.safetensors"], 0, 200 * MB)
+    next(views)
+
+    def fetched() -> int:
+        return hub.totals()["xet"]["down"]
+
+    before = -1
+    while before != (before := fetched()):
+        time.sleep(0.5)  # that nothing more comes can only be seen by waiting
+    assert before < 120 * MB, "see settings() in stores/xet.py"
+    assert sum(len(view) for view in views) + (1 << 20) == 200 * MB
 
 
 def test_a_source_over_xet_is_opened_without_a_session(source: Source) -> None:
