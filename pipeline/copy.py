@@ -9,6 +9,7 @@ process copied, or an earlier life of this one, is held against the attested byt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,7 +19,7 @@ from reshard.pipeline.errors import TapsDiffer
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
-from reshard.pipeline.stores.protocols import Sink, Source, Traffic
+from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic
 from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Range, Stretch, Tape, Written, tensor_digest
 from reshard.pipeline.tensors import ByteRange
@@ -71,21 +72,24 @@ def copy(
     sealed: Callable[[list[Receipt], Moved], None],
     tick: Tick,
     tmpdir: Path | None = None,
+    hurried: Callable[[], bool] = lambda: False,
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
     ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch and what
     moved for them once the store has answered for it, and with none for what was read after the last; ``tick`` with
     the bytes of each view, and raises Stopped to end the copy. In ``tmpdir`` lies, while it is put in order, what one
-    strided tensor spans.
+    strided tensor spans. ``hurried`` says after each shard whether the batch is to be sealed as it is.
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), TapsDiffer, and what stores raise.
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
     tapes = {number: _tape(plan, number, cuts) for number in group.attests}
     stream = Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
-    for batch in _batches(todo):
-        made, traffic = _copy_batch(plan, batch, source, sink, stream, tmpdir)
+    copier = _Copier(plan, source, sink, stream, tmpdir, hurried)
+    while todo:
+        made, traffic = copier.batch(_batch(todo))
+        todo = todo[len(made) :]
         sealed(made, Moved(stream.taken(), traffic.uploaded, traffic.deduplicated))
     stream.finish()
     if rest := stream.taken():
@@ -101,44 +105,56 @@ def _tape(plan: Plan, number: int, cuts: Iterable[Cut]) -> Tape:
     return Tape(plan.files[number], ranges, [record for record in plan.records if record.file == number])
 
 
-def _batches(todo: Sequence[Shard]) -> Iterator[list[Shard]]:
-    batch: list[Shard] = []
+def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:
+    """The first shards of ``todo`` that are sealed together, at least one."""
     size = 0
-    for shard in todo:
-        if batch and size + shard.size > BATCH_MAX:
-            yield batch
-            batch, size = [], 0
-        batch.append(shard)
+    for count, shard in enumerate(todo):
         size += shard.size
-    if batch:
-        yield batch
+        if count and size > BATCH_MAX:
+            return todo[:count]
+    return todo
 
 
-def _copy_batch(
-    plan: Plan, shards: Sequence[Shard], source: Source, sink: Sink, stream: Stream, tmpdir: Path | None
-) -> tuple[list[Receipt], Traffic]:
-    reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
-    batch = sink.batch([plan.files[number] for number in reads], source)
-    try:
-        copies = []
-        for shard in shards:
-            writer = batch.open(shard.path, shard.size)
-            one = _Copy(Written(shard, writer), stream, plan.options.strict_dtype, tmpdir)
-            one.written.write(memoryview(shard.header))
-            for part in parts(shard):
-                one.copy(part)
-            writer.finish()
-            one.check(shard)
-            copies.append(one)
-        stored = batch.seal()
-    except BaseException:
-        batch.abort()
-        raise
-    receipts = [
-        Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
-        for shard, file, one in zip(shards, stored, copies, strict=True)
-    ]
-    return receipts, batch.traffic
+@dataclass(frozen=True)
+class _Copier:
+    """Copies batch after batch of one group."""
+
+    plan: Plan
+    source: Source
+    sink: Sink
+    stream: Stream
+    tmpdir: Path | None
+    hurried: Callable[[], bool]
+
+    def batch(self, shards: Sequence[Shard]) -> tuple[list[Receipt], Traffic]:
+        """The receipts of ``shards``, or of the first of them where we were hurried, and what moved for them."""
+        reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
+        batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
+        try:
+            copies = []
+            for shard in shards:
+                copies.append(self._shard(shard, batch))
+                if self.hurried():
+                    break
+            stored = batch.seal()
+        except BaseException:
+            batch.abort()
+            raise
+        receipts = [
+            Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
+            for shard, file, one in zip(shards[: len(copies)], stored, copies, strict=True)
+        ]
+        return receipts, batch.traffic
+
+    def _shard(self, shard: Shard, batch: Batch) -> _Copy:
+        writer = batch.open(shard.path, shard.size)
+        one = _Copy(Written(shard, writer), self.stream, self.plan.options.strict_dtype, self.tmpdir)
+        one.written.write(memoryview(shard.header))
+        for part in parts(shard):
+            one.copy(part)
+        writer.finish()
+        one.check(shard)
+        return one
 
 
 class _Copy:

@@ -77,6 +77,10 @@ class Keeper:
         self._at_boundary = False
         self.check()
 
+    def hurried(self) -> bool:
+        """Whether the copy should seal what it has, because somebody else's turn has come."""
+        return self._yield
+
     def check(self) -> None:
         """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
         self.alive()

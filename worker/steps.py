@@ -174,8 +174,9 @@ class Step:
         try:
             with keeper.interruptible():
                 attested = pipeline.copy(
-                    plan, group, shards, source, sink, receipts, keeper.sealed, keeper.tick, self._context.tmpdir
-                )
+                    plan, group, shards, source, sink, receipts,
+                    keeper.sealed, keeper.tick, self._context.tmpdir, keeper.hurried,
+                )  # fmt: skip
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
             self._void(error, shards.values(), ())

@@ -338,17 +338,22 @@ def first_claim(store: JobStore, job: str) -> float:
     return next(int(e["at"]) / 1000 for _, e in store.events(job) if e["kind"] == "claimed")
 
 
-def test_a_bulk_copy_gives_way_at_a_batch_and_goes_on_later(site: Site) -> None:
+def test_a_bulk_copy_gives_way_at_its_next_shard_and_goes_on_later(site: Site) -> None:
     site.slow(rate=400_000)
     site.machine.worker(concurrency=1)
     bulk = site.submit("bulk", priority="bulk")
     site.copying(bulk)
+    wait_for(lambda: sum(held.bytes for held in site.store.get(bulk).held) > SIZE // 2, "half a shard", 60)
     quick = site.submit("quick", size=SIZE + 1)
     wait_for(lambda: first_claims(site.store, quick), "the interactive job's turn", 60)
     assert not site.store.get(bulk).state.ended
     site.space.admin.clear_faults()
     site.assert_published_once(quick, "quick")
     site.assert_published_once(bulk, "bulk")
+    copied = [event for _, event in site.store.events(bulk) if event["kind"] in {"sealed", "released"}]
+    way = next(i for i, event in enumerate(copied) if event["kind"] == "released")
+    assert copied[way]["why"] == "yield"
+    assert 0 < way % 4 < 4, "it gave way in the middle of a source file of four shards"
 
 
 def first_claims(store: JobStore, job: str) -> bool:
