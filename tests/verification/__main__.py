@@ -1,0 +1,16 @@
+"""python -m tests.verification: run every mutation and write the table in docs/verification.md again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from reshard.pipeline.verify.reload import Reload
+from tests.verification.table import caught, render, results, write
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, Reload() as reload:
+        found = results(Path(folder), reload)
+    for what, checks in found.items():
+        print(f"{what or 'nothing'}: {', '.join(sorted(caught(checks))) or 'nothing'}")
+    write(render(found))

@@ -1,0 +1,495 @@
+"""Ways in which an output was lost or spoiled, each as somebody met it or as a table of known faults has it.
+
+A mutation gets a good output and breaks it. Where the original accident left index and files in agreement, so does it:
+a checkpoint that agrees with itself is not thereby whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.verification.models import LINES, save_tokenizer
+from tests.verification.weights import INDEX, Array, Folder, join, read, split, write
+
+Q, K, O = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qko")  # noqa: E741
+EXPERT = "model.layers.1.block_sparse_moe.experts.2"
+EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+MTP = "mtp.layers.0.proj.weight"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to break an output; ``what`` is what became of it."""
+
+    kind: str
+    what: str
+    apply: Callable[[Folder], object]
+
+
+MUTATIONS: list[Mutation] = []
+Breaking = Callable[[Folder], object]
+
+
+def mutation(kind: str, what: str) -> Callable[[Breaking], Breaking]:
+    def add(apply: Breaking) -> Breaking:
+        MUTATIONS.append(Mutation(kind, what, apply))
+        return apply
+
+    return add
+
+
+# --------------------------------------------------------------------------------------------------- files and index
+
+FILES = "files and index"
+
+
+@mutation(FILES, "a shard is missing")
+def _(out: Folder) -> None:
+    out.shards[3].unlink()
+
+
+@mutation(FILES, "three shards are missing, and the index was written without them")
+def _(out: Folder) -> None:
+    for path in out.shards[4:7]:
+        path.unlink()
+    out.mend()
+
+
+@mutation(FILES, "the index is missing")
+def _(out: Folder) -> None:
+    (out / INDEX).unlink()
+
+
+@mutation(FILES, "the index is that of another model")
+def _(out: Folder) -> None:
+    out.index(lambda i: i.update(weight_map={f"other.{n}.weight": "model-00001-of-00002.safetensors" for n in "ab"}))
+
+
+@mutation(FILES, "the index does not name a tensor")
+def _(out: Folder) -> None:
+    out.index(lambda i: i["weight_map"].pop(NORM))
+
+
+@mutation(FILES, "the index names a tensor that no file has")
+def _(out: Folder) -> None:
+    out.index(lambda i: i["weight_map"].update({"ghost.weight": out.shards[0].name}))
+
+
+@mutation(FILES, "the index says that a tensor is in another file")
+def _(out: Folder) -> None:
+    out.index(lambda i: i["weight_map"].update({NORM: next(p.name for p in out.shards if p != out.home(NORM))}))
+
+
+@mutation(FILES, "the index has a wrong total_size")
+def _(out: Folder) -> None:
+    out.index(lambda i: i["metadata"].update(total_size=i["metadata"]["total_size"] + 2))
+
+
+@mutation(FILES, "the index has no metadata")
+def _(out: Folder) -> None:
+    out.index(lambda i: i.pop("metadata"))
+
+
+@mutation(FILES, "the index is cut off")
+def _(out: Folder) -> None:
+    (out / INDEX).write_text((out / INDEX).read_text()[:-30])
+
+
+@mutation(FILES, "the index has a tensor twice")
+def _(out: Folder) -> None:
+    text = (out / INDEX).read_text()
+    (out / INDEX).write_text(text.replace('"weight_map": {', f'"weight_map": {{"{NORM}": "{out.shards[0].name}", '))
+
+
+@mutation(FILES, "one bit of a name in the index is flipped")
+def _(out: Folder) -> None:
+    content = (out / INDEX).read_bytes().replace(b'"model.norm.weight"', b'"model.norm.weighu"')
+    (out / INDEX).write_bytes(content)
+
+
+@mutation(FILES, "the index leads out of the folder")
+def _(out: Folder) -> None:
+    shutil.copy(out.home(NORM), out.path.parent / "outside.safetensors")
+    out.index(lambda i: i["weight_map"].update({NORM: "../outside.safetensors"}))
+
+
+@mutation(FILES, "a single file of older weights lies beside the index")
+def _(out: Folder) -> None:
+    write(out / "model.safetensors", {NORM: out.get(NORM)})
+
+
+@mutation(FILES, "a shard of an older cut is left over")
+def _(out: Folder) -> None:
+    shutil.copy(out.shards[0], out / "model-00002-of-00003.safetensors")
+
+
+@mutation(FILES, "two shards hold the same tensor")
+def _(out: Folder) -> None:
+    other = next(path for path in out.shards if NORM not in read(path))
+    write(other, read(other) | {NORM: out.get(NORM)})
+
+
+@mutation(FILES, "a shard ends early")
+def _(out: Folder) -> None:
+    content = out.shards[2].read_bytes()
+    out.shards[2].write_bytes(content[:-1])
+
+
+@mutation(FILES, "a shard goes on after its end")
+def _(out: Folder) -> None:
+    with out.shards[2].open("ab") as file:
+        file.write(b"\0")
+
+
+@mutation(FILES, "a shard is empty")
+def _(out: Folder) -> None:
+    out.shards[1].write_bytes(b"")
+
+
+@mutation(FILES, "a shard is the pointer of git-lfs to it")
+def _(out: Folder) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1234\n"
+    out.shards[1].write_text(pointer)
+
+
+@mutation(FILES, "a shard has no format in its metadata")
+def _(out: Folder) -> None:
+    write(out.shards[1], read(out.shards[1]), metadata={})
+
+
+@mutation(FILES, "two shards have each other's names")
+def _(out: Folder) -> None:
+    first, second = out.shards[1], out.shards[2]
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+# ----------------------------------------------------------------------------------------------------------- headers
+
+HEADERS = "headers"
+
+
+def spoil_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    header, data = split(path)
+    change(header)
+    join(path, header, data)
+
+
+@mutation(HEADERS, "one bit of a tensor's name in a header is flipped")
+def _(out: Folder) -> None:
+    path = out.home(NORM)
+    path.write_bytes(path.read_bytes().replace(b'"model.norm.weight"', b'"model.norm.weighu"'))
+
+
+@mutation(HEADERS, "a header calls bfloat16 float16")
+def _(out: Folder) -> None:
+    spoil_header(out.home(Q), lambda h: h[Q].update(dtype="F16"))
+
+
+@mutation(HEADERS, "a header has two tensors overlap")
+def _(out: Folder) -> None:
+    def overlap(header: dict[str, Any]) -> None:
+        header["again"] = dict(next(entry for name, entry in header.items() if name != "__metadata__"))
+
+    spoil_header(out.shards[0], overlap)
+
+
+@mutation(HEADERS, "a header has two equal tensors change places")
+def _(out: Folder) -> None:
+    first, second = (f"{EXPERT}.w{n}.weight" for n in "13")
+    if out.home(first) != out.home(second):
+        a, b = out.get(first), out.get(second)
+        out.put(first, b)
+        out.put(second, a)
+    else:
+        spoil_header(out.home(first), lambda h: h.update({first: h[second], second: h[first]}))
+
+
+@mutation(HEADERS, "one bit of a header's length is flipped")
+def _(out: Folder) -> None:
+    content = bytearray(out.shards[0].read_bytes())
+    content[1] ^= 1
+    out.shards[0].write_bytes(content)
+
+
+# ----------------------------------------------------------------------------------------------------- lost and added
+
+TENSORS = "tensors lost, added and renamed"
+
+
+@mutation(TENSORS, "a norm is missing")
+def _(out: Folder) -> None:
+    out.drop(NORM)
+
+
+@mutation(TENSORS, "the output head is missing, which is tied and was stored all the same")
+def _(out: Folder) -> None:
+    out.drop(HEAD)
+
+
+@mutation(TENSORS, "the tie's source is missing, and only the alphabetically first name is kept")
+def _(out: Folder) -> None:
+    out.drop(EMBED)
+
+
+@mutation(TENSORS, "one matrix of one expert is missing")
+def _(out: Folder) -> None:
+    out.drop(f"{EXPERT}.w2.weight")
+
+
+@mutation(TENSORS, "an expert is missing")
+def _(out: Folder) -> None:
+    out.drop(*(f"{EXPERT}.w{n}.weight" for n in "123"))
+
+
+@mutation(TENSORS, "every expert of a layer lacks one matrix")
+def _(out: Folder) -> None:
+    out.drop(*[name for name in out.names() if ".layers.1." in name and name.endswith(".w2.weight")])
+
+
+@mutation(TENSORS, "the draft head is missing, of which the class knows nothing")
+def _(out: Folder) -> None:
+    out.drop(MTP)
+
+
+@mutation(TENSORS, "the weights that no index names are missing")
+def _(out: Folder) -> None:
+    (out / "mtp.safetensors").unlink()
+
+
+@mutation(TENSORS, "a tensor is there that the source does not have")
+def _(out: Folder) -> None:
+    home = out.shards[0]
+    write(home, read(home) | {"extra.weight": out.get(NORM)})
+    out.mend()
+
+
+@mutation(TENSORS, "a buffer is there that loaders ignore")
+def _(out: Folder) -> None:
+    home = out.shards[0]
+    write(home, read(home) | {"model.layers.0.self_attn.rotary_emb.inv_freq": Array("F32", (4,), b"\1" * 16)})
+    out.mend()
+
+
+@mutation(TENSORS, "the experts have the names of another version of the loader")
+def _(out: Folder) -> None:
+    for path in out.shards:
+        write(path, {n.replace("block_sparse_moe", "mlp"): a for n, a in read(path).items()})
+    out.mend()
+
+
+@mutation(TENSORS, "two tensors of one shape have each other's names")
+def _(out: Folder) -> None:
+    one, other = out.get(Q), out.get(O)
+    out.put(Q, other)
+    out.put(O, one)
+
+
+@mutation(TENSORS, "the experts of a layer are in another order")
+def _(out: Folder) -> None:
+    names = [f"model.layers.0.block_sparse_moe.experts.{n}.w1.weight" for n in range(4)]
+    arrays = [out.get(name) for name in names]
+    for name, array in zip(names, arrays[1:] + arrays[:1], strict=True):
+        out.put(name, array)
+
+
+# ---------------------------------------------------------------------------------------------------- dtype and shape
+
+KINDS = "dtypes and shapes"
+
+
+def to_bf16(data: bytes) -> bytes:
+    return (np.frombuffer(data, "<u4") >> 16).astype("<u2").tobytes()
+
+
+@mutation(KINDS, "one tensor is cast from float32 to bfloat16")
+def _(out: Folder) -> None:
+    array = out.get(NORM)
+    out.put(NORM, Array("BF16", array.shape, to_bf16(array.data)))
+
+
+@mutation(KINDS, "every float32 tensor is cast to bfloat16")
+def _(out: Folder) -> None:
+    for path in out.shards:
+        made = read(path)
+        write(path, {n: Array("BF16", a.shape, to_bf16(a.data)) if a.dtype == "F32" else a for n, a in made.items()})
+    out.mend()
+
+
+@mutation(KINDS, "a norm is of bytes")
+def _(out: Folder) -> None:
+    out.put(NORM, Array("I8", out.get(NORM).shape, b"\1" * 32))
+
+
+@mutation(KINDS, "a matrix is in fp8 without its scale")
+def _(out: Folder) -> None:
+    array = out.get(Q)
+    out.put(Q, Array("F8_E4M3", array.shape, array.data[::2]))
+
+
+@mutation(KINDS, "a matrix is transposed, and its shape with it")
+def _(out: Folder) -> None:
+    array = out.get(K)
+    turned = np.frombuffer(array.data, "<u2").reshape(array.shape).T
+    out.put(K, Array(array.dtype, turned.shape, turned.tobytes()))
+
+
+@mutation(KINDS, "a square matrix is transposed")
+def _(out: Folder) -> None:
+    array = out.get(Q)
+    out.put(Q, array._replace(data=np.frombuffer(array.data, "<u2").reshape(array.shape).T.tobytes()))
+
+
+@mutation(KINDS, "a matrix has another shape of as many elements")
+def _(out: Folder) -> None:
+    array = out.get(K)
+    out.put(K, array._replace(shape=array.shape[::-1]))
+
+
+@mutation(KINDS, "an embedding is padded by a row")
+def _(out: Folder) -> None:
+    array = out.get(EMBED)
+    rows, columns = array.shape
+    out.put(EMBED, Array(array.dtype, (rows + 1, columns), array.data + b"\0" * 2 * columns))
+
+
+# -------------------------------------------------------------------------------------------------------------- bytes
+
+BYTES = "bytes"
+
+
+@mutation(BYTES, "one bit of a tensor is flipped")
+def _(out: Folder) -> None:
+    out.change(Q, lambda data: data.__setitem__(777, data[777] ^ 1))
+
+
+@mutation(BYTES, "one bit of the last byte of a file is flipped")
+def _(out: Folder) -> None:
+    content = bytearray(out.shards[-1].read_bytes())
+    content[-1] ^= 0x80
+    out.shards[-1].write_bytes(content)
+
+
+@mutation(BYTES, "half of a shard reads as zeros, as of a file that was never filled")
+def _(out: Folder) -> None:
+    content = bytearray(out.shards[2].read_bytes())
+    half = len(content) // 2
+    content[half:] = bytes(len(content) - half)
+    out.shards[2].write_bytes(content)
+
+
+@mutation(BYTES, "a tensor is all zeros")
+def _(out: Folder) -> None:
+    out.change(Q, lambda data: data.__setitem__(slice(None), bytes(len(data))))
+
+
+@mutation(BYTES, "a tensor is shifted by one element")
+def _(out: Folder) -> None:
+    out.change(Q, lambda data: data.__setitem__(slice(None), data[-2:] + data[:-2]))
+
+
+@mutation(BYTES, "a stretch of a tensor is there twice, and the next one not at all")
+def _(out: Folder) -> None:
+    out.change(Q, lambda data: data.__setitem__(slice(512, 1024), data[:512]))
+
+
+@mutation(BYTES, "a tensor has the other byte order")
+def _(out: Folder) -> None:
+    out.change(Q, lambda data: data.__setitem__(slice(None), np.frombuffer(data, "<u2").byteswap().tobytes()))
+
+
+@mutation(BYTES, "a zero has another sign")
+def _(out: Folder) -> None:
+    """Equal by value, so that nobody sees it who compares values."""
+    out.change("zeros.weight", lambda data: data.__setitem__(3, 0x80))
+
+
+@mutation(BYTES, "a NaN has another payload")
+def _(out: Folder) -> None:
+    out.change("nans.weight", lambda data: data.__setitem__(0, data[0] ^ 1))
+
+
+@mutation(BYTES, "the two copies of a tied tensor differ")
+def _(out: Folder) -> None:
+    out.change(HEAD, lambda data: data.__setitem__(40, data[40] ^ 2))
+
+
+@mutation(BYTES, "a tensor is another model's")
+def _(out: Folder) -> None:
+    random = np.random.default_rng(1)
+    out.change(O, lambda data: data.__setitem__(slice(None), random.bytes(len(data))))
+
+
+@mutation(BYTES, "one bit of the weights that no index names is flipped")
+def _(out: Folder) -> None:
+    content = bytearray((out / "mtp.safetensors").read_bytes())
+    content[-7] ^= 4
+    (out / "mtp.safetensors").write_bytes(content)
+
+
+# -------------------------------------------------------------------------------------------------------- other files
+
+OTHERS = "config, tokenizer, code"
+
+
+@mutation(OTHERS, "the tokenizer is another model's")
+def _(out: Folder) -> None:
+    save_tokenizer(out.path, [line[::-1] for line in LINES])
+
+
+@mutation(OTHERS, "the tokenizer lacks a merge")
+def _(out: Folder) -> None:
+    out.json("tokenizer.json", lambda t: t["model"]["merges"].pop(0))
+
+
+@mutation(OTHERS, "the tokenizer is missing")
+def _(out: Folder) -> None:
+    (out / "tokenizer.json").unlink()
+
+
+@mutation(OTHERS, "the tokenizer's end of a text is another token")
+def _(out: Folder) -> None:
+    out.json("tokenizer_config.json", lambda t: t.update(eos_token="<pad>"))
+
+
+@mutation(OTHERS, "the chat template is missing")
+def _(out: Folder) -> None:
+    (out / "chat_template.jinja").unlink()
+
+
+@mutation(OTHERS, "the config is missing")
+def _(out: Folder) -> None:
+    (out / "config.json").unlink()
+
+
+@mutation(OTHERS, "the config has a layer less")
+def _(out: Folder) -> None:
+    out.json("config.json", lambda c: c.update(num_hidden_layers=1))
+
+
+@mutation(OTHERS, "the config names another class")
+def _(out: Folder) -> None:
+    out.json("config.json", lambda c: c.update(architectures=["MixtralForSequenceClassification"]))
+
+
+@mutation(OTHERS, "the config says nothing of the tie")
+def _(out: Folder) -> None:
+    out.json("config.json", lambda c: c.update(tie_word_embeddings=False))
+
+
+@mutation(OTHERS, "the settings for generation are missing")
+def _(out: Folder) -> None:
+    (out / "generation_config.json").unlink()
+
+
+@mutation(OTHERS, "the model's own code was changed")
+def _(out: Folder) -> None:
+    path = out / "configuration_own.py"
+    path.write_text(path.read_text().replace("32", "23"))

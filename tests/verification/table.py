@@ -1,0 +1,112 @@
+"""What each check catches of the mutations: found by running them, and written into docs/verification.md."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.record import described_root
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
+from tests.verification.models import SIZE, save_source
+from tests.verification.mutations import MUTATIONS, Mutation
+from tests.verification.weights import Folder
+
+PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
+BEGIN, END = "<!-- mutations:begin -->\n", "<!-- mutations:end -->\n"
+
+# Column -> the checks that it stands for; the last two need no source, but a manifest.
+COLUMNS = {
+    "index rules": ("index rules", "the checkpoint"),
+    "same tensors": ("same tensors",),
+    "other files": ("other files",),
+    "model": ("model",),
+    "tokenizer": ("tokenizer",),
+    "same bytes": ("same bytes",),
+    "manifest": ("manifest",),
+    "manifest, deep": ("stored bytes", "published bytes"),
+}
+AGAINST = tuple(COLUMNS)[:6]
+
+Results = dict[str, list[Check]]
+
+
+def make_good(folder: Path, reload: Reload) -> tuple[Path, Path]:
+    """(source, output): the model, and what the pipeline itself makes of it."""
+    source, output = folder / "source", folder / "good"
+    save_source(source)
+    request = Request(
+        source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=SIZE, transport="auto")
+    )
+    run(request, Context.from_env(), reload=reload)
+    return source, output
+
+
+def check(output: Path, source: Path, reload: Reload) -> list[Check]:
+    """Everything that `verify --against --deep` says."""
+    context = Context.from_env()
+    ours, theirs = (open_source(parse_place(str(folder)), context) for folder in (output, source))
+    described = described_root(open_target(ours.place, Options(), context), ours.pin.commit)
+    return verify(ours, theirs, reload, deep=True, described=described)
+
+
+def results(folder: Path, reload: Reload) -> Results:
+    """What is said of each mutated copy of one good output, by what was done to it."""
+    source, good = make_good(folder, reload)
+    found: Results = {"": check(good, source, reload)}
+    for mutation in MUTATIONS:
+        found[mutation.what] = check(mutated(good, folder / "broken", mutation), source, reload)
+    return found
+
+
+def mutated(good: Path, to: Path, mutation: Mutation) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(good, to)
+    mutation.apply(Folder(to))
+    return to
+
+
+def caught(checks: list[Check]) -> set[str]:
+    """The columns whose checks failed."""
+    failed = [check.name for check in checks if check.result == "failed"]
+    return {
+        column
+        for column, names in COLUMNS.items()
+        if any(check == name or check.startswith(f"{name} ") for check in failed for name in names)
+    }
+
+
+def render(found: Mapping[str, list[Check]]) -> str:
+    """The table, with one row a mutation and one column a check."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: Mapping[str, list[Check]]) -> Iterator[str]:
+    by_column = {column: sum(column in caught(found[m.what]) for m in MUTATIONS) for column in COLUMNS}
+    yield f"{len(MUTATIONS)} mutations; `--against --deep` catches every one of them. Of each check alone:"
+    yield ""
+    yield "| what was done to a good output | " + " | ".join(COLUMNS) + " |"
+    yield "| --- |" + " :-: |" * len(COLUMNS)
+    for kind, mutations in groupby(MUTATIONS, key=lambda mutation: mutation.kind):
+        yield f"| **{kind}** |" + " |" * len(COLUMNS)
+        for mutation in mutations:
+            seen = caught(found[mutation.what])
+            yield f"| {mutation.what} | " + " | ".join("x" if column in seen else "" for column in COLUMNS) + " |"
+    yield f"| **caught, of {len(MUTATIONS)}** | " + " | ".join(str(by_column[column]) for column in COLUMNS) + " |"
+
+
+def on_the_page() -> str:
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def write(table: str) -> None:
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    PAGE.write_text(before + begin + table + end + after)
