@@ -152,7 +152,7 @@ class _Copier:
         one.written.write(memoryview(shard.header))
         for part in parts(shard):
             one.copy(part)
-        writer.finish()
+        one.written.finish()
         one.check(shard)
         return one
 

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
-from reshard.pipeline.errors import SourceCorrupt
+from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.plan import Shard
 from reshard.pipeline.stores.protocols import Writer
@@ -138,14 +138,22 @@ class Written:
         self._head = bytearray()
         self._tensors: Sweep[str] | None = None
         self._at = 0
+        self._whole = tensor_digest()
 
     def write(self, view: memoryview) -> None:
         self._writer.write(view)
+        self._whole.update(view)
         if self._tensors is None:
             view = self._through_header(view)
         if self._tensors is not None and view:
             self._tensors.feed(self._at, view)
             self._at += len(view)
+
+    def finish(self) -> None:
+        """The shard is written; raises TapsDiffer unless the store was handed the bytes that went by here."""
+        handed = self._writer.finish()
+        if handed != self._whole.hexdigest():
+            raise TapsDiffer(tensor=self._shard.path, read=self._whole.hexdigest(), written=handed)
 
     def digests(self) -> dict[str, str]:
         """Tensor -> digest, as the written header names and cuts them."""

@@ -32,6 +32,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
+from xxhash import xxh3_128
+
 from reshard.pipeline.errors import (
     DiskFull,
     FolderNotFound,
@@ -276,19 +278,22 @@ class FolderWriter:
         self._staged = staged
         self._forget = forget
         self._sha256 = hashlib.sha256()
+        self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
         self._sha256.update(view)
+        self._handed.update(view)
         self._written += len(view)
         with _disk_errors(self._staged.temporary, self._staged.size):
             while view:
                 view = view[self._staged.file.write(view) :]
 
-    def finish(self) -> None:
+    def finish(self) -> str:
         if self._written != self._staged.size:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
         self._staged.sha256 = self._sha256.hexdigest()
+        return self._handed.hexdigest()
 
     def abort(self) -> None:
         self._forget(self._staged)

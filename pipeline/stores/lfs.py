@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx2
+from xxhash import xxh3_128
 
 from reshard.pipeline.errors import DiskFull, HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
@@ -169,10 +170,12 @@ class LfsWriter:
         self._sealed = sealed
         self._forget = forget
         self._sha256 = hashlib.sha256()
+        self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
         self._sha256.update(view)
+        self._handed.update(view)
         self._written += len(view)
         try:
             while view:
@@ -180,11 +183,12 @@ class LfsWriter:
         except OSError as error:
             raise _disk_error(error, self._tmpdir, self._spool.size) from error
 
-    def finish(self) -> None:
+    def finish(self) -> str:
         if self._written != self._spool.size:
             raise ReshardError(what=f"{self._spool.path}: {self._written} of {self._spool.size} bytes were written")
         self._spool.sha256 = self._sha256.hexdigest()
         self._sealed(self._spool)
+        return self._handed.hexdigest()
 
     def abort(self) -> None:
         self._forget(self._spool)

@@ -47,8 +47,11 @@ class Writer(Protocol):
 
     def write(self, view: memoryview) -> None: ...
 
-    def finish(self) -> None:
-        """The shard is complete; raises when its length is not the one announced. Returns before it is sealed."""
+    def finish(self) -> str:
+        """The shard is complete; raises when its length is not the one announced. Returns before it is sealed.
+
+        Returns the xxh3-128 of the bytes that it was handed: what the store knows of them is what the loop sent.
+        """
         ...
 
     def abort(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
+from xxhash import xxh3_128
 
 from reshard.pipeline.errors import HubUnreachable, ReshardError, SourceChanged
 from reshard.pipeline.limits import (
@@ -377,22 +378,25 @@ class XetWriter:
         self._stream = stream
         self._path = path
         self._size = size
+        self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
+        self._handed.update(view)
         self._written += len(view)
         try:
             self._stream.write(bytes(view))  # it takes nothing else
         except XetFailure as error:
             raise self._batch.error(error) from error
 
-    def finish(self) -> None:
+    def finish(self) -> str:
         if self._written != self._size:
             raise ReshardError(what=f"{self._path}: {self._written} of {self._size} bytes were written")
         stored = self._finished()
         if stored.xet_info.file_size != self._size:
             raise ReshardError(what=f"{self._path}: {stored.xet_info.file_size} of {self._size} bytes arrived")
         self._batch.complete(self._path, stored)
+        return self._handed.hexdigest()
 
     def throw_away(self) -> None:
         """Complete the stream, and forget what it is called."""

@@ -124,8 +124,8 @@ class _FailingWriter:
         for spoiled in self._spoiler.views(view):
             self._writer.write(spoiled)
 
-    def finish(self) -> None:
-        self._writer.finish()
+    def finish(self) -> str:
+        return self._writer.finish()
 
     def abort(self) -> None:
         self._writer.abort()
