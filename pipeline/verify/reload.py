@@ -50,6 +50,9 @@ _OFFLINE = {
     "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its threads would not survive the fork
     "OMP_NUM_THREADS": "1",  # the same, and copies need the other cores
+    # MKL's reproducible mode: else the last bit of a forward pass depends on where in memory a weight lies, and so on
+    # how files are cut, and two equal models would seem to differ.
+    "MKL_CBWR": "COMPATIBLE",
     "COLUMNS": "120",  # the loader's tables depend on the terminal's width
 }
 

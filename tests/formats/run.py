@@ -27,7 +27,7 @@ from tests.support.hub.fixtures import Namespace
 
 COLUMNS = ("tensors", "tokenizer", "transformers", "accelerate", "disk offload")
 LOADERS = COLUMNS[1:]
-EQUAL = "equal"
+EQUAL, WRONG = "equal", "WRONG"
 CHILDREN = 2  # processes that load at the same time
 HEAVY = (".safetensors", ".bin", ".pth", ".distcp")
 
@@ -181,23 +181,23 @@ def _reference(done: _Done, loader: str) -> Any:
     return {} if loader == "tokenizer" or said is None else said
 
 
+def judged(here: dict[str, Any], source: dict[str, Any] | None) -> tuple[str, str]:
+    """(cell, what is wrong with it) of what a loader said of the result, and of the source where it was asked."""
+    if source is None or ("answer" in here and here["answer"] == source.get("answer")):
+        return EQUAL, ""
+    if "error" in here and here["error"] == source.get("error"):
+        return here["error"], ""
+    return WRONG, f"{here.get('error', 'another answer')}; the source: {source.get('error', 'loads')}"
+
+
 def _row(done: _Done, found: dict[tuple[str, str], Any], sources: dict[tuple[str, str], Any]) -> Row:
-    cells, wrong = {}, {}
-    cells["tensors"] = EQUAL
-    if done.trouble:
-        cells["tensors"], wrong["tensors"] = "WRONG", done.trouble
+    cells = {"tensors": WRONG if done.trouble else EQUAL}
+    wrong = {"tensors": done.trouble}
     for loader in LOADERS:
-        here, there = found[done.name, loader], sources.get((done.name, loader))
-        if there is None or ("answer" in here and here["answer"] == there.get("answer")):
-            cells[loader] = EQUAL
-        elif "error" in here and here["error"] == there.get("error"):
-            cells[loader] = here["error"]
-        else:
-            cells[loader] = "WRONG"
-            wrong[loader] = f"{here.get('error', 'another answer')}; the source: {there.get('error', 'loads')}"
-    levels = {check.level for check in done.report.checks if check.name.startswith("reload model")}
-    (level,) = levels
-    return Row(done.name, cells, level, tuple(_plan_lines(done.report)), wrong)
+        cells[loader], wrong[loader] = judged(found[done.name, loader], sources.get((done.name, loader)))
+    (level,) = {check.level for check in done.report.checks if check.name.startswith("reload model")}
+    plan = tuple(_plan_lines(done.report))
+    return Row(done.name, cells, level, plan, {column: why for column, why in wrong.items() if why})
 
 
 def _plan_lines(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.formats.cases import CASES
 from tests.formats.refused import refusals
-from tests.formats.run import COLUMNS, EQUAL, Row, run_cases
+from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub_process
@@ -47,6 +47,25 @@ def test_the_page_holds_the_table_of_this_run(rows: dict[str, Row]) -> None:
 
 def test_tensors_and_tokenizers_are_never_anything_but_equal(rows: dict[str, Row]) -> None:
     assert {row.cells[column] for row in rows.values() for column in ("tensors", "tokenizer")} == {EQUAL}
+
+
+@pytest.mark.parametrize(
+    ("here", "source", "cell"),
+    [
+        ({"answer": 1}, None, EQUAL),  # the model itself said the same
+        ({"answer": 1}, {"answer": 1}, EQUAL),
+        ({"answer": 1}, {"answer": 2}, "WRONG"),
+        ({"answer": 1}, {"error": "KeyError: x"}, "WRONG"),
+        ({"error": "KeyError: x"}, {"error": "KeyError: x"}, "KeyError: x"),
+        ({"error": "KeyError: x"}, {"error": "KeyError: y"}, "WRONG"),
+        ({"error": "KeyError: x"}, {"answer": 1}, "WRONG"),
+    ],
+)
+def test_a_cell_is_equal_or_the_sources_own_error(
+    here: dict[str, object], source: dict[str, object] | None, cell: str
+) -> None:
+    assert judged(here, source)[0] == cell
+    assert bool(judged(here, source)[1]) == (cell == "WRONG")
 
 
 def test_a_cell_that_falls_and_a_case_that_goes_are_told() -> None:
