@@ -1,0 +1,224 @@
+"""What goes wrong on the way, at any seam of the copy, never gets published; and each tap is needed for that.
+
+    source -> read -> [attested] -> loop -> [first tap] -> write -> [second tap] -> [handed] -> store
+
+A fault is put at each seam: bytes dropped, doubled, shifted and flipped, early and late. The source's files have the
+sha256s that their store lists, as on the Hub; a folder's have none, and then nobody can know (`as delivered`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reshard.pipeline import copy as copying
+from reshard.pipeline import publish as publishing
+from reshard.pipeline import taps
+from reshard.pipeline.copy import Moved
+from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.places import Folder, parse_place
+from reshard.pipeline.plan import Receipt
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import confirm, copy, plan, publish
+from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.protocols import Sink, Source
+from reshard.pipeline.stream import Stream
+from reshard.pipeline.tensors import ByteRange, StoredFile
+from reshard.pipeline.verify.reload import Reload
+from tests.support.failing_stores import FailingSink, FailingSource, Spoiler
+from tests.support.models import arrays, numbered, save_sharded
+
+VIEW = 1000  # bytes
+# What is spoiled is the first view, an early one, a late one.
+MAPS = [f"{'r' * before}{letter}" for letter in "dDfs" for before in (0, 5, 20)]
+# The ways of a loop's own mistakes, which come in equal lengths.
+KEEPING_LENGTH = [letters for letters in MAPS if letters[-1] in "fs"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(24, 4000), 3))
+    return folder
+
+
+class SmallViews(FolderSource):
+    """A folder that gives a few bytes at a time, and whose files may have the sha256 that a Hub would list."""
+
+    def __init__(self, folder: Path, attests: bool) -> None:
+        plain = FolderSource.open(Folder(path=str(folder)))
+        super().__init__(plain.place, plain._listing, plain.pin.commit)
+        paths = folder.glob("*.safetensors") if attests else ()
+        self._sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+    def files(self) -> Mapping[str, StoredFile]:
+        return {path: replace(file, sha256=self._sums.get(path)) for path, file in super().files().items()}
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        for view in super().read(file, start, stop):
+            yield from (view[at : at + VIEW] for at in range(0, len(view), VIEW))
+
+
+def job(
+    model: Path,
+    out: Path,
+    reload: Reload,
+    reading: Callable[[Source], Source] = lambda source: source,
+    writing: Callable[[Sink], Sink] = lambda sink: sink,
+    attests: bool = True,
+) -> None:
+    """The whole pipeline, with stores that something is wrong with; returns when it has published."""
+    source: Source = SmallViews(model, attests)
+    request = Request(source=parse_place(str(model)), target=parse_place(str(out)), options=Options(size=20_000))
+    target = open_target(request.target, request.options, Context.from_env())
+    made = plan(request, source, target, reload)
+    receipts: dict[str, Receipt] = {}
+
+    def sealed(news: list[Receipt], moved: Moved) -> None:
+        receipts.update({receipt.shard: receipt for receipt in news})
+
+    sink, shards, source = writing(target.sink("token")), dict(enumerate(made.shards)), reading(source)
+    attested = [copy(made, g, shards, source, sink, receipts, sealed, lambda n: None, out.parent) for g in made.groups]
+    published = publish(made, made.shards, receipts, attested, source, target, "token", lambda: None)
+    confirm(made, made.shards, receipts, published, target)
+
+
+def is_published(out: Path) -> bool:
+    return any(out.glob("*.safetensors"))
+
+
+def test_right_stores_publish(model: Path, tmp_path: Path, reload: Reload) -> None:
+    job(model, tmp_path / "out", reload, lambda s: FailingSource(s, "rrr"), lambda s: FailingSink(s, "rrr"))
+    assert is_published(tmp_path / "out")
+
+
+@pytest.mark.parametrize("letters", MAPS)
+def test_a_source_that_spoils_bytes_never_publishes(letters: str, model: Path, tmp_path: Path, reload: Reload) -> None:
+    with pytest.raises(ReshardError):
+        job(model, tmp_path / "out", reload, reading=lambda source: FailingSource(source, letters))
+    assert not is_published(tmp_path / "out")
+
+
+@pytest.mark.parametrize("letters", MAPS)
+def test_a_sink_that_spoils_bytes_never_publishes(letters: str, model: Path, tmp_path: Path, reload: Reload) -> None:
+    with pytest.raises(ReshardError):
+        job(model, tmp_path / "out", reload, writing=lambda sink: FailingSink(sink, letters))
+    assert not is_published(tmp_path / "out")
+
+
+# ------------------------------------------------------------------------------------- mistakes of the loop's own
+
+Break = Callable[[pytest.MonkeyPatch, str], None]
+
+
+def spoil_what_is_taken(patch: pytest.MonkeyPatch, letters: str) -> None:
+    """Between the source's attested bytes and the loop."""
+    spoiler, take = Spoiler(letters), Stream.take
+
+    def spoiled(self: Stream, place: ByteRange) -> Iterator[memoryview]:
+        for view in take(self, place):
+            yield from spoiler.views(view)
+
+    patch.setattr(Stream, "take", spoiled)
+
+
+def spoil_what_is_written(patch: pytest.MonkeyPatch, letters: str) -> None:
+    """Between the loop's first tap and what it writes; headers are left alone."""
+    spoiler, write = Spoiler(letters), taps.Written.write
+
+    def spoiled(self: taps.Written, view: memoryview) -> None:
+        if self._tensors is None:
+            return write(self, view)
+        for some in spoiler.views(view):
+            write(self, some)
+        return None
+
+    patch.setattr(taps.Written, "write", spoiled)
+
+
+MISTAKES: dict[str, Break] = {
+    "takes other bytes than were attested": spoil_what_is_taken,
+    "writes other bytes than it read": spoil_what_is_written,
+}
+
+
+@pytest.mark.parametrize("letters", KEEPING_LENGTH)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_loop_that_spoils_bytes_never_publishes(
+    mistake: str, letters: str, model: Path, tmp_path: Path, reload: Reload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MISTAKES[mistake](monkeypatch, letters)
+    with pytest.raises(ReshardError):
+        job(model, tmp_path / "out", reload)
+    assert not is_published(tmp_path / "out")
+
+
+# ----------------------------------------------------------------------------------- each tap, switched off by tests
+
+
+def without_attestation(patch: pytest.MonkeyPatch) -> None:
+    """Source files pass unseen: no sha256, and no digests to hold a copy against."""
+    patch.setattr(taps.Tape, "feed", lambda *_: None)
+    check = publishing.check_receipts
+
+    def receipts_only(shards: Any, receipts: Any, attested: Any, plan: Any) -> None:
+        check(shards, receipts, [group._replace(witnesses=()) for group in attested], plan)
+
+    patch.setattr(publishing, "check_receipts", receipts_only)
+
+
+def without_first_tap(patch: pytest.MonkeyPatch) -> None:
+    """What was read is taken to be what was written: the loop compares nothing."""
+
+    def believe(self: copying._Copy, shard: Any) -> None:
+        self.tensors |= self.written.digests()
+
+    patch.setattr(copying._Copy, "check", believe)
+
+
+def without_second_tap(patch: pytest.MonkeyPatch) -> None:
+    """What was written is taken to be what was read."""
+    patch.setattr(copying._Copy, "check", lambda self, shard: None)
+
+
+def without_comparison_with_the_store(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(taps.Written, "finish", lambda self: self._writer.finish())
+
+
+def faults(name: str, patch: pytest.MonkeyPatch, letters: str) -> dict[str, Any]:
+    """What of ``job`` is spoiled at a seam."""
+    if name == "source":
+        return {"reading": lambda source: FailingSource(source, letters)}
+    if name == "sink":
+        return {"writing": lambda sink: FailingSink(sink, letters)}
+    MISTAKES[name](patch, letters)
+    return {}
+
+
+# Which guard stands over which seam, and how it is switched off. Where a source attests nothing, the first tap alone
+# tells what was read; where it does, the attested digests are a second pair of eyes.
+GUARDS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], bool]] = {
+    "attestation": ("source", without_attestation, True),
+    "first tap": ("writes other bytes than it read", without_first_tap, False),
+    "second tap": ("writes other bytes than it read", without_second_tap, True),
+    "what the store was handed": ("sink", without_comparison_with_the_store, True),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_with_a_tap_switched_off_something_spoiled_is_published(
+    guard: str, model: Path, tmp_path: Path, reload: Reload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seam, switch_off, attests = GUARDS[guard]
+    spoiled = faults(seam, monkeypatch, "r" * 20 + "f")
+    with pytest.raises(ReshardError):
+        job(model, tmp_path / "guarded", reload, attests=attests, **spoiled)
+    switch_off(monkeypatch)
+    job(model, tmp_path / "out", reload, attests=attests, **faults(seam, monkeypatch, "r" * 20 + "f"))
+    assert is_published(tmp_path / "out")
