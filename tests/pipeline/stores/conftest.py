@@ -37,6 +37,7 @@ class Impatient:
     kinds: list[str] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     slowed: list[float] = field(default_factory=list)
+    sent: int = 0
 
     def before(self, kind: str) -> None:
         self.kinds.append(kind)
@@ -46,6 +47,9 @@ class Impatient:
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+
+    def moved(self, count: int) -> None:
+        self.sent += count
 
 
 @pytest.fixture(scope="session", autouse=True)

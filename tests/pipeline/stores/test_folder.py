@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -255,30 +256,21 @@ def test_a_path_out_of_the_folder_is_refused(target: FolderTarget, root: Path, p
 
 # ----------------------------------------------------------------------------------------------------------- kills
 
-CRASH = """
-import os, signal, sys
-from pathlib import Path
-from reshard.pipeline.places import Folder
-from reshard.pipeline.stores import folder
-from tests.pipeline.stores.test_folder import change_with_weights
 
-if sys.argv[2] == "journal":
-    folder.exchange = lambda one, other: False
-kill_at, seen = int(sys.argv[3]), 0
+def commit_and_die(root: Path, how: str, kill_at: int) -> None:
+    """In a child: commit, and be killed at the ``kill_at``-th change to the file system."""
+    if how == "journal":
+        module.exchange = lambda one, other: False
+    target = FolderTarget(Folder(path=str(root)))
+    base, change, seen = target.prepare(private=True), change_with_weights(target), itertools.count(1)
 
-def auditor(event, args):
-    global seen
-    if event in ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
-        seen += 1
-        if seen == kill_at:
+    def audit(event: str, args: object) -> None:
+        changes = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
+        if event in changes and next(seen) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-target = folder.FolderTarget(Folder(path=sys.argv[1]))
-base = target.prepare(private=True)
-sys.addaudithook(auditor)
-target.commit(change_with_weights(target), base)
-print("done")
-"""
+    sys.addaudithook(audit)
+    target.commit(change, base)
 
 
 @pytest.mark.parametrize("how", ["exchange", "journal"])
@@ -288,9 +280,10 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
     for kill_at in range(1, 60):
         root = tmp_path / str(kill_at) / "model"
         write_files(root, OLD)
-        command = [sys.executable, "-c", CRASH, str(root), how, str(kill_at)]
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        child = multiprocessing.get_context("fork").Process(target=commit_and_die, args=(root, how, kill_at))
+        child.start()
+        child.join(30)
+        assert child.exitcode in (0, -signal.SIGKILL)
         target = FolderTarget(Folder(path=str(root)))
         head = target.prepare(private=True)
         target.discard("t")
@@ -299,7 +292,7 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
         if contents(root) == OLD:
             target.commit(change_with_weights(target), head)
         assert contents(root) == whole and beside(root) == []
-        if ended.returncode == 0:
+        if child.exitcode == 0:
             break
     else:
         pytest.fail("the commit never came to its end")

@@ -220,6 +220,13 @@ def test_a_wrong_number_of_parts_is_refused(sink: LfsSink, hub: HubAdmin) -> Non
         batch.seal()
 
 
+def test_the_pace_hears_of_what_is_sent(sink: LfsSink, hub: HubAdmin, pace: Impatient) -> None:
+    batch = sink.batch([])
+    write(batch, 1)
+    batch.seal()
+    assert pace.sent == SIZE
+
+
 def test_waiting_is_done_by_the_pace(sink: LfsSink, hub: HubAdmin, pace: Impatient) -> None:
     hub.fault("POST .*/objects/batch", "status", status=429, headers={"Retry-After": "9"}, times=1)
     batch = sink.batch([])

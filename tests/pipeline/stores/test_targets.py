@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from reshard.pipeline.errors import ObjectLost, ReshardError, SourceCorrupt, SourceError, TargetConflict
 from reshard.pipeline.stores.protocols import Addition, Change, HeadMoved, HistoryRewritten, Target
@@ -58,6 +59,16 @@ def test_a_sealed_shard_is_known_by_the_sha256_of_its_bytes(target: Target) -> N
         ("b.safetensors", len(MORE), hashlib.sha256(MORE).hexdigest()),
     ]
     assert target.holds(stored) == []
+
+
+def test_a_finished_writer_tells_the_digest_of_what_it_was_handed(target: Target) -> None:
+    target.prepare(private=True)
+    batch = target.sink("t1").batch([])
+    writer = batch.open("a.safetensors", len(WEIGHTS))
+    for at in range(0, len(WEIGHTS), 700_000):
+        writer.write(memoryview(WEIGHTS)[at : at + 700_000])
+    assert writer.finish() == xxh3_128_hexdigest(WEIGHTS)
+    batch.abort()
 
 
 def test_an_object_that_was_never_sealed_is_not_held(target: Target) -> None:
