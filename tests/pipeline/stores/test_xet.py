@@ -513,6 +513,7 @@ def test_moving_over_xet_stays_within_the_limit(
     for view in source.read(source.files()["model.safetensors"], 0, size):
         writer.write(view)
     writer.finish()
+    file.unlink()
     target.commit(Change("T", "", (Addition("model.safetensors", stored=batch.seal()[0]),), ()), target.head())
     second = move(namespace.repo("big"), namespace.repo("again"), 200 * MB, "xet", namespace, tmp_path)
     assert first["bytes"] == second["bytes"] == size
