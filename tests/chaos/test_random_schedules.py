@@ -19,7 +19,7 @@ import pytest
 from reshard.pipeline.errors import WrongState
 from tests.chaos.service import TRANSPORTS, Service, Transport, Work, servers
 from tests.support.hub.process import HubProcess
-from tests.support.procs import Proc, wait_for
+from tests.support.procs import Proc
 
 SCHEDULES = 50
 REQUESTS = 160  # about as many as one undisturbed job makes
@@ -85,7 +85,7 @@ def a_worker_hangs(service: Service, work: Work) -> None:
     service.kills += 1
     ahead = service.requests() + 10
     try:
-        wait_for(lambda: service.requests() >= ahead or not service.busy(work, worker), "life without it", 60)
+        service.reached(work, ahead)
     finally:
         worker.signal_all(signal.SIGCONT)
 
@@ -166,7 +166,10 @@ def carry_out(service: Service, schedule: Schedule) -> None:
             service.mend()
     service.admin.clear_faults()
     service.mend()
-    service.check(work)
+    try:
+        service.check(work)
+    finally:
+        service.forget(work)
 
 
 @pytest.mark.slow
