@@ -194,13 +194,28 @@ def read_request(
             require=require.value,
             transport=transport.value,
         ),
-        asked_by=f"{getpass.getuser()}@{socket.gethostname()}",
+        asked_by=asked_by(),
     )
+
+
+def asked_by() -> str:
+    """Who types here, for the record."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def read_in_place(**typed: Any) -> Request:
     """``read_request`` for which a missing --to means the source itself."""
     return read_request(**typed | {"to": typed["to"] or _without_revision(typed["source"])})
+
+
+def read_request_if_any(**typed: Any) -> Request | None:
+    """``read_request``, or None when nothing of it was typed."""
+    defaults = {name: p.default for name, p in inspect.signature(read_request_if_any).parameters.items()}
+    if all(value == defaults[name] or value == [] for name, value in typed.items()):
+        return None
+    if typed["source"] is None or typed["to"] is None:
+        raise UsageError(what="SRC and --to are missing, or --catalog alone")
+    return read_request(**typed)
 
 
 def _without_revision(source: str) -> str:
@@ -216,6 +231,17 @@ def _with_optional_to(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
 
 
+def _with_nothing_required(signature: inspect.Signature) -> inspect.Signature:
+    parameters = dict(signature.parameters)
+    source, to = parameters["source"].annotation, parameters["to"].annotation
+    parameters["source"] = parameters["source"].replace(
+        default=None, annotation=Annotated[str | None, *source.__metadata__]
+    )
+    parameters["to"] = parameters["to"].replace(default=None, annotation=Annotated[str | None, *to.__metadata__])
+    return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
+
+
+read_request_if_any.__signature__ = _with_nothing_required(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
 read_in_place.__signature__ = _with_optional_to(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
 
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Typer
+from rich.text import Text
+from typer import Argument, Option, Typer
 
-from reshard.cli.arguments import read_output, takes
-from reshard.cli.output import Output, count, human_bytes, lines
+from reshard.cli.arguments import asked_by, read_output, takes
+from reshard.cli.jobs import missing, open_store
+from reshard.cli.outcome import moved
+from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.pipeline.errors import EntriesWrong, UsageError
+from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalog import Catalog
     from reshard.pipeline.expand import Wanted
     from reshard.pipeline.stores.retry import Pace
+    from reshard.worker.catalogs import Catalogs, Definition, Seen
+    from reshard.worker.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them
 
 File = Annotated[Path, Argument(metavar="FILE", help="The catalog, a YAML file.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="The catalog's name.", show_default=False)]
 
 catalog = Typer(
     name="catalog",
@@ -38,6 +46,24 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(what=f"{file} cannot be read: {error}") from None
     return text, parse(text, str(file))
+
+
+def read_definition(file: Path, **limits: int | None) -> Definition:
+    """The file as it is submitted; raises UsageError, BadCatalog."""
+    from reshard.worker.catalogs import Definition
+
+    text, parsed = read_catalog(file)
+    given = {name: value for name, value in limits.items() if value is not None}
+    return Definition(name=parsed.name, text=text, asked_by=asked_by(), **given)
+
+
+@contextmanager
+def _open() -> Iterator[tuple[JobStore, Catalogs]]:
+    from reshard.worker.catalogs import Catalogs
+    from reshard.worker.jobs import broker_errors
+
+    with open_store() as store, broker_errors(store.url):
+        yield store, Catalogs(store)
 
 
 @catalog.command("check")
@@ -65,6 +91,146 @@ def check(file: File, output: Output) -> None:
     output.result(facts, lines(_told(facts)), str(facts["ready"]))
     if facts["wrong"]:
         raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
+
+
+@catalog.command("submit")
+@takes(output=read_output)
+def submit(
+    *,
+    file: File,
+    at_once: Annotated[
+        int | None, Option(min=1, help="The most jobs at work at a time; left out, 8.", show_default=False)
+    ] = None,
+    max_failures: Annotated[
+        int | None, Option(min=0, help="Stop when more models than this have failed.", show_default=False)
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Stop once so many bytes of weights were read.", show_default=False),
+    ] = None,
+    output: Output,
+) -> None:
+    """Queue every model of a catalog that changed, a few at a time; returns at once."""
+    most = parse_size(max_bytes) if max_bytes else None
+    definition = read_definition(file, at_once=at_once, max_failures=max_failures, max_bytes=most)
+    with _open() as (store, catalogs):
+        started = catalogs.submit(definition)
+        for kind in missing(store.processes()):
+            output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
+    name = definition.name
+    said = f"catalog {name} is {'submitted' if started else 'under way already'}"
+    facts = {"catalog": name, "digest": definition.digest, "existed": not started}
+    output.result(facts, Text(f"{said}\nfollow it with `reshard catalog status {name}`"), name)
+
+
+@catalog.command("status")
+@takes(output=read_output)
+def status(
+    *,
+    name: Annotated[str | None, Argument(metavar="NAME", help="A catalog's name.", show_default=False)] = None,
+    report: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a report in Markdown there.", show_default=False)
+    ] = None,
+    output: Output,
+) -> None:
+    """Show how far a catalog is, or without NAME all of them."""
+    if report and name is None:
+        raise UsageError(what="--report is about one catalog: give its NAME")
+    with _open() as (_, catalogs):
+        found = [catalogs.get(name) for name in ([name] if name else catalogs.names())]
+    if report:
+        from reshard.cli.catalog_report import markdown
+
+        report.write_text(markdown(found[0]), encoding="utf-8")
+    if output.json:
+        for seen in found:
+            output.document(seen.to_dict())
+    elif name:
+        output.text(lines(_status(found[0])), found[0].state)
+    else:
+        rows = [(seen.definition.name, seen.state, ago(seen.since), _counts(seen)) for seen in found]
+        output.text(lines(rows) if rows else Text("no catalogs"), "\n".join(seen.definition.name for seen in found))
+
+
+@catalog.command("failures")
+@takes(output=read_output)
+def failures(name: Name, output: Output) -> None:
+    """Show what failed, by error code, with what to do about it."""
+    with _open() as (_, catalogs):
+        groups = catalogs.get(name).failures()
+    facts = {
+        code: [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in group]
+        for code, group in groups.items()
+    }
+    rows = []
+    for code, group in facts.items():
+        rows.append((code, count(len(group), "model"), str(group[0]["hint"])))
+        rows += [("", item["repo"], f"job {item['job'] or '-'}: {item['message']}") for item in group[:SHOWN]]
+    output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
+
+
+@catalog.command("retry")
+@takes(output=read_output)
+def retry(
+    *,
+    name: Name,
+    only: Annotated[
+        str | None, Option(metavar="CODE", help="Only what failed with this error code.", show_default=False)
+    ] = None,
+    output: Output,
+) -> None:
+    """Give what failed another turn, from what it had copied."""
+    with _open() as (_, catalogs):
+        again = catalogs.retry(name, only)
+    output.result({"catalog": name, "again": again}, Text(f"{count(again, 'model')} of {name} again"), str(again))
+
+
+@catalog.command("pause")
+@takes(output=read_output)
+def pause(name: Name, output: Output) -> None:
+    """Begin nothing more; what is at work goes on."""
+    with _open() as (_, catalogs):
+        catalogs.pause(name)
+    output.result({"catalog": name, "state": "paused"}, Text(f"catalog {name} is paused"), name)
+
+
+@catalog.command("resume")
+@takes(output=read_output)
+def resume(name: Name, output: Output) -> None:
+    """Go on where a catalog was paused, or stopped by a limit, which then counts anew."""
+    with _open() as (_, catalogs):
+        catalogs.resume(name)
+    output.result({"catalog": name, "state": "running"}, Text(f"catalog {name} goes on"), name)
+
+
+@catalog.command("cancel")
+@takes(output=read_output)
+def cancel(name: Name, output: Output) -> None:
+    """Begin nothing more, and cancel what is at work."""
+    with _open() as (_, catalogs):
+        jobs = catalogs.cancel(name)
+    said = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
+    output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, Text(said), name)
+
+
+def _status(seen: Seen) -> list[tuple[str, str]]:
+    definition, groups = seen.definition, seen.failures()
+    told = [
+        ("catalog", f"{definition.name}, {definition.digest[:12]}"),
+        ("state", f"{seen.state}, {ago(seen.since)}{f': {seen.note}' if seen.note else ''}"),
+        ("asked by", f"{definition.asked_by}, {ago(seen.started)}"),
+        ("models", f"{seen.entries:,}: {_counts(seen)}"),
+        moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),
+        *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
+        *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
+    ]
+    return [*told, ("next", f"see `reshard catalog failures {definition.name}`")] if groups else told
+
+
+def _counts(seen: Seen) -> str:
+    told = [f"{number:,} {what}" for what, number in seen.counts().items()]
+    told += [f"{number:,} {what}" for what, number in (("at work", len(seen.active)), ("to do", seen.todo)) if number]
+    return ", ".join(told) or "none yet"
 
 
 def _entry(one: Wanted) -> dict[str, Any]:

@@ -6,20 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from zoneinfo import ZoneInfo
 
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from reshard.cli.arguments import read_output, read_request, takes
+from reshard.cli.arguments import read_output, read_request_if_any, takes
+from reshard.cli.catalog import read_definition
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output, lines
+from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
     from reshard.worker.jobs import JobStore
-    from reshard.worker.schedules import Run, Schedules, Seen
+    from reshard.worker.schedules import Run, Schedule, Schedules, Seen
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
@@ -33,7 +36,7 @@ class Missed(StrEnum):
 
 schedule = Typer(
     name="schedule",
-    help="Submit a request again and again, when a cron expression is due; control does it.",
+    help="Submit a request or a catalog again and again, when a cron expression is due; control does it.",
     no_args_is_help=True,
 )
 
@@ -48,11 +51,15 @@ def _open() -> Iterator[tuple[JobStore, Schedules]]:
 
 
 @schedule.command("add")
-@takes(request=read_request, output=read_output)
+@takes(request=read_request_if_any, output=read_output)
 def add(
     *,
     name: Name,
-    request: Request,
+    request: Request | None,
+    catalog: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Submit this catalog, as it is now, instead of SRC.", show_default=False),
+    ] = None,
     cron: Annotated[
         str, Option(metavar="CRON", help="When: minute hour day month weekday, as in '0 3 * * *'.", show_default=False)
     ],
@@ -62,14 +69,20 @@ def add(
     ] = Missed.once,
     output: Output,
 ) -> None:
-    """Keep a schedule that submits SRC into DST as a bulk job."""
+    """Keep a schedule that submits SRC into DST as a bulk job, or a catalog."""
     from reshard.worker.schedules import Schedule
 
+    if (request is None) == (catalog is None):
+        raise UsageError(what="a schedule submits either SRC --to DST or --catalog FILE")
+    kept = Schedule(
+        name=name, cron=cron, tz=tz, missed=missed.value, request=request,
+        catalog=read_definition(catalog) if catalog else None,
+    )  # fmt: skip
     with _open() as (store, schedules):
-        first = schedules.add(Schedule(name=name, cron=cron, tz=tz, missed=missed.value, request=request))
+        first = schedules.add(kept)
         if "control" in missing(store.processes()):
             output.say(Text("no control is running, and nothing fires without one: start one with `reshard control`"))
-    said = f"schedule {name}: {request.source} -> {request.target}, first on {_moment(first, tz)}"
+    said = f"schedule {name}: {_what(kept)}, first on {_moment(first, tz)}"
     output.result({"schedule": name, "next": first}, Text(said), name)
 
 
@@ -100,10 +113,8 @@ def show(name: Name, output: Output) -> None:
         ("when", f"{kept.cron} in {kept.tz}; a missed time is run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
         ("last", last),
-        ("source", str(kept.request.source)),
-        ("target", str(kept.request.target)),
-        ("size", f"{kept.request.options.size:,} bytes a file"),
-        ("asked by", kept.request.asked_by),
+        ("what", _what(kept)),
+        ("asked by", kept.request.asked_by if kept.request else kept.catalog.asked_by if kept.catalog else ""),
         *(("run", f"{_moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
     output.result(seen.to_dict() | {"last": last}, lines(told), _next(seen))
@@ -147,6 +158,14 @@ def remove(name: Name, output: Output) -> None:
     output.result({"schedule": name, "removed": True}, Text(f"schedule {name} is removed"), name)
 
 
+def _what(kept: Schedule) -> str:
+    if kept.catalog is not None:
+        return f"catalog {kept.catalog.name}, {kept.catalog.digest[:12]}"
+    assert kept.request is not None, "a schedule submits something"
+    size = kept.request.options.size
+    return f"{kept.request.source} -> {kept.request.target}, files of at most {size:,} bytes"
+
+
 def _next(seen: Seen) -> str:
     return "paused" if seen.next is None else _moment(seen.next, seen.schedule.tz)
 
@@ -154,10 +173,14 @@ def _next(seen: Seen) -> str:
 def _last(store: JobStore, seen: Seen) -> str:
     """What became of the last time, and of the job that it fired."""
     from reshard.pipeline.errors import JobNotFound
+    from reshard.worker.catalogs import Catalogs
 
     if not seen.runs:
         return "never fired"
     run = seen.runs[0]
+    if run.outcome == "fired" and seen.schedule.catalog is not None:
+        name = seen.schedule.catalog.name
+        return f"catalog {name}, {Catalogs(store).get(name).state}"
     if run.outcome != "fired" or run.job is None:
         return _outcome(run)
     try:
@@ -168,9 +191,9 @@ def _last(store: JobStore, seen: Seen) -> str:
 
 def _outcome(run: Run) -> str:
     said = {
-        "fired": f"job {run.job}",
+        "fired": f"job {run.job}" if run.job else "its catalog was submitted",
         "missed": "missed: no control was running",
-        "overlap": f"left out: its last job {run.job} was still at work",
+        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
         "busy": f"left out: job {run.job} had the target, with another request",
     }
     return said[run.outcome]

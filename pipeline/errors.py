@@ -524,6 +524,18 @@ class ScheduleExists(QueueError):
     hint = "see `reshard schedule show {name}`; `reshard schedule remove {name}` makes room for another"
 
 
+class CatalogNotFound(QueueError):
+    code = "queue.no_catalog"
+    message = "no catalog {name} was submitted"
+    hint = "`reshard catalog status` shows what there is"
+
+
+class CatalogState(QueueError):
+    code = "queue.catalog_state"
+    message = "catalog {name} is {state}: {why}"
+    hint = "see `reshard catalog status {name}`"
+
+
 # ------------------------------------------------------------------------------------------------------------ job
 
 

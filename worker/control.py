@@ -1,4 +1,5 @@
-"""The small process beside the workers: it hears the bell, fires schedules, sends what got lost, puts old things away.
+"""The small process beside the workers: it hears the bell, fires schedules, admits the jobs of catalogs, sends again
+what got lost, and puts old things away.
 
 Two may run: each look at what is due is one step in Redis, and the rest does no harm when done twice.
 """
@@ -16,8 +17,14 @@ from types import FrameType
 
 import redis
 
+from reshard.pipeline.copy import Stopped
+from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.stores.open import Context
+from reshard.worker.catalogs import Catalogs, Definition, Entry
+from reshard.worker.expander import Expander, expanded
 from reshard.worker.jobs import JobStore, Process, open_redis
 from reshard.worker.leases import Leases
+from reshard.worker.pace import paces
 from reshard.worker.presence import announce, withdraw
 from reshard.worker.schedules import Schedules
 from reshard.worker.scripts import PREFIX, texts
@@ -38,6 +45,8 @@ class Control:
         self._store = store
         self._leases = leases
         self._schedules = Schedules(store)
+        self._catalogs = Catalogs(store)
+        self._expander = Expander(self._catalogs, self._expand)
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
@@ -58,17 +67,25 @@ class Control:
         withdraw(self._store.redis, self._self)
 
     def look(self, listen: float) -> int:
-        """Wait up to ``listen`` seconds for the bell, fire schedules, send every wake that is due; returns how many."""
+        """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
         if time.monotonic() - self._announced >= HEARTBEAT:
             announce(self._store.redis, self._self)
             self._announced = time.monotonic()
         self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
         self._schedules.fire_due()
+        self._expander.look(self._catalogs.look())
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR:
             self.clean()
             self._cleaned = time.monotonic()
         return sent
+
+    def _expand(self, definition: Definition) -> list[tuple[Entry, ReshardError | None]]:
+        return expanded(definition, Context.from_env(paces(self._store.redis, self._check, self._check)))
+
+    def _check(self) -> None:
+        if self._ending.is_set():
+            raise Stopped("drain")
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago; returns how many."""

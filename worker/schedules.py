@@ -1,4 +1,4 @@
-"""Schedules: a request that is submitted again and again, when its cron expression is due.
+"""Schedules: a request or a catalog that is submitted again and again, when its cron expression is due.
 
     reshard:schedules            hash: name -> what was asked for
     reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
@@ -17,11 +17,13 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.request import Request
+from reshard.worker.catalogs import Definition
 from reshard.worker.cron import next_after
 from reshard.worker.jobs import JobStore, submission
 from reshard.worker.scripts import PREFIX, texts
@@ -33,8 +35,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 ALL, DUE, LAST_JOB = f"{PREFIX}schedules", f"{PREFIX}schedules:due", f"{PREFIX}schedules:job"
 
-# fired; missed: control was away and it says skip; overlap: its last job is still at work; busy: another job has the
-# target, with another request
+# fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
+# the target, with another request
 Outcome = Literal["fired", "missed", "overlap", "busy"]
 
 
@@ -47,10 +49,13 @@ class Schedule(BaseModel):
     cron: str
     tz: str = "UTC"
     missed: Literal["once", "skip"] = "once"  # what becomes of times that passed while no control ran
-    request: Request
+    request: Request | None = None
+    catalog: Definition | None = None  # as it was when the schedule was added
 
     def check(self) -> None:
         """Raises BadSchedule when the name, the expression or the zone is none."""
+        if (self.request is None) == (self.catalog is None):
+            raise BadSchedule(what="a schedule submits either one request or a catalog")
         if not NAME.fullmatch(self.name):
             raise BadSchedule(what=f"{self.name!r} is no name: small letters, digits, dots, - and _, at most 63")
         self.next_after(0.0)
@@ -67,7 +72,7 @@ class Run:
     at: float  # when control looked
     due: float
     outcome: Outcome
-    job: str | None  # the one that was fired, or that stood in the way
+    job: str | None  # the one that was fired, or that stood in the way; None for a catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,9 @@ class Seen:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
-        return self.schedule.model_dump(mode="json") | {"next": self.next, "runs": [asdict(run) for run in self.runs]}
+        digest = self.schedule.catalog.digest if self.schedule.catalog else None
+        kept = self.schedule.model_dump(mode="json") | {"digest": digest}
+        return kept | {"next": self.next, "runs": [asdict(run) for run in self.runs]}
 
 
 class Schedules:
@@ -163,11 +170,10 @@ class Schedules:
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
         late = due is not None and now - due / 1000 > LATE
-        request = schedule.request.model_copy(update={"priority": "bulk", "asked_by": f"schedule {schedule.name}"})
         outcome, job = texts(
             self._store.run(
                 "fire", schedule.name, "" if due is None else round(due), _ms(schedule.next_after(now)),
-                int(late and schedule.missed == "skip"), _ms(now), *submission(request),
+                int(late and schedule.missed == "skip"), _ms(now), *_submitted(schedule),
             )
         )  # fmt: skip
         if outcome in {"lost", "missing"}:
@@ -189,6 +195,15 @@ class Schedules:
     def _server_time(self) -> float:
         seconds, micros = self._redis.time()
         return seconds + micros / 1e6
+
+
+def _submitted(schedule: Schedule) -> tuple[str, ...]:
+    """What the step that fires is given to submit."""
+    if schedule.catalog is not None:
+        return "catalog", schedule.catalog.name, uuid4().hex, schedule.catalog.model_dump_json()
+    assert schedule.request is not None, "a schedule submits something"
+    request = schedule.request.model_copy(update={"priority": "bulk", "asked_by": f"schedule {schedule.name}"})
+    return "job", *submission(request)
 
 
 def _run(data: dict[str, Any]) -> Run:

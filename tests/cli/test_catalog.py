@@ -1,10 +1,16 @@
-"""`reshard catalog check` on the Hub on loopback."""
+"""`reshard catalog check` on the Hub on loopback, and the other commands on a broker on which nobody works."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from reshard.worker import broker
+from reshard.worker.settings import Settings
 from tests.cli.conftest import Run
+from tests.cli.test_queue import Queue
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -52,3 +58,54 @@ def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: P
     assert error.startswith(f"error[usage.catalog]: {file}, line 4: entries[0].sise: ")
     assert hint == "hint: did you mean `size`?"
     assert reshard("catalog", "check", tmp_path / "none.yaml").err.startswith("error[usage]: ")
+
+
+@pytest.fixture
+def queue(reshard: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """``reshard`` with a broker on which nobody works."""
+    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
+    url = broker.start(settings)
+    yield lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+    broker.stop(settings)
+
+
+def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
+    assert queue("catalog", "status").out == "no catalogs\n"
+    submitted = queue("catalog", "submit", file, "--max-bytes", "1GB")
+    assert submitted.out.startswith("catalog mine is submitted\n")
+    assert "no control is running" in submitted.err
+    (again,) = queue("catalog", "submit", file, "--json").documents
+    assert again["existed"] is True
+    (seen,) = queue("catalog", "status", "mine", "--json").documents
+    assert (seen["state"], seen["digest"]) == ("expanding", again["digest"])
+    assert queue("catalog", "failures", "mine").out == "no failures\n"
+    assert queue("catalog", "pause", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
+    assert queue("catalog", "resume", "mine").code == 10
+    assert queue("catalog", "retry", "mine").code == 10
+    report = tmp_path / "report.md"
+    assert queue("catalog", "cancel", "mine").out == "catalog mine is cancelled, and 0 jobs of it\n"
+    assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
+    assert report.read_text().startswith("# Catalog mine: cancelled\n")
+    assert queue("catalog", "status").out.split()[:2] == ["mine", "cancelled"]
+    assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
+
+
+def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
+    add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
+    for wrong in ((), ("a/b",), ("--size", "1MB"), ("a/b", "--to", "c/d", "--catalog", file)):
+        refused = queue(*add, *wrong)
+        assert (refused.code, refused.err.splitlines()[0][:13]) == (2, "error[usage]:")
+    assert queue(*add, "--catalog", file).code == 0
+    assert queue("schedule", "run", "nightly").out == "schedule nightly: its catalog was submitted\n"
+    assert "its catalog was still at work" in queue("schedule", "run", "nightly").out
+    (shown,) = queue("schedule", "show", "nightly", "--json").documents
+    (seen,) = queue("catalog", "status", "mine", "--json").documents
+    assert shown["digest"] == seen["digest"]
+    assert f"catalog mine, {seen['digest'][:12]}" in queue("schedule", "show", "nightly").out
+    queue("catalog", "cancel", "mine")
+    queue("schedule", "run", "nightly")
+    assert "catalog mine, expanding" in queue("schedule", "list").out

@@ -46,7 +46,7 @@ def test_endpoints_of_source_and_target_may_differ() -> None:
 @pytest.mark.parametrize(
     "text, line, key, why, fix",
     [
-        ("name: [", 1, "YAML", "", "mend the YAML"),
+        ("name: n\nentries: [}\n", 2, "YAML", "", "mend the YAML"),
         ("- a", 1, "file", "no mapping", "begin with"),
         ("", 1, "file", "no mapping", "begin with"),
         (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "not permitted", "did you mean `size`?"),

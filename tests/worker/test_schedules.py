@@ -10,6 +10,7 @@ import pytest
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.request import Request
+from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.leases import Leases
@@ -186,6 +187,26 @@ def test_a_control_that_looked_before_another_one_fired_does_not_fire_again(
     finish(store, schedules)  # so that no overlap stands in its way
     assert schedules._fire(nightly(), due * 1000, due) is None
     assert len(store.recent()) == 1
+
+
+def test_a_catalog_is_submitted_as_it_was_when_it_was_added(
+    store: JobStore, schedules: Schedules, clock: Clock
+) -> None:
+    mirror = Definition(name="mirror", text="name: mirror\nentries:\n- {repo: a/b, to: c/d}")
+    due = schedules.add(Schedule(name="nightly", cron="0 3 * * *", catalog=mirror))
+    assert schedules.get("nightly").to_dict()["digest"] == mirror.digest
+    clock.now = due
+    assert outcomes(schedules) == ["fired"]
+    catalogs = Catalogs(store)
+    assert catalogs.get("mirror").definition == mirror
+    clock.now += DAY
+    assert outcomes(schedules) == ["overlap"]
+    catalogs.cancel("mirror")
+    clock.now += DAY
+    assert outcomes(schedules) == ["fired"]
+    assert catalogs.get("mirror").state == "expanding"
+    with pytest.raises(BadSchedule):
+        schedules.add(Schedule(name="nothing", cron="0 3 * * *"))
 
 
 def test_by_hand_it_fires_beside_its_times(store: JobStore, schedules: Schedules) -> None:

@@ -137,3 +137,35 @@ local function complete(id, t, keep)
   finish(id, 'done', t)
   for _, part in ipairs(PARTS) do redis.call('PEXPIRE', key(id, part), keep) end
 end
+
+-- A catalog is a hash, and beside it:
+--   :entries  hash: entry -> repo, request, and what source and target were when it was expanded
+--   :todo     sorted set: entry -> its turn
+--   :again    hash: entry -> the job that is to go on instead of a new one
+--   :active   hash: entry -> job
+--   :ended    hash: entry -> how it ended
+--   :record   hash: request -> what source and target were after it was last carried out; outlives the run
+local UNDER_WAY = { expanding = true, running = true, paused = true }
+
+local function catalog_key(name, part)
+  local base = PREFIX .. 'catalog:' .. name
+  return part and (base .. ':' .. part) or base
+end
+
+local function catalog_state(name, state, t)
+  redis.call('HSET', catalog_key(name), 'state', state, 'since', t)
+  local looked_at = UNDER_WAY[state] or redis.call('HLEN', catalog_key(name, 'active')) > 0
+  redis.call(looked_at and 'SADD' or 'SREM', PREFIX .. 'catalogs:looked_at', name)
+end
+
+-- Begins a run -> 'started', or 'busy' while one is under way
+local function catalog_start(name, run, definition, t)
+  local state = redis.call('HGET', catalog_key(name), 'state')
+  if UNDER_WAY[state] or redis.call('HLEN', catalog_key(name, 'active')) > 0 then return 'busy' end
+  for _, part in ipairs({ 'entries', 'todo', 'again', 'ended' }) do redis.call('DEL', catalog_key(name, part)) end
+  redis.call('DEL', catalog_key(name))
+  redis.call('HSET', catalog_key(name), 'run', run, 'definition', definition, 'started', t, 'failures', 0, 'bytes', 0)
+  redis.call('SADD', PREFIX .. 'catalogs', name)
+  catalog_state(name, 'expanding', t)
+  return 'started'
+end

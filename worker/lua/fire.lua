@@ -1,4 +1,5 @@
--- name, when it was due or '' for by hand, when it is due next, 1 if its time was missed, t, then what submit takes
+-- name, when it was due or '' for by hand, when it is due next, 1 if its time was missed, t, then 'job' and what submit
+-- takes, or 'catalog' and what catalog_start takes
 -- -> {'lost' | 'missing' | 'missed' | 'overlap' | 'busy' | 'fired', job}
 -- Whoever moves the due time on is the one who fires it, in the same step, so no second control can.
 local name, due, t = ARGV[1], ARGV[2], ARGV[5]
@@ -14,14 +15,17 @@ local outcome, job = 'fired', redis.call('HGET', schedules .. ':job', name)
 local state = job and get(job, 'state')
 if ARGV[4] == '1' then
   outcome, job = 'missed', ''
+elseif ARGV[6] == 'catalog' then
+  job = ''
+  if catalog_start(ARGV[7], ARGV[8], ARGV[9], now()) == 'busy' then outcome = 'overlap' end
 elseif state and not ENDED[state] then
   outcome = 'overlap'
 else
   local _, active_key
-  job, _, active_key = enqueue(ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], now())
-  if active_key ~= ARGV[7] then outcome = 'busy' end
+  job, _, active_key = enqueue(ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], now())
+  if active_key ~= ARGV[8] then outcome = 'busy' end
 end
-if outcome == 'fired' then redis.call('HSET', schedules .. ':job', name, job) end
+if outcome == 'fired' and job ~= '' then redis.call('HSET', schedules .. ':job', name, job) end
 
 local runs = PREFIX .. 'schedule:' .. name .. ':runs'
 redis.call('LPUSH', runs, cjson.encode({ at = tonumber(t), due = tonumber(due) or tonumber(t), outcome = outcome, job = job }))

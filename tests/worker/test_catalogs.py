@@ -1,0 +1,317 @@
+"""Catalogs on a real broker: what the cursor admits, and how a run ends whatever stops it on the way."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from uuid import uuid4
+
+import pytest
+
+from reshard.pipeline.catalog import parse, request_for
+from reshard.pipeline.errors import (
+    BadCatalog,
+    CatalogNotFound,
+    CatalogState,
+    HubUnreachable,
+    NoWeights,
+    ReshardError,
+    SourceNotFound,
+    UsageError,
+)
+from reshard.pipeline.publish import Published
+from reshard.worker.catalogs import Catalogs, Definition, Entry
+from reshard.worker.expander import Expander
+from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.leases import Leases
+from reshard.worker.scripts import PREFIX
+from tests.support.procs import Broker, wait_for
+from tests.worker.conftest import ask, claimed
+
+Rows = list[tuple[Entry, ReshardError | None]]
+
+
+@pytest.fixture
+def catalogs(store: JobStore) -> Catalogs:
+    return Catalogs(store)
+
+
+def definition(count: int = 5, **fields: object) -> Definition:
+    entries = "".join(f"- repo: them/m{number}\n" for number in range(count))
+    return Definition(
+        name="mirror", text=f"name: mirror\ndefaults: {{to: 'us/{{name}}'}}\nentries:\n{entries}", **fields
+    )
+
+
+def rows(wanted: Definition, source: str = "s1", target: str | None = "t1") -> Rows:
+    catalog = parse(wanted.text, "c.yaml")
+    return [
+        (Entry(repo=e.repo or "", request=request_for(catalog, e, e.repo or ""), source=source, target=target), None)
+        for e in catalog.entries
+    ]
+
+
+def begin(catalogs: Catalogs, wanted: Definition, found: Rows | None = None) -> None:
+    """Submit it and let a control expand it to ``found``."""
+    assert catalogs.submit(wanted)
+    token = uuid4().hex
+    run = catalogs.claim(wanted.name, token)
+    assert catalogs.fill(wanted.name, run, token, rows(wanted) if found is None else found)
+
+
+def jobs(catalogs: Catalogs) -> list[str]:
+    """What is at work after control looked."""
+    catalogs.look()
+    return list(catalogs.get("mirror").active.values())
+
+
+def finish(leases: Leases, job: str, found: bool = True) -> None:
+    """A job that is done; it found its commit there, or made one."""
+    lease = claimed(leases, job, "plan")
+    assert leases.done(lease, asdict(Published(f"commit-of-{job}", None, found))) == "ok"
+
+
+def fail(leases: Leases, job: str) -> None:
+    assert leases.fail(claimed(leases, job, "plan"), NoWeights(place="them/m", found="").to_dict()) == "ok"
+
+
+def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
+    store: JobStore, catalogs: Catalogs, leases: Leases
+) -> None:
+    begin(catalogs, definition(5, at_once=2))
+    seen: list[str] = []
+    while (active := jobs(catalogs)) and len(seen) < 10:
+        assert len(active) <= 2
+        assert sum(store.counts()[state] for state in JobState if not state.ended) <= 2
+        seen.append(active[0])
+        finish(leases, active[0])
+    assert len(set(seen)) == 5
+    ended = catalogs.get("mirror")
+    assert (ended.state, ended.counts(), ended.todo) == ("done", {"same": 5}, 0)
+    assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
+    [request] = {job.request.priority for job in store.recent()}
+    assert request == "bulk"
+
+
+def test_what_did_not_change_needs_no_job(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+    wanted = definition(3)
+    begin(catalogs, wanted)
+    made, *_ = active = jobs(catalogs)
+    for job in active:
+        finish(leases, job, found=True)
+    assert jobs(catalogs) == []
+
+    begin(catalogs, wanted)  # the next night
+    assert catalogs.get("mirror").counts() == {"unchanged": 3}
+    assert catalogs.get("mirror").state == "done"
+    assert len(store.recent()) == 3
+
+    # a new commit of one source, and somebody else's in another one's target
+    new_source, new_target = rows(wanted, source="s2"), rows(wanted, target="t2")
+    begin(catalogs, wanted, [new_source[0], new_target[1], rows(wanted)[2]])
+    assert len(jobs(catalogs)) == 2
+    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+    assert made in {job.id for job in store.recent()}
+
+
+def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs, leases: Leases) -> None:
+    wanted = definition(1)
+    begin(catalogs, wanted)
+    (job,) = jobs(catalogs)
+    lease = claimed(leases, job, "plan")
+    assert leases.done(lease, asdict(Published("ours", None, False))) == "ok"
+    assert jobs(catalogs) == []
+    begin(catalogs, wanted, rows(wanted, target="t1"))
+    assert len(jobs(catalogs)) == 1  # the list shows what it was before, so it is asked
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    begin(catalogs, wanted, rows(wanted, target="t1"))
+    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+
+
+@pytest.mark.parametrize("option", ["pr: true", "branch: cut", "size: 1MB"])
+def test_other_options_branches_and_pull_requests_are_always_asked(
+    catalogs: Catalogs, leases: Leases, option: str
+) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    other = definition(1)
+    other = other.model_copy(update={"text": other.text.replace("defaults: {", f"defaults: {{{option}, ")})
+    for _ in range(2 if "size" not in option else 1):
+        begin(catalogs, other)
+        (job,) = jobs(catalogs)
+        finish(leases, job)
+        assert jobs(catalogs) == []
+
+
+def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+    found = rows(definition(4))
+    found[0] = (found[0][0], SourceNotFound(repo="them/m0", endpoint="https://hub"))
+    begin(catalogs, definition(4), found)
+    first, second, third = jobs(catalogs)
+    fail(leases, first)
+    fail(leases, second)
+    finish(leases, third)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert seen.state == "done"
+    assert {code: len(group) for code, group in seen.failures().items()} == {
+        "source.no_weights": 2,
+        "source.not_found": 1,
+    }
+
+    assert catalogs.retry("mirror", only="target.conflict") == 0
+    assert catalogs.get("mirror").state == "done"
+    assert catalogs.retry("mirror", only="source.no_weights") == 2
+    assert jobs(catalogs) == [first, second]  # they go on, with what they had copied
+    assert store.get(first).state == JobState.queued
+    finish(leases, first)
+    finish(leases, second)
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").counts() == {"failed": 1, "same": 3}
+    assert catalogs.retry("mirror") == 1
+    assert len(jobs(catalogs)) == 1
+
+
+def test_a_retry_whose_admission_was_lost_is_admitted(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    fail(leases, job)
+    assert jobs(catalogs) == []
+    assert catalogs.retry("mirror") == 1
+    store.retry(job)  # and here a control died
+    assert jobs(catalogs) == [job]
+
+
+def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Catalogs, leases: Leases) -> None:
+    begin(catalogs, definition(5, at_once=1, max_failures=1))
+    for _ in range(2):
+        (job,) = jobs(catalogs)
+        fail(leases, job)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 3, "more than 1 failed")
+    catalogs.resume("mirror")
+    assert len(jobs(catalogs)) == 1
+
+
+def test_bytes_that_were_read_stop_it(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+    begin(catalogs, definition(3, at_once=1, max_bytes=1000))
+    (job,) = jobs(catalogs)
+    store.redis.hset(f"{PREFIX}job:{job}", "read", 1000)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "1000 bytes were read")
+
+
+def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Catalogs, leases: Leases) -> None:
+    begin(catalogs, definition(3, at_once=1))
+    (job,) = jobs(catalogs)
+    catalogs.pause("mirror")
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    assert (catalogs.get("mirror").state, catalogs.get("mirror").todo) == ("paused", 2)
+    with pytest.raises(CatalogState):
+        catalogs.pause("mirror")
+    catalogs.resume("mirror")
+    assert len(jobs(catalogs)) == 1
+
+
+def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs: Catalogs, store: JobStore) -> None:
+    begin(catalogs, definition(5, at_once=2))
+    assert len(jobs(catalogs)) == 2
+    assert catalogs.cancel("mirror") == 2
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").counts() == {"cancelled": 2}
+    assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
+    with pytest.raises(CatalogState):
+        catalogs.cancel("mirror")
+    begin(catalogs, definition(1))
+    assert catalogs.get("mirror").entries == 1
+
+
+def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Catalogs) -> None:
+    assert catalogs.submit(definition(2))
+    assert not catalogs.submit(definition(2))
+    with pytest.raises(CatalogState):
+        catalogs.submit(definition(3))
+    with pytest.raises(BadCatalog):
+        catalogs.submit(Definition(name="bad", text="name: ["))
+    for unknown in (catalogs.get, catalogs.pause, catalogs.resume, catalogs.cancel, catalogs.retry):
+        with pytest.raises(CatalogNotFound):
+            unknown("nobody")
+
+
+def test_a_target_that_another_request_has_is_a_failure(catalogs: Catalogs, store: JobStore) -> None:
+    other = store.submit(ask("m0", size=12345)).id
+    begin(catalogs, definition(1))
+    assert jobs(catalogs) == []
+    [(code, [(repo, ended)])] = catalogs.get("mirror").failures().items()
+    assert (code, repo) == ("job.target_busy", "them/m0")
+    assert ended.error is not None and other in ended.error["message"]
+
+
+def test_a_job_that_was_deleted_is_a_failure(catalogs: Catalogs, store: JobStore) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    store.cancel(job)
+    store.delete(job)
+    assert jobs(catalogs) == []
+    assert list(catalogs.get("mirror").failures()) == ["job.not_found"]
+
+
+def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, catalogs: Catalogs) -> None:
+    begin(catalogs, definition(40, at_once=25))
+    together = threading.Barrier(4)
+
+    def control() -> None:
+        with JobStore.at(broker.url) as own:
+            together.wait()
+            Catalogs(own).look()
+
+    threads = [threading.Thread(target=control) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    active = catalogs.get("mirror").active
+    assert len(active) == len(set(active.values())) == 25
+    assert store.counts()[JobState.queued] == 25
+
+
+def test_another_control_expands_what_a_dead_one_began(catalogs: Catalogs, store: JobStore) -> None:
+    wanted = definition(3)
+    catalogs.submit(wanted)
+    run = catalogs.claim("mirror", "dead")
+    assert catalogs.claim("mirror", "alive") == ""
+    store.redis.hset(f"{PREFIX}catalog:mirror", "expander_until", 0)
+    assert catalogs.claim("mirror", "alive") == run
+    assert not catalogs.fill("mirror", run, "dead", rows(wanted))
+    assert catalogs.fill("mirror", run, "alive", rows(wanted))
+    assert catalogs.get("mirror").state == "running"
+
+
+def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: Catalogs) -> None:
+    raised: list[ReshardError] = [HubUnreachable(endpoint="https://hub", what="down")]
+    asked: list[str] = []
+
+    def away(wanted: Definition) -> Rows:
+        asked.append(wanted.name)
+        raise raised[0]
+
+    expander = Expander(catalogs, away)
+    catalogs.submit(definition(1))
+    expander.look(catalogs.look())
+    wait_for(lambda: expander._again, "the failure")
+    expander.look(catalogs.look())
+    assert (catalogs.get("mirror").state, len(asked)) == ("expanding", 1)
+    expander._again.clear()
+    raised[0] = UsageError(what="no")
+    wait_for(lambda: expander._thread is not None and not expander._thread.is_alive(), "the thread's end")
+    expander.look(catalogs.look())
+    wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
+    assert "no (see" in (catalogs.get("mirror").note or "")

@@ -1,0 +1,406 @@
+"""Catalogs on the queue: a cursor that admits a few of many jobs at a time, and what became of each entry.
+
+    expanding -> running -> done
+                 ^   | ^ |
+              paused   stopped          stopped: too many failed, or too many bytes were read
+    failed: could not be expanded;  cancelled
+
+A client writes the catalog and is done. Control expands it, admits jobs while fewer than ``at_once`` are at work, and
+notes how each ended. Every step is one Lua file, so two controls may do it, and one that died is followed by another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+from uuid import uuid4
+
+import redis
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reshard.pipeline.catalog import digest, parse
+from reshard.pipeline.errors import (
+    CatalogNotFound,
+    CatalogState,
+    JobNotFound,
+    ReshardError,
+    TargetBusy,
+    WrongState,
+)
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request, key_of
+from reshard.worker.jobs import Job, JobState, JobStore, submission
+from reshard.worker.scripts import PREFIX, job_key, texts
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
+EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
+FILL = 500  # entries written in one step, so that none keeps Redis busy for long
+
+State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
+Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
+
+
+class Definition(BaseModel):
+    """What is submitted: the file's text, and how much of it at once and at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    text: str
+    at_once: int = Field(default=AT_ONCE, ge=1)
+    max_failures: int | None = None  # it stops when more have failed
+    max_bytes: int | None = None  # it admits no more once so many bytes of weights were read
+    asked_by: str = ""
+
+    @property
+    def digest(self) -> str:
+        return digest(self.text)
+
+
+class Entry(BaseModel):
+    """One model of a run, with what source and target were when it was expanded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repo: str
+    request: Request | None
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an entry ended. published: by a new commit; same: a job found nothing to do; unchanged: none was needed."""
+
+    outcome: Outcome
+    job: str | None = None
+    commit: str | None = None
+    read: int = 0  # bytes of weights
+    uploaded: int = 0  # bytes
+    error: dict[str, Any] | None = None  # as ReshardError.to_dict
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A catalog as it was at one moment; times in seconds since the epoch."""
+
+    definition: Definition
+    state: State
+    run: str
+    started: float
+    since: float
+    note: str | None
+    entries: int
+    todo: int
+    active: dict[str, str]  # repo -> job
+    ended: tuple[tuple[str, Ended], ...]  # repo, how
+
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for _, ended in self.ended:
+            found[ended.outcome] = found.get(ended.outcome, 0) + 1
+        return found
+
+    def failures(self) -> dict[str, list[tuple[str, Ended]]]:
+        """What failed, by error code; the most frequent first."""
+        found: dict[str, list[tuple[str, Ended]]] = {}
+        for repo, ended in self.ended:
+            if ended.error is not None:
+                found.setdefault(ended.error["code"], []).append((repo, ended))
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return {
+            "catalog": self.definition.name,
+            "digest": self.definition.digest,
+            "state": self.state,
+            "note": self.note,
+            "started": self.started,
+            "since": self.since,
+            "entries": self.entries,
+            "todo": self.todo,
+            "active": self.active,
+            "counts": self.counts(),
+            "read": sum(ended.read for _, ended in self.ended),
+            "uploaded": sum(ended.uploaded for _, ended in self.ended),
+            "ended": [{"repo": repo, **asdict(ended)} for repo, ended in self.ended],
+        }
+
+
+class Catalogs:
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._redis = store.redis
+        self._unreadable: set[str] = set()
+
+    # -------------------------------------------------------------------------------------------------- for clients
+
+    def submit(self, definition: Definition) -> bool:
+        """Begin a run; False when this very catalog is under way already. Raises BadCatalog, CatalogState."""
+        parse(definition.text, definition.name)
+        answer = self._store.run("catalog_start", definition.name, uuid4().hex, definition.model_dump_json())
+        if answer == b"started":
+            return True
+        seen = self.get(definition.name)
+        if seen.definition.digest == definition.digest and seen.state in {"expanding", "running", "paused"}:
+            return False
+        raise CatalogState(name=definition.name, state=seen.state, why="its jobs have not all ended")
+
+    def names(self) -> list[str]:
+        return sorted(texts(self._redis.smembers(f"{PREFIX}catalogs")))
+
+    def get(self, name: str) -> Seen:
+        """Raises CatalogNotFound."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hgetall(_key(name))
+            for part in ("entries", "active", "ended"):
+                pipeline.hgetall(_key(name, part))
+            pipeline.zcard(_key(name, "todo"))
+            fields, entries, active, ended, todo = pipeline.execute()
+        if not fields:
+            raise CatalogNotFound(name=name)
+        repos = {number: json.loads(entry)["repo"] for number, entry in entries.items()}
+        return Seen(
+            definition=Definition.model_validate_json(fields[b"definition"]),
+            state=cast(State, fields[b"state"].decode()),
+            run=fields[b"run"].decode(),
+            started=int(fields[b"started"]) / 1000,
+            since=int(fields[b"since"]) / 1000,
+            note=fields[b"note"].decode() if b"note" in fields else None,
+            entries=len(entries),
+            todo=todo,
+            active={repos[number]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
+            ended=tuple((repos[n], Ended(**json.loads(data))) for n, data in sorted(ended.items(), key=_numbered)),
+        )
+
+    def pause(self, name: str) -> None:
+        """Admit nothing more; what is at work goes on. Raises CatalogNotFound, CatalogState."""
+        self._turn(name, "paused", "only one that runs can be paused")
+
+    def resume(self, name: str) -> None:
+        """Go on where it was paused or stopped. Raises CatalogNotFound, CatalogState."""
+        self._turn(name, "running", "only one that is paused or stopped can go on")
+
+    def cancel(self, name: str) -> int:
+        """Admit nothing more and cancel what is at work; returns how many jobs. Raises as ``pause``."""
+        self._turn(name, "cancelled", "it has ended already")
+        cancelled = 0
+        for job in texts(self._redis.hvals(_key(name, "active"))):
+            try:
+                self._store.cancel(job)
+                cancelled += 1
+            except (WrongState, JobNotFound) as error:
+                log.info("job %s goes on to its end: %s", job, error)
+        return cancelled
+
+    def retry(self, name: str, only: str | None = None) -> int:
+        """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``."""
+        fields = self._fields(name)
+        rows: list[str] = []
+        for number, data in sorted(_hash(self._redis, _key(name, "ended")).items(), key=_numbered):
+            ended = Ended(**json.loads(data))
+            if ended.error is not None and only in {None, ended.error["code"]}:
+                rows += [number.decode(), ended.job or ""]
+        again = int(self._store.run("catalog_retry", name, fields["run"], *rows))
+        if again < 0:
+            raise CatalogState(name=name, state=fields["state"], why="it is not expanded yet")
+        return again
+
+    def _turn(self, name: str, state: State, why: str, note: str = "") -> None:
+        answer, found = texts(self._store.run("catalog_turn", name, state, note))
+        if answer == "missing":
+            raise CatalogNotFound(name=name)
+        if answer == "refused":
+            raise CatalogState(name=name, state=found, why=why)
+
+    # -------------------------------------------------------------------------------------------------- for control
+
+    def look(self) -> list[str]:
+        """Note what ended and admit what there is room for; returns the catalogs that wait to be expanded."""
+        expanding = []
+        for name in texts(self._redis.smembers(f"{PREFIX}catalogs:looked_at")):
+            fields = self._fields(name)
+            try:
+                definition = Definition.model_validate_json(fields["definition"])
+            except ValidationError as error:
+                if name not in self._unreadable:
+                    self._unreadable.add(name)
+                    log.error("catalog %s is not for this release and is left to another control: %s", name, error)
+                continue
+            if fields["state"] == "expanding":
+                expanding.append(name)
+                continue
+            active = self._collect(definition, fields["run"])
+            if fields["state"] == "running":
+                self._admit(definition, fields["run"], definition.at_once - active)
+        return expanding
+
+    def claim(self, name: str, token: str) -> str:
+        """The run that this control is to expand now, or an empty string."""
+        return str(self._store.run("catalog_claim", name, token, round(EXPAND_LEASE * 1000)).decode())
+
+    def definition(self, name: str) -> Definition:
+        return Definition.model_validate_json(self._fields(name)["definition"])
+
+    def refuse(self, name: str, error: ReshardError) -> None:
+        """It cannot be expanded. Raises CatalogState when it was cancelled meanwhile."""
+        self._turn(name, "failed", "it is not being expanded", f"{error} ({error.next_step})")
+
+    def fill(self, name: str, run: str, token: str, rows: Sequence[tuple[Entry, ReshardError | None]]) -> bool:
+        """Keep what a catalog was expanded to; False when another control does it by now.
+
+        An entry whose source and target are what they were after its last job has ended before it began.
+        """
+        record = {key.decode(): json.loads(data) for key, data in _hash(self._redis, _key(name, "record")).items()}
+        for first in range(0, max(1, len(rows)), FILL):
+            chunk = rows[first : first + FILL]
+            last = first + FILL >= len(rows)
+            written = [x for entry, error in chunk for x in (entry.model_dump_json(), _at_once(entry, error, record))]
+            if not self._store.run("catalog_fill", name, run, token, first, int(last), *written):
+                return False
+        return True
+
+    def _collect(self, definition: Definition, run: str) -> int:
+        """Note how jobs ended; returns how many are still at work."""
+        active = {
+            number.decode(): job.decode() for number, job in _hash(self._redis, _key(definition.name, "active")).items()
+        }
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for job in active.values():
+                pipeline.hget(job_key(job), "state")
+            states = pipeline.execute()
+        at_work = 0
+        for (number, job), state in zip(active.items(), states, strict=True):
+            if state is not None and not JobState(state.decode()).ended:
+                at_work += 1
+                continue
+            entry = self._entry(definition.name, number)
+            try:
+                seen = self._store.get(job)
+            except JobNotFound as error:
+                self._end(definition, run, number, Ended("failed", job, error=error.to_dict()))
+                continue
+            self._end(definition, run, number, _how(seen), _record(entry, seen))
+        return at_work
+
+    def _admit(self, definition: Definition, run: str, room: int) -> None:
+        if room <= 0:
+            return
+        for number in texts(self._redis.zrange(_key(definition.name, "todo"), 0, room - 1)):
+            entry = self._entry(definition.name, number)
+            assert entry.request is not None, "what has no target ended when it was expanded"
+            again = cast("bytes | None", self._redis.hget(_key(definition.name, "again"), number))
+            job = self._go_on(again.decode()) if again else ""
+            request = entry.request.model_copy(update={"asked_by": f"catalog {definition.name}"})
+            answer, job = texts(
+                self._store.run(
+                    "catalog_admit", definition.name, run, number, definition.at_once, job, *submission(request)
+                )
+            )
+            if answer == "busy":
+                error = TargetBusy(job=job, target=str(request.target))
+                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+            elif answer in {"stop", "full"}:
+                return
+
+    def _go_on(self, job: str) -> str:
+        """The job, when it goes on; empty when a new one must be made."""
+        try:
+            self._store.retry(job)
+        except WrongState:  # it was told so already, by a control that died then
+            return job
+        except (JobNotFound, TargetBusy):
+            return ""
+        return job
+
+    def _end(
+        self, definition: Definition, run: str, number: str, ended: Ended, record: tuple[str, str] = ("", "")
+    ) -> None:
+        def limit(value: int | None) -> str | int:
+            return "" if value is None else value
+
+        self._store.run(
+            "catalog_end", definition.name, run, number, json.dumps(asdict(ended)), int(ended.error is not None),
+            ended.read, *record, limit(definition.max_failures), limit(definition.max_bytes),
+        )  # fmt: skip
+
+    def _entry(self, name: str, number: str) -> Entry:
+        data = self._redis.hget(_key(name, "entries"), number)
+        return Entry.model_validate_json(cast(bytes, data))
+
+    def _fields(self, name: str) -> dict[str, str]:
+        fields = {key.decode(): value.decode() for key, value in _hash(self._redis, _key(name)).items()}
+        if not fields:
+            raise CatalogNotFound(name=name)
+        return fields
+
+
+def _at_once(entry: Entry, error: ReshardError | None, record: dict[str, Any]) -> str:
+    """How an entry ended that needs no job; empty for one that does."""
+    if error is not None:
+        return json.dumps(asdict(Ended("failed", error=error.to_dict())))
+    request = entry.request
+    assert request is not None, "what has no request has an error"
+    now = [entry.source, entry.target]
+    if (
+        None not in now
+        and not request.options.force
+        and _default_branch(request)
+        and record.get(_asked(request)) == now
+    ):
+        return json.dumps(asdict(Ended("unchanged")))
+    return ""
+
+
+def _how(job: Job) -> Ended:
+    published = job.published or {}
+    if job.state == JobState.done:
+        outcome: Outcome = "same" if published.get("found") else "published"
+        return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
+    if job.state == JobState.cancelled:
+        return Ended("cancelled", job.id, None, job.read, job.uploaded)
+    return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, job.error)
+
+
+def _record(entry: Entry, job: Job) -> tuple[str, str]:
+    """The key of what was asked, and what source and target are now that it is carried out; empty where unknown.
+
+    A job that found its commit there made none: the target is what it was, whoever else committed to it since.
+    The commit of the source is the one that was listed: a job that read a newer one is merely asked once more.
+    """
+    request, published = entry.request, job.published or {}
+    if request is None or job.state != JobState.done or not _default_branch(request):
+        return "", ""
+    target = entry.target if published.get("found") else published.get("commit")
+    if entry.source is None or target is None:
+        return "", ""
+    return _asked(request), json.dumps([entry.source, target])
+
+
+def _asked(request: Request) -> str:
+    return key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
+
+
+def _default_branch(request: Request) -> bool:
+    """Whether the target's listed commit is the one that it would be published on."""
+    return isinstance(request.target, Hub) and not (request.options.pr or request.options.branch)
+
+
+def _numbered(item: tuple[bytes, bytes]) -> int:
+    return int(item[0])
+
+
+def _hash(client: redis.Redis, key: str) -> dict[bytes, bytes]:
+    return cast("dict[bytes, bytes]", client.hgetall(key))
+
+
+def _key(name: str, part: str | None = None) -> str:
+    return f"{PREFIX}catalog:{name}:{part}" if part else f"{PREFIX}catalog:{name}"

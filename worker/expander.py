@@ -1,0 +1,85 @@
+"""What asks the Hub what a catalog comes to: a thread beside control's loop, because that may take minutes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+import redis
+
+from reshard.pipeline.catalog import parse
+from reshard.pipeline.copy import Stopped
+from reshard.pipeline.errors import CatalogState, ReshardError
+from reshard.pipeline.expand import expand, interleaved
+from reshard.pipeline.stores.open import Context
+from reshard.worker.catalogs import Catalogs, Definition, Entry
+
+log = logging.getLogger(__name__)
+
+EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
+
+
+def expanded(definition: Definition, context: Context) -> list[tuple[Entry, ReshardError | None]]:
+    """What a catalog comes to now, owners taking turns; raises BadCatalog, the HubError and AccessError families."""
+    wanted = interleaved(expand(parse(definition.text, definition.name), context))
+    return [
+        (
+            Entry(
+                repo=one.repo,
+                request=one.request,
+                source=one.source.sha if one.source else None,
+                target=one.target.sha if one.target else None,
+            ),
+            one.error,
+        )
+        for one in wanted
+    ]
+
+
+class Expander:
+    """Expands catalogs beside control's loop, one at a time, because asking a Hub may take minutes."""
+
+    def __init__(
+        self, catalogs: Catalogs, expand: Callable[[Definition], Iterable[tuple[Entry, ReshardError | None]]]
+    ) -> None:
+        self._catalogs = catalogs
+        self._expand = expand
+        self._token = uuid4().hex
+        self._thread: threading.Thread | None = None
+        self._again: dict[str, float] = {}  # run -> when it may be tried again
+
+    def look(self, waiting: Iterable[str]) -> None:
+        """Take on one of the catalogs that wait, and keep what was taken on."""
+        for name in waiting:
+            busy = self._thread is not None and self._thread.is_alive()
+            if busy and self._thread is not None and self._thread.name != name:
+                continue
+            run = self._catalogs.claim(name, self._token)
+            if run and not busy and self._again.get(run, 0.0) <= time.monotonic():
+                self._thread = threading.Thread(target=self._work, args=(name, run), name=name, daemon=True)
+                self._thread.start()
+
+    def _work(self, name: str, run: str) -> None:
+        try:
+            rows = list(self._expand(self._catalogs.definition(name)))
+            log.info("catalog %s: %s entries", name, len(rows))
+            self._catalogs.fill(name, run, self._token, rows)
+        except ReshardError as error:
+            log.warning("catalog %s cannot be expanded: %s", name, error)
+            if error.retryable:
+                self._again[run] = time.monotonic() + EXPAND_AGAIN
+            else:
+                self._refuse(name, error)
+        except Stopped as stopped:
+            log.info("catalog %s is left to the next control: %s", name, stopped.reason)
+        except redis.RedisError as error:
+            log.warning("catalog %s is expanded again, the broker was away: %s", name, error)
+
+    def _refuse(self, name: str, error: ReshardError) -> None:
+        try:
+            self._catalogs.refuse(name, error)
+        except CatalogState as state:
+            log.info("catalog %s was cancelled meanwhile: %s", name, state)

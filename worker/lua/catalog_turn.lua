@@ -1,0 +1,17 @@
+-- name, 'paused' | 'running' | 'cancelled' | 'failed', note -> {'missing' | 'refused' | 'ok', the state it found}
+local FROM = {
+  paused = { running = true },
+  running = { paused = true, stopped = true },
+  cancelled = { expanding = true, running = true, paused = true, stopped = true },
+  failed = { expanding = true },
+}
+local name, state = ARGV[1], ARGV[2]
+local base = catalog_key(name)
+local found = redis.call('HGET', base, 'state')
+if not found then return { 'missing', '' } end
+if not FROM[state][found] then return { 'refused', found } end
+redis.call('HDEL', base, 'note')
+if ARGV[3] ~= '' then redis.call('HSET', base, 'note', ARGV[3]) end
+if found == 'stopped' then redis.call('HSET', base, 'failures', 0, 'bytes', 0) end -- what stopped it is forgiven
+catalog_state(name, state, now())
+return { 'ok', found }
