@@ -249,6 +249,9 @@ class Service:
         seen = self.ended(work)
         if seen.state != JobState.done:
             raise Violated("done", self.story(work))
+        states = ["[*]", *(event["state"] for _, event in self.store.events(work.job) if event["kind"] == "state")]
+        if unknown := set(zip(states, states[1:], strict=False)) - diagram():
+            raise Violated("the state diagram", f"{unknown} are not in it")
         commits = self.admin.state(work.target)["commits"]
         if commits != 2 + others:  # the one that made the repository, ours, and one of others
             raise Violated("one commit", f"{commits - 1} commits\n{self.story(work)}")
@@ -311,6 +314,13 @@ def put_models(hub: HubProcess, folder: Path) -> None:
     subprocess.run([sys.executable, "-c", upload, f"{USER}/xet", str(model)], env=env, check=True, capture_output=True)
     stored = hub.admin.files(f"{USER}/xet")
     assert all(file["xet"] for path, file in stored.items() if path.endswith(".safetensors"))
+
+
+@cache
+def diagram() -> frozenset[tuple[str, str]]:
+    """The transitions that docs/operations.md draws."""
+    text = (ROOT / "docs/operations.md").read_text()
+    return frozenset(re.findall(r"^ +(\S+) --> ([^\s:]+)", text, re.MULTILINE))
 
 
 @cache
