@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import catalog, jobs, plan, run, schedule, service, submit, verify
+from reshard.cli import catalog, doctor, jobs, plan, run, schedule, service, submit, verify
 from reshard.cli.errors import guarded
 
 app = Typer(
@@ -22,6 +22,7 @@ app = Typer(
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("verify")(verify.verify)
+app.command("doctor")(doctor.doctor)
 app.command("submit")(submit.submit)
 app.command("status")(jobs.status)
 app.command("list")(jobs.list_)

@@ -26,6 +26,11 @@ AMPLIFICATION_MAX = 2.0  # bytes read per byte written; beyond it a network sour
 MEMORY_FLOOR = 128 * MB  # bytes; the resident set of a copying process without Xet
 MEMORY_FLOOR_XET = 512 * MB  # bytes; Xet's own buffers come on top
 
+# --------------------------------------------------------------------------------------------------------- doctor
+SMALL_FILE = 50 * MB  # bytes; a file below it takes longer to ask for than to send
+PROBE_TIMEOUT = 10.0  # seconds; a Hub that takes longer to say who we are is as good as away
+CLOCK_SKEW_MAX = 60.0  # seconds; signed URLs live for minutes, and their signers allow about one
+
 # ----------------------------------------------------------------------------------------------------------- http
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 60.0  # seconds without a byte; every socket has one, so that nothing hangs for ever

@@ -42,6 +42,22 @@ class Credential:
         return hashlib.blake2b(self.token.get_secret_value().encode(), digest_size=8).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One way in which a token is found: for which endpoint, namespace and use."""
+
+    endpoint: str
+    namespace: str | None
+    use: Use | None
+    credential: Credential | None  # None: it names a token that is not there
+
+    @property
+    def scope(self) -> str:
+        """``" for my-org, to write"``; empty where it serves everything."""
+        namespace = f" for {self.namespace}" if self.namespace else ""
+        return namespace + (f", to {self.use}" if self.use else "")
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     endpoint: str = DEFAULT_ENDPOINT
@@ -84,6 +100,13 @@ class Credentials:
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
         file = os.environ.get("RESHARD_CREDENTIALS")
         return cls(endpoint, _read(Path(file)) if file else ())
+
+    def references(self) -> list[Reference]:
+        """Every entry of the file, and the default token where no entry serves its whole endpoint."""
+        found = [Reference(e.endpoint.rstrip("/"), e.namespace, e.use, e.resolve()) for e in self._entries]
+        if not any((r.endpoint, r.namespace, r.use) == (self.default_endpoint, None, None) for r in found):
+            found.append(Reference(self.default_endpoint, None, None, _default_token()))
+        return found
 
     def find(self, endpoint: str, namespace: str, use: Use) -> Credential | None:
         """The credential for a call to ``namespace`` on ``endpoint``; None: the call goes without one.

@@ -1,0 +1,102 @@
+"""`reshard doctor`: whether this installation can do its work, or what is amiss with a repository."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from typer import Argument
+
+from reshard.cli.arguments import read_output, takes
+from reshard.cli.output import Output, count, lines
+from reshard.pipeline.places import parse_place
+
+if TYPE_CHECKING:
+    from reshard.pipeline.errors import ReshardError
+    from reshard.pipeline.probes import Probe
+
+SYMPTOMS_SHOWN = 30  # lines; --json has them all
+
+
+@takes(output=read_output)
+def doctor(
+    *,
+    place: Annotated[
+        str | None,
+        Argument(
+            metavar="[REPO_OR_DIR]",
+            help="What to look at; left out, this installation and its queue.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output,
+) -> None:
+    """Look over this installation, or over a repository and what a reshard would put right."""
+    if place is None:
+        _installation(output)
+    else:
+        _repository(place, output)
+
+
+def _installation(output: Output) -> None:
+    from reshard.pipeline.probes import hubs, this_machine
+    from reshard.pipeline.stores.open import Context
+    from reshard.worker.probes import queue
+    from reshard.worker.settings import settings
+
+    context = Context.from_env()
+    probes = [*this_machine(context), *hubs(context), *queue(settings())]
+    state = _state(probes)
+    facts = {"state": state, "probes": [probe.to_dict() for probe in probes]}
+    output.result(facts, lines([_row(probe) for probe in probes]), state)
+    _fail_with([probe.error for probe in probes if probe.error])
+
+
+def _state(probes: list[Probe]) -> str:
+    found = {probe.state for probe in probes}
+    return "trouble" if "trouble" in found else "warning" if "warning" in found else "ok"
+
+
+def _row(probe: Probe) -> tuple[str, str, str]:
+    told = [probe.says, probe.warning, f"{probe.error} ({probe.error.next_step})" if probe.error else ""]
+    return probe.state, probe.name, "; ".join(part for part in told if part)
+
+
+def _fail_with(errors: list[ReshardError]) -> None:
+    """A job would fail with the first of them, so this does too."""
+    if errors:
+        raise errors[0]
+
+
+def _repository(place: str, output: Output) -> None:
+    from reshard.pipeline.stores.open import Context, open_source
+    from reshard.pipeline.verify.health import examine
+
+    source = open_source(parse_place(place), Context.from_env())
+    health = examine(source)
+    facts: dict[str, Any] = {
+        "place": str(source.place),
+        "commit": source.pin.commit,
+        "visibility": source.visibility,
+        "state": "trouble" if health.refused else "warning" if health.symptoms else "ok",
+        "tensors": health.tensors,
+        "bytes": health.weights,
+        "symptoms": [asdict(symptom) for symptom in health.symptoms],
+    }
+    output.result(facts, _text(facts), facts["state"])
+    _fail_with([health.refused] if health.refused else [])
+
+
+def _text(facts: dict[str, Any]) -> RenderableType:
+    symptoms = facts["symptoms"]
+    head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
+    if not symptoms:
+        return Text(f"{head}; nothing is amiss")
+    shown: list[RenderableType] = [Text(f"{head}; {count(len(symptoms), 'thing')} amiss")]
+    for symptom in symptoms[:SYMPTOMS_SHOWN]:
+        shown.append(Text(f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}"))
+    if len(symptoms) > SYMPTOMS_SHOWN:
+        shown.append(Text(f"and {len(symptoms) - SYMPTOMS_SHOWN:,} more; --json has them"))
+    return Group(*shown)

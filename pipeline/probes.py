@@ -1,0 +1,207 @@
+"""What this machine and its Hubs are fit for, looked at one thing at a time; changes nothing, and waits for little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+
+from reshard.pipeline.errors import (
+    FolderNotWritable,
+    HubRefused,
+    HubUnreachable,
+    MemoryLimit,
+    ReshardError,
+    TokenRefused,
+)
+from reshard.pipeline.limits import (
+    CLOCK_SKEW_MAX,
+    DEFAULT_SIZE,
+    GB,
+    MEMORY_FLOOR,
+    MEMORY_FLOOR_XET,
+    PROBE_TIMEOUT,
+    SPOOLS,
+)
+from reshard.pipeline.stores.credentials import Reference
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.retry import OwnPace, describe
+from reshard.pipeline.stores.xet import installed
+
+State = Literal["ok", "warning", "trouble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that was looked at. ``error`` is what a job would fail with; a warning says what it would cost."""
+
+    name: str
+    says: str
+    warning: str = ""
+    error: ReshardError | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        return "trouble" if self.error else "warning" if self.warning else "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        error = self.error.to_dict() if self.error else None
+        told = {"name": self.name, "says": self.says, "warning": self.warning, "error": error, "facts": self.facts}
+        return {"state": self.state, **told}
+
+
+def this_machine(context: Context) -> Iterator[Probe]:
+    """Versions, the model check, Xet, memory and disk."""
+    yield Probe("reshard", f"{version('reshard')} on Python {platform.python_version()}, {platform.system()}")
+    yield _model_check()
+    yield _xet()
+    yield _memory(context.memory_limit)
+    yield _disk("temporary files", context.tmpdir)
+
+
+def _model_check() -> Probe:
+    found = {name: _version(name) for name in ("torch", "transformers", "accelerate")}
+    lacking = [name for name, what in found.items() if what is None]
+    said = ", ".join(f"{name} {what}" for name, what in found.items() if what)
+    if not lacking:
+        return Probe("model check", said)
+    warning = (
+        f"no {' and '.join(lacking)}: models are checked structurally; `pip install 'reshard[model]'` adds the class"
+    )
+    return Probe("model check", said or "not installed", warning)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _xet() -> Probe:
+    found = _version("hf-xet")
+    if installed():
+        return Probe("xet", f"hf_xet {found}")
+    why = "HF_HUB_DISABLE_XET switches it off" if found else "hf_xet is not installed"
+    return Probe("xet", why, "weights travel over HTTP and LFS: every byte is uploaded, and two shards lie on the disk")
+
+
+def _memory(limit: int) -> Probe:
+    available = available_memory()
+    said = f"{available:,} bytes available, RESHARD_MEMORY_LIMIT {limit:,}"
+    facts = {"available": available, "limit": limit}
+    if limit < MEMORY_FLOOR:
+        return Probe("memory", said, error=MemoryLimit(what="a copy", needed=MEMORY_FLOOR, limit=limit), facts=facts)
+    if available < limit:
+        return Probe("memory", said, "less is available than one copy may take", facts=facts)
+    if limit < MEMORY_FLOOR_XET:
+        return Probe("memory", said, f"Xet needs {MEMORY_FLOOR_XET:,} bytes and is not used", facts=facts)
+    return Probe("memory", said, facts=facts)
+
+
+def available_memory() -> int:
+    """Bytes that this process could still take: the machine's, or less where a control group allows less.
+
+    By proc(5) ``MemAvailable`` and the kernel's cgroup v2 files ``memory.max`` and ``memory.current``.
+    """
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    free = int(match[1]) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, now = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if most == "max" else min(free, max(0, int(most) - now))
+
+
+def _disk(name: str, folder: Path) -> Probe:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Probe(name, str(folder), error=FolderNotWritable(path=str(folder), why=why))
+    needed = SPOOLS * DEFAULT_SIZE
+    small = f"over LFS {SPOOLS} files of {DEFAULT_SIZE:,} bytes do not fit" if free < needed else ""
+    return Probe(name, f"{folder}, {free / GB:,.1f} GB free", small, facts={"path": str(folder), "free": free})
+
+
+# ---------------------------------------------------------------------------------------------------- Hubs and tokens
+
+
+def hubs(context: Context) -> Iterator[Probe]:
+    """Every endpoint and credential that this process knows: does it answer, as whom, and what may that one write."""
+    for reference in context.credentials.references():
+        yield probe_hub(reference, time.time)
+
+
+def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
+    endpoint, credential = reference.endpoint, reference.credential
+    name = f"hub {endpoint}"
+    what = f"{credential.name}{reference.scope}" if credential else f"no token{reference.scope}"
+    api = HubApi(endpoint, credential, OwnPace())
+    try:
+        answer = api.client.get(f"{endpoint}/api/whoami-v2", headers=api.headers, timeout=PROBE_TIMEOUT)
+        account = answer.json() if answer.is_success else {}
+    except httpx2.TransportError as error:
+        return Probe(name, what, error=HubUnreachable(endpoint=endpoint, what=describe(error)))
+    except ValueError:
+        why = "its answer is no JSON; is it a Hub?"
+        return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
+    finally:
+        api.close()
+    skew = _skew(answer.headers.get("date"), now())
+    late = (
+        f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
+        if abs(skew) > CLOCK_SKEW_MAX
+        else ""
+    )
+    if answer.status_code == 401 and credential is not None:
+        return Probe(name, what, error=TokenRefused(endpoint=endpoint))
+    if answer.status_code not in (200, 401):
+        why = f"it answered {answer.status_code}"
+        return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
+    if credential is None:
+        return Probe(name, what, late or "only public repositories can be read, and nothing written")
+    rights = rights_of(account)
+    said = f"{what} is {account.get('name')}'s: {rights}"
+    warning = late or ("" if rights.startswith("writes") else "nothing can be published with it")
+    return Probe(name, said, warning, facts={"endpoint": endpoint, "account": account.get("name"), "rights": rights})
+
+
+def _skew(date: str | None, now: float) -> float:
+    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
+    return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
+
+
+def rights_of(account: dict[str, Any]) -> str:
+    """What a token may write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
+    access = (account.get("auth") or {}).get("accessToken") or {}
+    role = access.get("role", "read")
+    if role == "write":
+        organisations = [org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read"]
+        return f"writes to {', '.join([str(account.get('name')), *organisations])}"
+    if role != "fineGrained":
+        return "reads"
+    scopes = (access.get("fineGrained") or {}).get("scoped", ())
+    writable = [scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]]
+    return f"writes to {', '.join(writable)}" if writable else "reads what its scopes name"

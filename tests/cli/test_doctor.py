@@ -1,0 +1,37 @@
+"""`reshard doctor`, as a person types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Run
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+
+def test_an_installation_without_a_queue_is_fit_for_run(reshard: Run, namespace: Namespace) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    done = reshard("doctor", env=env)
+    assert done.code == 0, done.err
+    assert f"writes to {namespace.name}" in done.out
+    assert "`reshard up` starts one" in done.out
+    (facts,) = reshard("doctor", "--json", env=env).documents
+    assert facts["state"] == "warning"
+    assert {probe["name"]: probe["state"] for probe in facts["probes"]}["reshard"] == "ok"
+    assert namespace.token not in str(facts)
+
+
+def test_trouble_ends_with_the_code_that_a_job_would_end_with(reshard: Run, namespace: Namespace) -> None:
+    done = reshard("doctor", env={"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": "hf_nobodys"})
+    assert done.code == 4
+    assert "trouble" in done.out and "error[access.bad_token]" in done.err
+
+
+def test_a_repository_is_looked_over(reshard: Run, model: Path) -> None:
+    done = reshard("doctor", model)
+    assert done.code == 0, done.err
+    assert "other formats: 12 bytes in PyTorch files (1)" in done.out
+    assert "-> a reshard leaves it out" in done.out
+    (model / "model.safetensors").write_bytes(b"short")
+    assert reshard("doctor", model, "--quiet").code == 5

@@ -1,0 +1,125 @@
+"""What this machine and its Hubs are fit for, against the Hub on loopback and this very machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, MemoryLimit, TokenRefused
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
+from reshard.pipeline.probes import available_memory, hubs, probe_hub, rights_of, this_machine
+from reshard.pipeline.stores.credentials import Credential, Reference
+from reshard.pipeline.stores.open import Context
+from tests.pipeline.conftest import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+
+def reference(space: Namespace, token: str | None) -> Reference:
+    credential = Credential("HF_TOKEN", SecretStr(token)) if token else None
+    return Reference(space.endpoint, None, None, credential)
+
+
+def test_a_token_is_told_by_its_owner_and_what_it_writes(namespace: Namespace) -> None:
+    probe = probe_hub(reference(namespace, namespace.token), lambda: 0.0)
+    assert probe.state == "ok"
+    assert probe.facts["account"] == namespace.name
+    assert f"writes to {namespace.name}" in probe.says
+    assert namespace.token not in str(probe.to_dict())
+
+
+def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespace: Namespace) -> None:
+    reads = namespace.admin.create_token(namespace.name, role="read")
+    assert "nothing can be published" in probe_hub(reference(namespace, reads), lambda: 0.0).warning
+    refused = probe_hub(reference(namespace, "hf_nobodys"), lambda: 0.0)
+    assert isinstance(refused.error, TokenRefused)
+    assert probe_hub(reference(namespace, None), lambda: 0.0).state == "warning"
+
+
+def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
+    def account(*permissions: str) -> dict[str, object]:
+        scope = {"entity": {"type": "user", "name": "us"}, "permissions": [*permissions]}
+        return {"name": "me", "auth": {"accessToken": {"role": "fineGrained", "fineGrained": {"scoped": [scope]}}}}
+
+    assert rights_of(account("repo.content.read", "repo.write")) == "writes to us"
+    assert rights_of(account("repo.content.read")) == "reads what its scopes name"
+    assert rights_of({}) == "reads", "an answer that says nothing of rights gives none"
+
+
+def test_an_organisation_counts_where_its_member_may_write() -> None:
+    orgs = [{"name": "open", "roleInOrg": "write"}, {"name": "closed", "roleInOrg": "read"}]
+    account = {"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}}
+    assert rights_of(account) == "writes to me, open"
+
+
+def test_nobody_there_and_no_hub_there_are_told_apart(namespace: Namespace) -> None:
+    nobody = probe_hub(Reference("http://127.0.0.1:9", None, None, None), lambda: 0.0)
+    assert isinstance(nobody.error, HubUnreachable)
+    namespace.admin.fault("GET /api/whoami-v2", "status", status=503)
+    assert isinstance(probe_hub(reference(namespace, namespace.token), lambda: 0.0).error, HubRefused)
+
+
+def test_every_credential_is_looked_at(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    monkeypatch.setenv("ORG_TOKEN", namespace.admin.create_token(namespace.name, role="read"))
+    file = tmp_path / "credentials.toml"
+    file.write_text(
+        f'[[credential]]\nendpoint = "{namespace.endpoint}"\nnamespace = "org"\nuse = "write"\nenv = "ORG_TOKEN"\n'
+    )
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
+    said = [probe.says for probe in hubs(Context.from_env())]
+    assert [text.partition(" is ")[0] for text in said] == ["ORG_TOKEN for org, to write", "HF_TOKEN"]
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    monkeypatch.setenv("RESHARD_TMPDIR", str(tmp_path))
+    return Context.from_env()
+
+
+def probes(context: Context) -> dict[str, str]:
+    return {probe.name: probe.state for probe in this_machine(context)}
+
+
+def test_this_machine_is_fit(context: Context) -> None:
+    found = {probe.name: probe for probe in this_machine(context)}
+    assert {found[name].state for name in ("reshard", "model check", "xet", "memory")} == {"ok"}
+    assert 0 < available_memory() == pytest.approx(found["memory"].facts["available"], rel=0.5)
+    assert found["temporary files"].facts["path"] == str(context.tmpdir)
+    assert not list(context.tmpdir.iterdir())
+
+
+def test_a_limit_below_what_a_copy_takes_is_trouble(context: Context) -> None:
+    tight = {p.name: p for p in this_machine(replace(context, memory_limit=MEMORY_FLOOR - 1))}
+    assert isinstance(tight["memory"].error, MemoryLimit)
+    assert (
+        "Xet"
+        in {p.name: p for p in this_machine(replace(context, memory_limit=MEMORY_FLOOR_XET - 1))}["memory"].warning
+    )
+    assert probes(replace(context, memory_limit=10**18))["memory"] == "warning"
+
+
+def test_a_folder_that_cannot_be_written_is_trouble(context: Context, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = {p.name: p for p in this_machine(replace(context, tmpdir=tmp_path / "file"))}
+    assert isinstance(found["temporary files"].error, FolderNotWritable)
+
+
+def test_without_xet_the_price_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    assert probes(context)["xet"] == "warning"
+
+
+def test_a_clock_that_is_off_is_a_warning() -> None:
+    from datetime import UTC, datetime
+    from email.utils import format_datetime
+
+    from reshard.pipeline import probes as module
+
+    at = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+    assert module._skew(format_datetime(at, usegmt=True), at.timestamp() + 300) == 300
+    assert module._skew(None, 0) == 0

@@ -1,0 +1,76 @@
+"""The queue as `doctor` sees it: the broker and what it would lose, who works on it, and whose clock is whose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import cast
+
+import redis
+
+from reshard.pipeline.errors import NoBroker, QueueError
+from reshard.pipeline.limits import CLOCK_SKEW_MAX
+from reshard.pipeline.probes import Probe
+from reshard.worker.broker import broker_url
+from reshard.worker.jobs import JobStore, Process, broker_errors, without_password
+from reshard.worker.settings import Settings
+
+
+def queue(settings: Settings) -> Iterator[Probe]:
+    """The broker, and the processes that gave it a sign of life."""
+    try:
+        url = broker_url(settings)
+    except NoBroker as none:
+        yield Probe("broker", "none", f"{none.facts['why']}; `reshard run` needs none, `reshard up` starts one")
+        return
+    try:
+        with JobStore.at(url) as store, broker_errors(url):
+            yield durability(store.redis, without_password(url))
+            yield _clock(store.redis)
+            yield from _processes(store.processes())
+    except QueueError as error:
+        yield Probe("broker", without_password(url), error=error)
+
+
+def durability(client: redis.Redis, url: str) -> Probe:
+    """What a crash of the broker's machine loses, as its own configuration tells."""
+    server = client.info("server")
+    name = f"{server.get('server_name', 'redis')} {server.get('valkey_version') or server.get('redis_version')}"
+    said = f"{url}, {name}"
+    try:
+        wanted = ("appendonly", "appendfsync", "maxmemory-policy")
+        config = {key: cast("dict[str, str]", client.config_get(key)).get(key, "") for key in wanted}
+    except redis.ResponseError:
+        return Probe("broker", said, "it does not show its configuration: ask its operator what a crash would lose")
+    warnings = []
+    if config["appendonly"] != "yes":
+        warnings.append("it keeps nothing on disk between snapshots: a crash loses jobs (set appendonly yes)")
+    elif config["appendfsync"] != "always":
+        warnings.append(
+            "a crash loses up to a second: jobs just submitted, and receipts of shards that are copied again"
+            " (set appendfsync always)"
+        )
+    if config["maxmemory-policy"] not in {"", "noeviction"}:
+        warnings.append(f"when its memory is full it evicts keys of running jobs ({config['maxmemory-policy']})")
+    return Probe("broker", said, "; ".join(warnings), facts=config)
+
+
+def _clock(client: redis.Redis) -> Probe:
+    seconds, micros = client.time()
+    skew = time.time() - (seconds + micros / 1e6)
+    late = f"this machine and the broker differ by {skew:.0f} s" if abs(skew) > CLOCK_SKEW_MAX else ""
+    return Probe("clock", f"{abs(skew):.1f} s from the broker's", late, facts={"skew": skew})
+
+
+def _processes(processes: list[Process]) -> Iterator[Probe]:
+    ours = version("reshard")
+    for kind in ("worker", "control"):
+        found = [process for process in processes if process.kind == kind]
+        if not found:
+            yield Probe(kind, "none is running", f"jobs wait: start one with `reshard {kind}`")
+        others = sorted({process.version for process in found} - {ours})
+        for process in found:
+            said = f"{process.host} pid {process.pid}, {process.version}"
+            warning = f"this command is {ours}: the older of the two may hand jobs back" if others else ""
+            yield Probe(kind, said, warning, facts={"version": process.version, "concurrency": process.concurrency})
