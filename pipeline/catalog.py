@@ -97,6 +97,7 @@ class Query(_Strict):
     min_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     limit: int | None = Field(default=None, ge=1, description="The most models, those with the most downloads first.")
+    collection: str | None = Field(default=None, description="A collection's slug; goes with name and limit alone.")
 
     @field_validator("min_size", "max_size")
     @classmethod
@@ -107,7 +108,10 @@ class Query(_Strict):
 
     @model_validator(mode="after")
     def _bounded(self) -> Query:
-        if not (self.author or self.search or self.tags or self.library or self.limit):
+        if self.collection is not None:
+            if more := sorted(self.model_fields_set - {"collection", "name", "limit"}):
+                raise ValueError(f"a collection goes with name and limit alone, not with {more[0]}")
+        elif not (self.author or self.search or self.tags or self.library or self.limit):
             raise ValueError("this asks for every model of the Hub; give author, search, tags, library or limit")
         return self
 

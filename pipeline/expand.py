@@ -94,27 +94,33 @@ def _models(catalog: Catalog, context: Context) -> Iterator[tuple[Entry, str]]:
             yield entry, entry.repo
         elif entry.query is not None:
             endpoint = entry.endpoint or catalog.defaults.endpoint
-            for item in _found(entry.query, endpoint, context):
-                if item["id"] not in by_id:
-                    yield entry, item["id"]
+            try:
+                for repo in islice(_found(entry.query, endpoint, context), entry.query.limit):
+                    if repo not in by_id:
+                        yield entry, repo
+            except Refusal as refusal:
+                asked = entry.query.collection or entry.query.author or "a query"
+                raise refusal.as_source(asked) from refusal
 
 
-def _found(query: Query, endpoint: str | None, context: Context) -> Iterator[Mapping[str, Any]]:
-    """The models of a query, those with the most downloads first."""
-    api = context.api(Hub(repo=f"{query.author or 'any'}/any", endpoint=endpoint), "read")
+def _found(query: Query, endpoint: str | None, context: Context) -> Iterator[str]:
+    """The models of a query, those with the most downloads first; of a collection, in its order. Raises Refusal."""
+    owner = query.author or (query.collection or "").partition("/")[0] or "any"
+    api = context.api(Hub(repo=f"{owner}/any", endpoint=endpoint), "read")
+    if query.collection is not None:
+        for item in api.data("GET", f"/api/collections/{quote(query.collection)}")["items"]:
+            if item["type"] == "model" and _fits(query, item):
+                yield item["id"]
+        return
     params: dict[str, Any] = {"limit": str(PAGE), "sort": "downloads", "direction": "-1", "expand": LIST_FIELDS}
     tags = [*query.tags, *([query.library] if query.library else [])]
     params |= {name: value for name in ("author", "search") if (value := getattr(query, name))}
     params |= {"filter": tags} if tags else {}
-    count = 0
     for item in api.pages("/api/models", params):
         if query.min_downloads is not None and item.get("downloads", 0) < query.min_downloads:
             return  # the rest has fewer
         if _fits(query, item):
-            yield item
-            count += 1
-        if count == query.limit:
-            return
+            yield item["id"]
 
 
 def _fits(query: Query, item: Mapping[str, Any]) -> bool:
@@ -146,16 +152,19 @@ def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[Address, 
 def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Listed], bool]:
     """Those of ``wanted`` that a list shows, and whether it was read to its end.
 
-    It takes no more calls than asking for each would.
+    It takes no more calls than asking for each would. Where no list is given, asking for each says why.
     """
     found: dict[str, Listed] = {}
     params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     most = PAGE * len(wanted)
-    for count, item in enumerate(islice(api.pages("/api/models", params), most), 1):
-        if item["id"] in wanted:
-            found[item["id"]] = _listed(item)
-        if count == most or len(found) == len(wanted):
-            return found, False
+    try:
+        for count, item in enumerate(islice(api.pages("/api/models", params), most), 1):
+            if item["id"] in wanted:
+                found[item["id"]] = _listed(item)
+            if count == most or len(found) == len(wanted):
+                return found, False
+    except Refusal:
+        return found, False
     return found, True
 
 

@@ -77,6 +77,9 @@ class Expander:
             log.info("catalog %s is left to the next control: %s", name, stopped.reason)
         except redis.RedisError as error:
             log.warning("catalog %s is expanded again, the broker was away: %s", name, error)
+        except Exception as error:
+            log.exception("catalog %s met what it does not know", name)
+            self._refuse(name, ReshardError(what=f"{type(error).__name__}: {error}"))
 
     def _refuse(self, name: str, error: ReshardError) -> None:
         try:

@@ -58,6 +58,7 @@ def test_endpoints_of_source_and_target_may_differ() -> None:
         (HEAD + "  - repo: ./folder\n", 4, "entries[0].repo", "is a folder", "change"),
         (HEAD + "  - size: 1GB\n", 4, "entries[0]", "either repo or query", "change"),
         (HEAD + "  - query: {name: 'a*'}\n", 4, "entries[0].query", "every model of the Hub", "change"),
+        (HEAD + "  - query: {collection: a/b, author: c}\n", 4, "entries[0].query", "not with author", "change"),
         (HEAD + "  - query: {autor: them}\n", 4, "entries[0].query.autor", "", "did you mean `author`?"),
         (HEAD + "  - {repo: a/b, pr: true, branch: x}\n", 4, "entries[0]", "exclude each other", "change"),
         ("name: n\n", 1, "entries", "required", "add `entries:`"),

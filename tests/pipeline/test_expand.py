@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.catalog import parse
+from reshard.pipeline.errors import HubRefused, SourceNotFound
 from reshard.pipeline.expand import Wanted, expand, interleaved
 from reshard.pipeline.stores.open import Context
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -74,6 +75,24 @@ def test_a_query_is_all_that_it_says(space: Namespace) -> None:
     assert query("max_size: 2kB, limit: 2") == ["llama-base", "llama-small"]
     assert query("min_size: 2kB") == ["llama-large"]
     assert query("search: base") == ["llama-base"]
+
+
+def test_a_collection_is_a_query_too(space: Namespace) -> None:
+    repos = [model(space, name) for name in ("b", "a", "not")]
+    space.admin.create_collection(f"{space.name}/best-0123", repos)
+    assert names(found(space, f"- query: {{collection: {space.name}/best-0123, name: '?'}}\n")) == ["b", "a"]
+    assert names(found(space, f"- query: {{collection: {space.name}/best-0123, limit: 1}}\n")) == ["b"]
+    with pytest.raises(SourceNotFound, match="none"):
+        found(space, "- query: {collection: them/none}\n")
+
+
+def test_where_lists_are_refused_each_model_is_asked_for(space: Namespace) -> None:
+    repos = [model(space, name) for name in ("a", "b")]
+    space.admin.fault(r"^GET /api/models(\?|$)", "status", status=400)
+    wanted = found(space, "".join(f"- repo: {repo}\n" for repo in repos))
+    assert [one.source and one.source.sha for one in wanted] == [space.admin.head(repo) for repo in repos]
+    with pytest.raises(HubRefused):
+        found(space, f"- query: {{author: {space.name}}}\n")
 
 
 def test_a_model_that_is_named_is_not_found_again(space: Namespace) -> None:

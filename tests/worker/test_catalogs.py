@@ -315,3 +315,13 @@ def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: C
     expander.look(catalogs.look())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "no (see" in (catalogs.get("mirror").note or "")
+
+
+def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Catalogs) -> None:
+    def broken(wanted: Definition) -> Rows:
+        raise ZeroDivisionError("in the expanding")
+
+    catalogs.submit(definition(1))
+    Expander(catalogs, broken).look(catalogs.look())
+    wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
+    assert "ZeroDivisionError: in the expanding" in (catalogs.get("mirror").note or "")

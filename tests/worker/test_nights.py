@@ -108,11 +108,21 @@ def test_each_night_does_what_changed_and_nothing_else(
     assert namespace.admin.state(namespace.repo("one-cut"))["commits"] == 3
     assert namespace.admin.state(namespace.repo("two-cut"))["commits"] == 3
     assert {repo for repo, ended in Catalogs(store).get("mirror").ended if ended.read} == {namespace.repo("one")}
-
-    failures = here.run("catalog", "failures", "mirror").stdout
-    assert "usage.collision" in failures and "2 models" in failures
     assert here.run("catalog", "status", "mirror", "--report", str(tmp_path / "report.md")).returncode == 0
     report = (tmp_path / "report.md").read_text()
     assert "# Catalog mirror: done" in report
     assert "### `source.not_found`: 1 model" in report
     assert f"| {namespace.repo('one')} | `{after['one']}` |" in report
+
+    # The broker lost everything: it works from the targets, and publishes nothing again.
+    store.redis.flushall()
+    namespace.admin.log(reset=True)
+    assert night(here, store, file).counts() == {"same": 4, "failed": 3}
+    assert heads(namespace) == after
+    assert not any(ended.read for _, ended in Catalogs(store).get("mirror").ended)
+    calls = [entry for entry in namespace.admin.log() if entry["path"].startswith("/api/")]
+    assert len(calls) <= 5 + 11 * len(GOOD), "calls that find again what is published"
+    assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+
+    failures = here.run("catalog", "failures", "mirror").stdout
+    assert "usage.collision" in failures and "2 models" in failures
