@@ -38,8 +38,9 @@ def no_look_for_our_digest() -> None:
     """Nobody looks whether the commit is there already."""
     from reshard.worker import steps  # it needs the address of a broker, which whoever reads GUARDS has not
 
-    assert publish.find is steps.find
-    publish.find = steps.find = lambda plan, target, at: None
+    for module in (publish, steps):
+        assert vars(module)["find"].__module__ == publish.__name__
+        vars(module)["find"] = lambda plan, target, at: None
 
 
 GUARDS: dict[str, Callable[[], None]] = {

@@ -135,7 +135,7 @@ def zombie_comes_back(service: Service, transport: Transport) -> None:
 
 def two_finishers(service: Service, transport: Transport) -> None:
     """The commit of a dead worker is still on its way when its successor makes its own."""
-    work, first = caught(service, transport, Moment(lambda work: work.commit))
+    work, _ = caught(service, transport, Moment(lambda work: work.commit))
     worker, _ = service.holder(work)
     service.kill_worker(worker)
     service.admin.wait_for_request(work.commit, timeout=60)

