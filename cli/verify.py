@@ -13,7 +13,7 @@ from reshard.cli.arguments import read_output, takes
 from reshard.cli.outcome import told_check
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
-from reshard.pipeline.errors import VerifyFailed
+from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import Folder, Hub, parse_place
 
 if TYPE_CHECKING:
@@ -38,13 +38,30 @@ def verify(
         str | None, Option(metavar="SRC", help="The checkpoint that it should equal, however cut.", show_default=False)
     ] = None,
     deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
+    load: Annotated[
+        bool,
+        Option("--load", help="Load the model for real and run it once; with --against, both, to the same output."),
+    ] = False,
+    max_memory: Annotated[
+        str | None,
+        Option(
+            metavar="DEVICE=SIZE,...",
+            help="For --load: what each device may hold, as cpu=2GB; the rest is offloaded to disk.",
+            show_default=False,
+        ),
+    ] = None,
     output: Output,
 ) -> None:
     """Check a checkpoint, whoever made it: alone, or against the source that it should equal."""
+    from reshard.cli.devices import parse_max_memory
     from reshard.pipeline.stores.open import Context, open_source
+    from reshard.pipeline.verify.loading import check_load
     from reshard.pipeline.verify.reload import Reload
     from reshard.pipeline.verify.verify import verify as make_checks
 
+    if max_memory and not load:
+        raise UsageError(what="--max-memory is what a load may take: it needs --load")
+    limits = parse_max_memory(max_memory) if max_memory else None
     context = Context.from_env()
     ours = open_source(parse_place(place), context)
     described = _described(parse_place(place), ours, context)
@@ -54,6 +71,8 @@ def verify(
         checks = make_checks(
             ours, theirs, reload, deep=deep, described=described, tick=progress.tick, tmpdir=context.tmpdir
         )
+        if load:
+            checks.append(check_load(ours, theirs, reload, limits, progress.tick, context.tmpdir))
     failed = [check for check in checks if check.result == "failed"]
     facts = {
         "place": str(ours.place),

@@ -101,6 +101,13 @@ def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: P
     assert reshard("verify", cut, "--against", repo, env=env).code == 6
 
 
+def test_a_load_is_asked_for_by_name(reshard: Run, cut: Path) -> None:
+    assert reshard("verify", cut, "--max-memory", "cpu=1GB").code == 2
+    done = reshard("verify", cut, "--load")
+    assert done.code == 0, done.err
+    assert "load         skipped" in done.out and "config.json" in done.out
+
+
 def test_what_cannot_be_looked_at_is_an_error_of_its_own(reshard: Run, bare: Path, tmp_path: Path) -> None:
     assert reshard("verify", tmp_path / "nothing").code == 3
     (tmp_path / "empty").mkdir()

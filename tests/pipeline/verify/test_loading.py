@@ -1,0 +1,94 @@
+"""`verify --load` on folders and on repositories: the model itself answers for what was written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.loading import check_load
+from reshard.pipeline.verify.reload import Reload
+from tests.pipeline.verify.models import Saved
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+SIZE = 20_000
+
+
+@pytest.fixture
+def cut(saved: Callable[..., Saved], tmp_path: Path, reload: Reload) -> tuple[Path, Path]:
+    """(source, output) of a small model that the pipeline cut."""
+    source, output = saved("llama").folder, tmp_path / "output"
+    request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=SIZE))
+    run(request, Context.from_env(), reload=reload)
+    assert len(list(output.glob("*.safetensors"))) > 2
+    return source, output
+
+
+def opened(place: str | Path) -> Source:
+    return open_source(parse_place(str(place)), Context.from_env())
+
+
+def look(output: Source, source: Source | None, reload: Reload, tmpdir: Path, memory: int | None = None) -> Check:
+    return check_load(output, source, reload, {"cpu": memory} if memory else None, lambda n: None, tmpdir)
+
+
+def test_the_cut_model_gives_the_sources_output(cut: tuple[Path, Path], tmp_path: Path, reload: Reload) -> None:
+    source, output = cut
+    found = look(opened(output), opened(source), reload, tmp_path)
+    assert (found.result, found.figures["class_name"]) == ("passed", "LlamaForCausalLM")
+    assert "bit for bit" in found.reason
+    offloaded = look(opened(output), opened(source), reload, tmp_path, memory=60_000)
+    assert offloaded.result == "passed" and offloaded.figures["blocks_on_disk"] > 0
+
+
+def test_a_changed_weight_changes_the_output(cut: tuple[Path, Path], tmp_path: Path, reload: Reload) -> None:
+    source, output = cut
+    path = next(p for p in sorted(output.glob("*.safetensors")) if "model.norm.weight" in load_file(p))
+    tensors = load_file(path)
+    save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"] * 2}, path, metadata={"format": "pt"})
+    found = look(opened(output), opened(source), reload, tmp_path)
+    assert found.result == "failed"
+    assert "another output" in found.findings[0]
+    assert look(opened(output), None, reload, tmp_path).result == "passed", "alone it loads and runs"
+
+
+def test_a_repository_is_fetched_and_forgotten(
+    cut: tuple[Path, Path], tmp_path: Path, reload: Reload, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = cut
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    repo = namespace.repo("cut")
+    namespace.admin.create_repo(repo)
+    namespace.admin.put_files(repo, {p.name: p.read_bytes() for p in output.iterdir() if p.is_file()})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert look(opened(repo), opened(source), reload, scratch).result == "passed"
+    assert not list(scratch.iterdir())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))  # type: ignore[attr-defined]
+    with pytest.raises(DiskFull):
+        look(opened(repo), None, reload, scratch)
+
+
+def test_what_no_loader_reads_is_skipped_and_a_source_in_torch_is_nothing_to_compare_with(
+    cut: tuple[Path, Path], tmp_path: Path, reload: Reload
+) -> None:
+    source, output = cut
+    (tmp_path / "bin").mkdir()
+    torch.save(load_file(source / "model.safetensors"), tmp_path / "bin" / "pytorch_model.bin")
+    shutil.copy(source / "config.json", tmp_path / "bin")
+    assert look(opened(tmp_path / "bin"), None, reload, tmp_path).result == "skipped"
+    found = look(opened(output), opened(tmp_path / "bin"), reload, tmp_path)
+    assert found.result == "inconclusive" and "nothing to compare with" in found.reason
