@@ -15,14 +15,14 @@ from reshard.cli.arguments import asked_by, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, human_bytes, lines
-from reshard.pipeline.errors import EntriesWrong, UsageError
+from reshard.pipeline.errors import EntriesWrong, NoBroker, UsageError
 from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalog import Catalog
     from reshard.pipeline.expand import Wanted
     from reshard.pipeline.stores.retry import Pace
-    from reshard.worker.catalogs import Catalogs, Definition, Seen
+    from reshard.worker.catalogs import Catalogs, Definition, Seen, Standing
     from reshard.worker.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them
@@ -76,6 +76,7 @@ def check(file: File, output: Output) -> None:
     _, parsed = read_catalog(file)
     calls = Counter[str]()
     wanted = expand(parsed, Context.from_env(_counted(calls)))
+    stands = _standings(parsed.name, wanted)
     facts: dict[str, Any] = {
         "catalog": parsed.name,
         "models": len(wanted),
@@ -85,6 +86,8 @@ def check(file: File, output: Output) -> None:
         "bytes": sum(one.source.bytes for one in wanted if one.source and one.error is None),
         "growth": sum(one.source.bytes for one in wanted if one.source and not one.error and not one.target),
         "calls": calls.total(),
+        "unchanged": stands and sum(stand == "unchanged" for stand in stands),
+        "drift": stands and [one.repo for one, stand in zip(wanted, stands, strict=True) if stand == "target"],
         "wrong": [{"repo": one.repo, **one.error.to_dict()} for one in wanted if one.error],
         "entries": [_entry(one) for one in wanted],
     }
@@ -233,6 +236,17 @@ def _counts(seen: Seen) -> str:
     return ", ".join(told) or "none yet"
 
 
+def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
+    """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
+    from reshard.worker.catalogs import entry_of
+
+    try:
+        with _open() as (_, catalogs):
+            return catalogs.standings(name, map(entry_of, wanted))
+    except NoBroker:
+        return None
+
+
 def _entry(one: Wanted) -> dict[str, Any]:
     return {
         "repo": one.repo,
@@ -253,9 +267,15 @@ def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("bytes", f"{human_bytes(facts['bytes'])} stored by the sources, past commits included"),
         ("growth", f"{human_bytes(facts['growth'])} at most, before the Hub finds what it has already"),
         ("calls", f"{facts['calls']:,} to the Hub for this"),
+        ("unchanged", _unchanged(facts["unchanged"])),
+        *_listed("drift", facts["drift"] or (), lambda repo: f"the target of {repo} has commits that are not ours"),
         *_listed("gated", facts["gated"], str),
         *_listed("wrong", wrong, lambda item: f"{item['repo']}: {item['code']}: {item['message']} ({item['hint']})"),
     ]
+
+
+def _unchanged(number: int | None) -> str:
+    return "not known without a broker" if number is None else f"{number:,} since their last job, which need none now"
 
 
 def _listed(what: str, items: Sequence[Any], say: Callable[[Any], str]) -> list[tuple[str, str]]:

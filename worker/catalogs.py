@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
 import redis
@@ -35,6 +35,9 @@ from reshard.pipeline.request import Request, key_of
 from reshard.worker.jobs import Job, JobState, JobStore, submission
 from reshard.worker.scripts import PREFIX, job_key, texts
 
+if TYPE_CHECKING:
+    from reshard.pipeline.expand import Wanted
+
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
@@ -43,6 +46,9 @@ FILL = 500  # entries written in one step, so that none keeps Redis busy for lon
 
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
 Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
+# Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
+# it left cannot be seen in a list.
+Standing = Literal["unchanged", "source", "target", "unknown"]
 
 
 class Definition(BaseModel):
@@ -214,6 +220,14 @@ class Catalogs:
             raise CatalogState(name=name, state=fields["state"], why="it is not expanded yet")
         return again
 
+    def standings(self, name: str, entries: Iterable[Entry]) -> list[Standing]:
+        """How each entry stands against the last job that carried it out."""
+        record = self._record(name)
+        return [_standing(entry, record) for entry in entries]
+
+    def _record(self, name: str) -> dict[str, list[str]]:
+        return {key.decode(): json.loads(data) for key, data in _hash(self._redis, _key(name, "record")).items()}
+
     def _turn(self, name: str, state: State, why: str, note: str = "") -> None:
         answer, found = texts(self._store.run("catalog_turn", name, state, note))
         if answer == "missing":
@@ -259,7 +273,7 @@ class Catalogs:
 
         An entry whose source and target are what they were after its last job has ended before it began.
         """
-        record = {key.decode(): json.loads(data) for key, data in _hash(self._redis, _key(name, "record")).items()}
+        record = self._record(name)
         for first in range(0, max(1, len(rows)), FILL):
             chunk = rows[first : first + FILL]
             last = first + FILL >= len(rows)
@@ -343,21 +357,33 @@ class Catalogs:
         return fields
 
 
-def _at_once(entry: Entry, error: ReshardError | None, record: dict[str, Any]) -> str:
+def entry_of(wanted: Wanted) -> Entry:
+    """What is kept of a model that a catalog wants."""
+    return Entry(
+        repo=wanted.repo,
+        request=wanted.request,
+        source=wanted.source.sha if wanted.source else None,
+        target=wanted.target.sha if wanted.target else None,
+    )
+
+
+def _at_once(entry: Entry, error: ReshardError | None, record: dict[str, list[str]]) -> str:
     """How an entry ended that needs no job; empty for one that does."""
     if error is not None:
         return json.dumps(asdict(Ended("failed", error=error.to_dict())))
+    return json.dumps(asdict(Ended("unchanged"))) if _standing(entry, record) == "unchanged" else ""
+
+
+def _standing(entry: Entry, record: dict[str, list[str]]) -> Standing:
     request = entry.request
-    assert request is not None, "what has no request has an error"
-    now = [entry.source, entry.target]
-    if (
-        None not in now
-        and not request.options.force
-        and _default_branch(request)
-        and record.get(_asked(request)) == now
-    ):
-        return json.dumps(asdict(Ended("unchanged")))
-    return ""
+    if request is None or request.options.force or not _default_branch(request) or None in (entry.source, entry.target):
+        return "unknown"
+    if (last := record.get(_asked(request))) is None:
+        return "unknown"
+    source, target = last
+    if target != entry.target:
+        return "target"
+    return "unchanged" if source == entry.source else "source"
 
 
 def _how(job: Job) -> Ended:

@@ -15,7 +15,7 @@ from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import CatalogState, ReshardError
 from reshard.pipeline.expand import expand, interleaved
 from reshard.pipeline.stores.open import Context
-from reshard.worker.catalogs import Catalogs, Definition, Entry
+from reshard.worker.catalogs import Catalogs, Definition, Entry, entry_of
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +25,7 @@ EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
 def expanded(definition: Definition, context: Context) -> list[tuple[Entry, ReshardError | None]]:
     """What a catalog comes to now, owners taking turns; raises BadCatalog, the HubError and AccessError families."""
     wanted = interleaved(expand(parse(definition.text, definition.name), context))
-    return [
-        (
-            Entry(
-                repo=one.repo,
-                request=one.request,
-                source=one.source.sha if one.source else None,
-                target=one.target.sha if one.target else None,
-            ),
-            one.error,
-        )
-        for one in wanted
-    ]
+    return [(entry_of(one), one.error) for one in wanted]
 
 
 class Expander:

@@ -39,6 +39,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
         "models": 3, "ready": 3, "new": 2, "bytes": 3000, "growth": 2000, "calls": 2, "wrong": [],
     }  # fmt: skip
     assert facts["gated"] == [namespace.repo("three")]
+    assert (facts["unchanged"], facts["drift"]) == (None, None)
     assert "3, of which 3 can be done" in reshard("catalog", "check", file, env=env).out
 
     with file.open("a") as more:

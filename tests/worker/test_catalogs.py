@@ -106,6 +106,11 @@ def test_what_did_not_change_needs_no_job(catalogs: Catalogs, leases: Leases, st
     assert catalogs.get("mirror").state == "done"
     assert len(store.recent()) == 3
 
+    assert catalogs.standings("mirror", [entry for entry, _ in rows(wanted)]) == ["unchanged"] * 3
+    assert catalogs.standings("mirror", [rows(wanted, source="s2")[0][0]]) == ["source"]
+    assert catalogs.standings("mirror", [rows(wanted, target="t2")[0][0]]) == ["target"]
+    assert catalogs.standings("other", [rows(wanted)[0][0]]) == ["unknown"]
+
     # a new commit of one source, and somebody else's in another one's target
     new_source, new_target = rows(wanted, source="s2"), rows(wanted, target="t2")
     begin(catalogs, wanted, [new_source[0], new_target[1], rows(wanted)[2]])

@@ -124,5 +124,10 @@ def test_each_night_does_what_changed_and_nothing_else(
     assert len(calls) <= 5 + 11 * len(GOOD), "calls that find again what is published"
     assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
 
+    # What would be done now is said beforehand.
+    namespace.admin.put_files(namespace.repo("three-cut"), {"notes.txt": b"somebody else's"})
+    checked = json.loads(here.run("catalog", "check", str(file), "--json").stdout.splitlines()[0])
+    assert (checked["unchanged"], checked["drift"]) == (3, [namespace.repo("three")])
+
     failures = here.run("catalog", "failures", "mirror").stdout
     assert "usage.collision" in failures and "2 models" in failures
