@@ -33,9 +33,13 @@ def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]
     return {"shards": len(plan.shards), "tensors": sum(len(s.entries) for s in plan.shards), "digest": plan.digest}
 
 
-def do_run_within(most: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A run that may write no file of more than ``most`` bytes; whatever tries ends the process."""
+def do_run_within(most: int, memory: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A run that may write no file of more than ``most`` bytes and map no more than ``memory`` bytes of data.
+
+    Whatever tries ends the process: the kernel refuses both.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     report = run(request_of(source, target, options), Context.from_env())
     expected = forecast(report.plan, deduplicated=True)
     return {
