@@ -316,6 +316,12 @@ class BadManifest(CheckpointError):
     hint = "publish again with `reshard run`, or use a release of reshard that knows it"
 
 
+class LfsPointer(CheckpointError):
+    code = "checkpoint.pointer"
+    message = "{file} is a git-lfs pointer and not the file; fetch it with `git lfs pull`"
+    hint = "run `git lfs install` and `git lfs pull` in that clone, or give the repository's name in place of the folder"
+
+
 class Unsupported(CheckpointError):
     code = "checkpoint.unsupported"
     message = "{file}: {what} cannot be held in safetensors"

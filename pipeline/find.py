@@ -17,6 +17,7 @@ from posixpath import basename, dirname, join, normpath
 from typing import Any, Literal
 
 from reshard.pipeline.errors import BadIndex, NoWeights, UnsafePath
+from reshard.pipeline.formats.pointers import refuse_pointer
 from reshard.pipeline.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.stores.protocols import Source
@@ -48,10 +49,11 @@ _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "c
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
 # Stems that are weights wherever they stand; other torch files are weights only where there are no better ones.
 _USUAL_STEMS = ("model", "diffusion_pytorch_model")
-# What trainers leave beside the weights, and no weights (transformers' Trainer and accelerate's `save_state`).
+# What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
+# ZeRO (whose model states are parts that only its own script puts together), torchtune.
 _TRAINERS = (
     "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
-    "arguments.pt", "trainer_state*",
+    "arguments.pt", "trainer_state*", "zero_pp_rank_*", "*_optim_states.pt", "recipe_state*",
 )  # fmt: skip
 
 # Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
@@ -95,7 +97,9 @@ class Found:
 
 
 def foreign_format(path: str) -> str | None:
-    """The kind of weights in another format that ``path`` holds, by its suffix; None for everything else."""
+    """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
+    if basename(path) == _DISTRIBUTED_METADATA:
+        return FOREIGN[".distcp"]
     return FOREIGN.get(_suffix(path).lower())
 
 
@@ -217,7 +221,7 @@ class _Finder:
             files = sorted(set(weight_map.values()))
             for file in files:
                 if file not in self._listing:
-                    raise BadIndex(file=path, why=f"it names {file}, which is not there")
+                    raise BadIndex(file=path, why=f"it names {file}, which is not there (--exclude ignores the index)")
                 if _suffix(file) not in suffixes:
                     raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
@@ -330,6 +334,7 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, ob
 
     Both shapes that loaders read are known: ``{"metadata", "weight_map"}``, and the bare map {tensor: file}.
     """
+    refuse_pointer(content, path)
     try:
         data: Any = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.pipeline.errors import BadIndex, DuplicateTensor
+from reshard.pipeline.errors import BadIndex, DuplicateTensor, NoWeights
 from reshard.pipeline.find import FileSet, Found
 from reshard.pipeline.formats import dcp
+from reshard.pipeline.formats.pointers import refuse_pointers
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
 from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
@@ -50,8 +51,12 @@ def open_checkpoints(source: Source, found: Found) -> Opened:
     for part in found.sets:
         checkpoints.append(_OPENERS[part.format](source, part, first))
         first += len(part.files)
-    chosen, duplicates = _without_twins(checkpoints, found.files)
-    return Opened(found.files, tuple(chosen), duplicates)
+    full = [checkpoint for checkpoint in checkpoints if checkpoint.tensors]
+    if not full:
+        raise NoWeights(place=source.place, found=f"; {found.files[0].path} holds no tensor")
+    empty = {found.files[i].path: "it holds no tensor" for c in checkpoints if not c.tensors for i in c.files}
+    chosen, duplicates = _without_twins(full, found.files)
+    return Opened(found.files, tuple(chosen), duplicates | empty)
 
 
 def read_header(source: Source, file: StoredFile) -> Header:
@@ -95,6 +100,7 @@ def _open_torch(source: Source, part: FileSet, first: int) -> Checkpoint:
 
 def _open_distributed(source: Source, part: FileSet, first: int) -> Checkpoint:
     assert part.metadata is not None, "a distributed checkpoint is found by its metadata"
+    refuse_pointers(source.read, part.metadata, *part.files)
     contents = dcp.read_dcp(source.read, part.metadata, part.files)
     return Checkpoint(
         name=part.name,

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from reshard.pipeline.errors import BadHeader, BadLength, DuplicateTensor
+from reshard.pipeline.formats.pointers import refuse_pointer
 from reshard.pipeline.limits import ALIGNMENT, HEADER_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, size_in_bytes
 
 LENGTH_BYTES = 8
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-# What a clone without git-lfs has in a weight file's place (git-lfs, docs/spec.md).
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # A shape is data from a stranger: numpy itself stops at 64 dimensions.
 _DIMENSIONS_MAX = 64
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
@@ -59,11 +58,10 @@ class Header:
 
 
 def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> int:
-    """The length that the first 8 bytes claim; raises BadHeader before anyone allocates it."""
+    """The length that the first 8 bytes claim; raises BadHeader before anyone allocates it, and LfsPointer."""
     if len(prefix) < LENGTH_BYTES:
         raise BadHeader(file=file, why=f"{len(prefix)} bytes are too few for a safetensors file")
-    if bytes(prefix[: len(LFS_POINTER)]) == LFS_POINTER:
-        raise BadHeader(file=file, why="this is a git-lfs pointer and not the file; fetch it with `git lfs pull`")
+    refuse_pointer(prefix, file)
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > HEADER_MAX:
         raise BadHeader(file=file, why=f"its header claims {length} bytes; the format allows {HEADER_MAX}")

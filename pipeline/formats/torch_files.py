@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.formats import torch_legacy, torch_zip
+from reshard.pipeline.formats.pointers import refuse_pointer
 from reshard.pipeline.formats.ranged import Read, read_bytes
-from reshard.pipeline.formats.safetensors import LFS_POINTER
 from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.tensors import StoredFile
 
@@ -20,12 +20,11 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
     Raises UnsafePickle, Unsupported and the rest of the CheckpointError family, naming the file.
     """
     head = read_bytes(read, file, 0, min(_PROBE, file.size))
+    refuse_pointer(head, file.path)
     if head.startswith(torch_zip.MAGIC):
         return torch_zip.read_torch_zip(read, file, number)
     if head.startswith(torch_legacy.MAGIC):
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")
-    if head.startswith(LFS_POINTER):
-        raise BadArchive(file=file.path, why="this is a git-lfs pointer and not the file; fetch it with `git lfs pull`")
     raise BadArchive(file=file.path, why="this is no file that torch.save wrote")

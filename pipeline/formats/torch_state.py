@@ -470,9 +470,12 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
 
     Raises Unsupported when the value is no dictionary of tensors, DuplicateTensor, BadPickle.
     """
-    if pairs_of(root) is None:
+    pairs = pairs_of(root)
+    if pairs is None:
         kind = "a single tensor" if is_tensor(root) else describe(root)
         raise Unsupported(file=file, what=f"a file that holds {kind} and no dictionary of tensors")
+    if not pairs:
+        return {}, ()  # one of several files may be empty
     node = _node(root, file, 0, _Search(file), {})
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")

@@ -104,6 +104,7 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "an adapter without its model": _adapter,
     "a git-lfs pointer, safetensors": _pointer("model.safetensors"),
     "a git-lfs pointer, `.bin`": _pointer("pytorch_model.bin"),
+    "a git-lfs pointer, index": _pointer("model.safetensors.index.json"),
     "a pickle that calls a function": _runs,
     "a `.metadata` that calls a function": _runs_in_metadata,
     "a whole module, pickled": _module,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reshard.pipeline.errors import CheckpointError, NoWeights, SourceCorrupt, UnsafePickle
+from reshard.pipeline.errors import LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.pipeline.conftest import Run, upload
 from tests.support.hub.fixtures import Namespace
@@ -20,6 +20,8 @@ from tests.support.models import add_friends, save_single
 SIZE = 20_000
 
 State = dict[str, torch.Tensor]
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 123\n"
 
 
 def state_of(count: int = 8) -> State:
@@ -270,14 +272,66 @@ def test_a_pickle_that_wants_to_run_something_is_refused_and_runs_nothing(
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
 
 
-def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(folder: Path, tmp_path: Path, go: Run) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 123\n"
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        (folder / name).write_text(pointer)
-        with pytest.raises(CheckpointError) as caught:
-            go(folder, tmp_path / "out", size=SIZE)
-        assert "git lfs pull" in f"{caught.value} {caught.value.next_step}"
-        (folder / name).unlink()
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", ".metadata"]
+)
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(folder: Path, tmp_path: Path, go: Run, name: str) -> None:
+    (folder / name).write_text(POINTER)
+    (folder / "__0_0.distcp").write_bytes(b"not looked into")
+    with pytest.raises(LfsPointer, match=f"{name} .*git lfs pull"):
+        go(folder, tmp_path / "out", size=SIZE)
+
+
+def test_one_pointer_among_the_chunks_is_named(folder: Path, tmp_path: Path, go: Run) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(state_of_plain(), checkpoint_id=folder, no_dist=True)
+    (folder / "__0_0.distcp").write_text(POINTER)
+    with pytest.raises(LfsPointer, match="__0_0.distcp"):
+        go(folder, tmp_path / "out", size=SIZE)
+
+
+def test_files_without_a_tensor_are_left_out_and_said(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file({}, folder / "extra.safetensors")
+    names = list(state_of_plain())
+    torch.save(state_of_plain(), folder / "pytorch_model-00001-of-00002.bin")
+    torch.save({}, folder / "pytorch_model-00002-of-00002.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "pytorch_model-00001-of-00002.bin")}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state_of_plain())
+    assert ("extra.safetensors", "it holds no tensor") in report.plan.left_out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_model_without_a_tensor_is_no_model(folder: Path, tmp_path: Path, go: Run, name: str) -> None:
+    if name.endswith(".bin"):
+        torch.save({}, folder / name)
+    else:
+        save_file({}, folder / name)
+    with pytest.raises(NoWeights, match=f"{name} holds no tensor"):
+        go(folder, tmp_path / "out", size=SIZE)
+
+
+def test_what_belongs_to_an_optimizer_is_left_out_whole(folder: Path, tmp_path: Path, go: Run) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": state_of_plain()}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
+    dcp.save({"optim": {"a": torch.ones(3)}}, checkpoint_id=folder / "optimizer_0", no_dist=True)
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state_of_plain())
+    left = {item.path for item in report.plan.left_out}
+    assert left == {"optimizer_0/.metadata", "optimizer_0/__0_0.distcp"}
+    assert not (tmp_path / "out" / "optimizer_0").exists()
+
+
+@pytest.mark.parametrize("beside", ["zero_pp_rank_0_mp_rank_00_optim_states.pt", "recipe_state.pt", "optimizer.pt"])
+def test_optimizers_in_torch_files_are_no_weights(folder: Path, tmp_path: Path, go: Run, beside: str) -> None:
+    torch.save(state_of_plain(), folder / "mine.pt")
+    torch.save({"state": [torch.ones(3)]}, folder / beside)
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state_of_plain())
+    assert beside in {item.path for item in report.plan.left_out}
 
 
 def test_code_of_the_repository_is_carried_and_never_run(folder: Path, tmp_path: Path, go: Run) -> None:

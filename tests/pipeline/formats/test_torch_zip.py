@@ -25,6 +25,7 @@ from reshard.pipeline.errors import (
     BadPickle,
     CheckpointError,
     DuplicateTensor,
+    LfsPointer,
     UnsafePickle,
     Unsupported,
 )
@@ -266,7 +267,7 @@ def test_a_wrapper_around_a_wrapper(tmp_path: Path) -> None:
         (torch.zeros(3), "a single tensor"),
         ([torch.zeros(3)], "a list of 1"),
         ({"lr": 0.1}, "without a tensor"),
-        ({}, "without a tensor"),
+        ({"nothing": {}}, "without a tensor"),
         ({0: torch.zeros(3)}, "whose keys are not all names"),
         ({"encoder": {"w": torch.zeros(3)}, "decoder": {"w": torch.zeros(3)}}, r"several .*\(encoder, decoder\)"),
         ({"w": torch.zeros(3), "heads": [torch.zeros(2)]}, "heads, a list of 1 with tensors inside"),
@@ -350,7 +351,7 @@ def test_a_torchscript_program_is_refused(tmp_path: Path) -> None:
         (b"", BadArchive, "no file that torch.save wrote"),
         (b"GGUF" + bytes(500), BadArchive, "no file that torch.save wrote"),
         (bytes(257) + b"ustar" + bytes(300), Unsupported, "tar format that torch wrote before 2017"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", BadArchive, "git lfs pull"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", LfsPointer, "git lfs pull"),
         (b"PK\x03\x04" + bytes(300), BadArchive, "cut off"),
     ],
 )
