@@ -20,9 +20,9 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.publish import Published
-from reshard.worker.catalogs import Catalogs, Definition, Entry
+from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
 from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.jobs import JobState, JobStore, submission
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
 from tests.support.procs import Broker, wait_for
@@ -286,6 +286,30 @@ def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, cat
     active = catalogs.get("mirror").active
     assert len(active) == len(set(active.values())) == 25
     assert store.counts()[JobState.queued] == 25
+
+
+def test_a_control_that_looked_before_another_one_acted_changes_nothing(
+    catalogs: Catalogs, leases: Leases, store: JobStore
+) -> None:
+    wanted = definition(5, at_once=2, max_failures=9)
+    begin(catalogs, wanted)
+    run = catalogs.get("mirror").run
+    first, _ = jobs(catalogs)
+    catalogs._admit(wanted, run, room=2)  # it saw room where there is none any more
+    assert len(catalogs.get("mirror").active) == 2
+    fail(leases, first)
+    jobs(catalogs)
+    catalogs._end(wanted, run, "0", Ended("failed", first, error={"code": "job"}))  # the same end, noted twice
+    assert store.redis.hget(f"{PREFIX}catalog:mirror", "failures") == b"1"
+    catalogs.pause("mirror")
+    for job in catalogs.get("mirror").active.values():
+        finish(leases, job)
+    assert jobs(catalogs) == []
+    catalogs.resume("mirror")
+    request = rows(wanted)[0][0].request
+    assert request is not None
+    late = store.run("catalog_admit", "mirror", run, "0", 2, "", *submission(request))
+    assert late == [b"gone", b""]  # its turn is over, and its target is free
 
 
 def test_another_control_expands_what_a_dead_one_began(catalogs: Catalogs, store: JobStore) -> None:
