@@ -9,7 +9,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from reshard.cli.output import count, lines
-from reshard.pipeline.forecast import forecast
 from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.request import Request
@@ -22,6 +21,8 @@ NOTES_SHOWN = 10
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     """Everything that will be written, carried, deleted and kept; sizes in bytes."""
+    from reshard.pipeline.forecast import forecast
+
     return {
         "source": str(plan.pin),
         "target": str(request.target),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import Argument, Option
 
 from reshard.cli.arguments import Job, State, read_output, takes
-from reshard.cli.outcome import moved, outcome
+from reshard.cli.outcome import moved, outcome, told_check
 from reshard.cli.output import Output, ago, count, human_bytes, lines
-from reshard.pipeline.errors import JobCancelled, ReshardError, WrongState
+from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
 
 if TYPE_CHECKING:
     from reshard.worker.jobs import Job as JobRecord
@@ -39,12 +39,20 @@ def status(
     job: Annotated[
         str | None, Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)
     ] = None,
+    report: Annotated[
+        bool, Option("--report", help="Show the job's checks, each with its level, its figures and what it found.")
+    ] = False,
     output: Output,
 ) -> None:
     """Show one job, or without JOB the queue and who works on it."""
+    if report and job is None:
+        raise UsageError(what="--report is of one job: name it")
     with open_store() as store:
         if job is None:
             _show_service(store, output)
+        elif report:
+            facts = report_of(store.get(job))
+            output.result(facts, report_text(facts), facts["result"])
         else:
             record = store.get(job)
             output.result(record.to_dict(), lines(describe(record)), record.state)
@@ -168,6 +176,27 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
         told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
     told += [("note", note) for note in job.notes]
     return told + outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
+
+
+def report_of(job: JobRecord) -> dict[str, Any]:
+    """The checks of a job, JSON-able, and the error where one of them ended it."""
+    checks = [*job.checked, *job.confirmed]
+    error = ReshardError.from_dict(job.error) if job.error else None
+    failed = isinstance(error, ProofError | CheckpointError) or any(check["result"] == "failed" for check in checks)
+    result = "failed" if failed else "passed" if job.confirmed else "unfinished"
+    return {"job": job.id, "state": job.state, "result": result, "checks": checks, "error": job.error}
+
+
+def report_text(facts: Mapping[str, Any]) -> Text:
+    """Every check with its findings below it."""
+    told = []
+    for check in facts["checks"]:
+        told.append(": ".join(told_check(check)))
+        told += [f"    {finding}" for finding in check.get("findings", ())]
+    if facts["error"]:
+        error = ReshardError.from_dict(facts["error"])
+        told.append(f"{error.code}: {error}")
+    return Text("\n".join([*told, f"job {facts['job']}, {facts['state']}: {facts['result']}"]))
 
 
 def end(job: JobRecord) -> ReshardError | None:

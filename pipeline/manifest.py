@@ -19,14 +19,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from reshard.pipeline.copy import Attested
 from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.plan import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
+
+if TYPE_CHECKING:
+    from reshard.pipeline.copy import Attested
 
 MANIFEST = "reshard.manifest.json"
 # What the metadata of an index calls the root; loaders read nothing there but what they know.

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from reshard.cli.jobs import report_text
+from reshard.pipeline.errors import ReceiptWrong
+from reshard.pipeline.verify.checks import Check
 from reshard.worker import broker
 from reshard.worker.jobs import without_password
 from reshard.worker.settings import Settings
@@ -108,6 +111,25 @@ def test_a_submission_loads_nothing_heavy(url: str, monkeypatch: pytest.MonkeyPa
     assert not breaks(modules, HEAVY)
 
 
+def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -> None:
+    assert queue("status", "--report").code == 2
+    (job,) = queue("submit", "a/model", "--to", "b/reported", "--quiet").out.split()
+    (report,) = queue("status", job, "--report", "--json").documents
+    assert report == {"job": job, "state": "queued", "result": "unfinished", "checks": [], "error": None}
+
+
+def test_a_report_names_what_a_failed_check_found() -> None:
+    error = ReceiptWrong(file="model-1.safetensors", why="w was copied with other bytes than the attested file has")
+    check = Check("read back", "failed", "names", "", {"shards": 3}, ("model-2.safetensors is not there",))
+    facts = {"job": "j", "state": "failed", "result": "failed", "checks": [check.to_dict()], "error": error.to_dict()}
+    assert report_text(facts).plain.splitlines() == [
+        "read back: failed (names); shards 3",
+        "    model-2.safetensors is not there",
+        f"proof.receipt: {error}",
+        "job j, failed: failed",
+    ]
+
+
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
     env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
     assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300").code == 0
@@ -126,6 +148,12 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         events = reshard("watch", job, "--json", env=env).documents
         assert events[-1]["state"] == "done"
         assert events[-1]["source_bytes"] == {"as delivered": ["model.safetensors"]}
+
+        (report,) = reshard("status", job, "--report", "--json", env=env).documents
+        assert report["result"] == "passed"
+        assert [check["name"] for check in report["checks"]] == ["reload model", "read back"]
+        assert report["checks"][-1]["figures"]["shards"] == 4
+        assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
 
         outside = reshard("submit", model, "--to", "/nowhere", "--watch", env=env)
         assert outside.code == 4
