@@ -80,8 +80,8 @@ class Work:
 
     @property
     def upload(self) -> str:
-        """The requests that bring shards to the target's store."""
-        return r"^POST .*/v1/xorbs/" if self.transport == "xet" else rf"^PUT /_lfs/models/{self.target}/"
+        """What brings shards to the target's store. Xorbs would not do: what it has is not sent again."""
+        return r"^POST .*/v1/shards" if self.transport == "xet" else rf"^PUT /_lfs/models/{self.target}/"
 
     @property
     def commit(self) -> str:
