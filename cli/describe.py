@@ -35,7 +35,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "bytes_read": sum(f.size for f in plan.files),
         "bytes_written": sum(s.size for s in plan.shards),
         "transports": plan.transports._asdict(),
-        "forecast": forecast(plan, deduplicated=plan.transports == ("xet", "xet"))._asdict(),
+        "forecast": forecast(plan)._asdict(),
         "reads": [{"path": f.path, "size": f.size} for f in plan.files],
         "files": [_file(s, plan.options.size) for s in plan.shards],
         "indexes": [o.index.path for o in plan.outputs if o.index],

@@ -165,7 +165,7 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
     if job.shards:
         told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
     if job.read:
-        told.append(moved(job.read, job.uploaded, job.deduplicated))
+        told.append(moved(job.read, job.uploaded, job.deduplicated, job.expected))
     told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
     if job.note:
         told.append(("waits", job.note))

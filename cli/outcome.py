@@ -29,10 +29,11 @@ def outcome(
     return [*told, ("where", target)]
 
 
-def moved(read: int, uploaded: int, deduplicated: int) -> tuple[str, str]:
-    """What moved for a job, in bytes."""
+def moved(read: int, uploaded: int, deduplicated: int, expected: int | None = None) -> tuple[str, str]:
+    """What moved, in bytes, beside what a plan had said."""
+    said = "" if expected is None else f" of about {expected:,} expected"
     there = f", {deduplicated:,} were there already" if deduplicated else ""
-    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{there}"
+    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{said}{there}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -68,6 +68,8 @@ class _View:
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:
     """How a run ended, JSON-able."""
+    from reshard.pipeline.forecast import forecast
+
     read = () if report.plan.published else (file.path for file in report.plan.files)
     return {
         "state": "done",
@@ -75,5 +77,5 @@ def report_facts(request: Request, report: Report) -> dict[str, Any]:
         "published": asdict(report.published),
         "checks": [check.to_dict() for check in report.checks],
         "source_bytes": source_bytes(read, report.attested),
-        "moved": report.moved._asdict(),
+        "moved": report.moved._asdict() | {"expected": forecast(report.plan).uploaded},
     }

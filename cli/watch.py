@@ -37,7 +37,7 @@ def follow(store: JobStore, id: str, output: Output) -> None:
     published = job.published or {}
     bytes_ = source_bytes(follower.read, store.attested(id))
     told = [
-        moved(job.read, job.uploaded, job.deduplicated),
+        moved(job.read, job.uploaded, job.deduplicated, job.expected),
         *outcome(str(job.request.target), [*job.checked, *job.confirmed], bytes_, published),
     ]
     output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))

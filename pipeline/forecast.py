@@ -8,6 +8,8 @@ from reshard.pipeline.limits import SEAM_UPLOAD
 from reshard.pipeline.plan import Plan
 from reshard.pipeline.reads import itinerary, joined, parts, requests
 
+XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
+
 
 class Forecast(NamedTuple):
     """Bytes and requests that carrying out a plan takes."""
@@ -24,8 +26,8 @@ class Forecast(NamedTuple):
         return self.read / self.written if self.written else 1.0
 
 
-def forecast(plan: Plan, deduplicated: bool) -> Forecast:
-    """What ``plan`` moves; ``deduplicated`` says that source and target are stored in chunks at one Hub.
+def forecast(plan: Plan) -> Forecast:
+    """What ``plan`` moves.
 
     A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers.
     """
@@ -41,5 +43,5 @@ def forecast(plan: Plan, deduplicated: bool) -> Forecast:
         read=sum(leg.stop - leg.start for legs in itineraries for leg in legs),
         written=written,
         seams=seams,
-        uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if deduplicated else written,
+        uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if plan.transports == XET_TO_XET else written,
     )

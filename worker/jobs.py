@@ -83,6 +83,7 @@ class Job:
     shards: int = 0
     shards_done: int = 0
     read: int = 0  # bytes of the source
+    expected: int = 0  # bytes that the plan said would be sent
     uploaded: int = 0  # bytes sent to the target's store
     deduplicated: int = 0  # bytes that it had already
     held: tuple[Held, ...] = ()
@@ -364,6 +365,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         shards=int(fields.get("shards", 0)),
         shards_done=int(fields.get("shards_sealed", 0)),
         read=int(fields.get("read", 0)),
+        expected=int(fields.get("expected", 0)),
         uploaded=int(fields.get("uploaded", 0)),
         deduplicated=int(fields.get("deduplicated", 0)),
         held=held,

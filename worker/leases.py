@@ -16,6 +16,7 @@ from uuid import uuid4
 import redis
 
 from reshard.pipeline.copy import Moved
+from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
 from reshard.worker.jobs import JobState, JobStore
@@ -106,7 +107,7 @@ class Leases:
         return self._answer(
             lease,
             "planned", lease.job, lease.token, _ms(RESEND), str(plan.schema), plan.digest, stored.head,
-            len(plan.groups), json.dumps(plan.notes), *rows,
+            len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
         )  # fmt: skip
 
     def done(self, lease: Lease, result: object) -> Answer:

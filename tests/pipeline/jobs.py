@@ -41,7 +41,7 @@ def do_run_within(most: int, memory: int, source: str, target: str, options: dic
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     report = run(request_of(source, target, options), Context.from_env())
-    expected = forecast(report.plan, deduplicated=True)
+    expected = forecast(report.plan)
     return {
         "transports": list(report.plan.transports),
         "seams": expected.seams,

@@ -1,4 +1,4 @@
--- id, token, resend ms, schema, digest, head, groups, notes, then digest, size, shard of each shard
+-- id, token, resend ms, schema, digest, head, groups, notes, bytes to upload, then digest, size, shard of each shard
 -- -> {'ok' | 'lost' | 'cancelled', queue to wake}
 -- The plan is written once: by whoever holds the job's planning, and never again under another one's units.
 local id, token, resend = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -11,14 +11,14 @@ end
 
 local shards, bytes, sealed, sealed_bytes = 0, 0, 0, 0
 redis.call('HSET', key(id, 'plan'), 'head', ARGV[6])
-for i = 9, #ARGV, 3 do
+for i = 10, #ARGV, 3 do
   redis.call('HSET', key(id, 'plan'), shards, ARGV[i + 2])
   shards, bytes = shards + 1, bytes + tonumber(ARGV[i + 1])
   if redis.call('HEXISTS', key(id, 'receipts'), ARGV[i]) == 1 then
     sealed, sealed_bytes = sealed + 1, sealed_bytes + tonumber(ARGV[i + 1])
   end
 end
-redis.call('HSET', key(id), 'schema', ARGV[4], 'digest', ARGV[5], 'notes', ARGV[8], 'shards', shards,
+redis.call('HSET', key(id), 'schema', ARGV[4], 'digest', ARGV[5], 'notes', ARGV[8], 'expected', ARGV[9], 'shards', shards,
   'bytes', string.format('%.0f', bytes), 'shards_sealed', sealed, 'bytes_sealed', string.format('%.0f', sealed_bytes))
 
 redis.call('ZREM', key(id, 'todo'), 'plan')
