@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from reshard.pipeline.casts import Wanted as WantedDtype
@@ -12,12 +12,17 @@ from reshard.pipeline.casts import cast_dtype
 from reshard.pipeline.plan import Entry
 from reshard.pipeline.prefixes import renamed, wrappers_in
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Checkpoint, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
 AUTO = "auto"
 # The floating kinds by the names that configs have for them.
 _CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Kinds that hold packed or scaled values wherever they are weights; I64 and BOOL count and mask.
+_PACKED = frozenset(DTYPE_BITS) - {"BOOL", "F16", "BF16", "F32", "F64", "C64", "I64", "U64"}
+# What GPTQ, AWQ, bitsandbytes, compressed-tensors and the fp8 formats call the values beside packed ones, as in
+# `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`.
+_COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB)$")
 _CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTYPES)})(")')
 
 
@@ -39,11 +44,14 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) ->
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
+    fixed = quantised(tensors)
     entries = tuple(
-        Entry(tensor, cast_dtype(tensor.dtype, options.dtype)) for tensor in tensors if tensor.name not in dropped
+        Entry(tensor, tensor.dtype if tensor.name in fixed else cast_dtype(tensor.dtype, options.dtype))
+        for tensor in tensors
+        if tensor.name not in dropped
     )
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
-    notes += _cast_notes(entries, options.dtype)
+    notes += _cast_notes(entries, options.dtype, fixed)
     return Selection(entries, dropped, tuple(notes))
 
 
@@ -67,14 +75,41 @@ def _dropped(ties: Sequence[tuple[str, ...]], tied: Mapping[str, str]) -> dict[s
     return {name: tied[name] for tie in ties for name in tie if tied.get(name) in tie and tied[name] != name}
 
 
-def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype) -> list[str]:
+def quantised(tensors: Sequence[Tensor]) -> set[str]:
+    """The names of packed tensors and of what belongs to them: scales, zero points, code books, biases.
+
+    A cast of those would change what the packed values stand for. They are known by lying in the same module as a
+    packed tensor, by a name that goes on from its name, or by the names that quantisers give them anywhere.
+    """
+    packed = {tensor.name for tensor in tensors if tensor.dtype in _PACKED}
+    if not packed:
+        return set()
+    modules = {_module(name) for name in packed}
+    return packed | {
+        tensor.name
+        for tensor in tensors
+        if _module(tensor.name) in modules or _module(tensor.name) in packed or _COMPANION.search(tensor.name)
+    }
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype, fixed: Set[str]) -> list[str]:
     if wanted == "keep":
         return []
     cast = Counter(f"{e.tensor.dtype} to {e.as_dtype}" for e in entries if e.cast)
     target = cast_dtype("F64", wanted)
-    kept = Counter(e.tensor.dtype for e in entries if not e.cast and e.tensor.dtype != target)
+    stays = [e for e in entries if not e.cast and e.tensor.dtype != target]
+    kept = Counter(f"{e.tensor.dtype}{' beside packed ones' if _is_companion(e, fixed, wanted) else ''}" for e in stays)
     notes = [f"{count:,} tensors are cast from {how}" for how, count in sorted(cast.items())]
-    return notes + [f"{count:,} tensors of {dtype} are never cast and stay so" for dtype, count in sorted(kept.items())]
+    return notes + [f"{count:,} tensors of {which} are never cast and stay so" for which, count in sorted(kept.items())]
+
+
+def _is_companion(entry: Entry, fixed: Set[str], wanted: WantedDtype) -> bool:
+    """Whether it would have been cast if it belonged to no packed tensor."""
+    return entry.name in fixed and cast_dtype(entry.tensor.dtype, wanted) != entry.tensor.dtype
 
 
 def retyped_config(text: str, wanted: WantedDtype) -> str:

@@ -1,0 +1,82 @@
+"""Casts leave quantised models alone, bit for bit, whatever their companion tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from reshard.pipeline.request import Options
+from reshard.pipeline.tensors import Checkpoint, Name, Piece, Tensor
+from reshard.pipeline.wanted import quantised, select
+from tests.formats import quantized as layouts
+from tests.formats import remote_code
+from tests.formats.models import model_of
+from tests.formats.saving import State
+
+_NAMES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3",
+}  # fmt: skip
+
+
+def tensor(name: str, dtype: str) -> Tensor:
+    return Tensor(name, dtype, (4,), (Piece(0, 0, (0,), (4,)),))
+
+
+def checkpoint(state: State) -> Checkpoint:
+    return Checkpoint(Name("", "model"), (0,), tuple(tensor(n, _NAMES[t.dtype]) for n, t in state.items()))
+
+
+def of_llama(pack: Callable[[State], layouts.Quantized]) -> State:
+    return pack(dict(model_of("LlamaForCausalLM").state_dict()))[0]
+
+
+PACKINGS: dict[str, Callable[[Path], State]] = {
+    "gptq": lambda _: of_llama(layouts.gptq),
+    "awq": lambda _: of_llama(layouts.awq),
+    "bnb 8 bit": lambda _: of_llama(layouts.bitsandbytes_8bit),
+    "bnb 4 bit": lambda _: of_llama(layouts.bitsandbytes_4bit),
+    "compressed-tensors": lambda _: of_llama(layouts.compressed_tensors),
+    "fp8": lambda _: of_llama(layouts.fp8),
+    "int4 of ChatGLM": lambda folder: remote_code.write(folder, 4),
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("wanted", ["float16", "bfloat16"])
+def test_what_is_packed_and_what_belongs_to_it_is_never_cast(packing: str, wanted: str, tmp_path: Path) -> None:
+    found = checkpoint(PACKINGS[packing](tmp_path))
+    selection = select(found, Options(dtype=wanted), {})
+    cast = {entry.name for entry in selection.entries if entry.cast}
+    assert not any("_proj" in name or "dense_" in name for name in cast)
+    plain = {t.name for t in found.tensors if "norm" in t.name or "embed" in t.name or t.name == "lm_head.weight"}
+    same = {t.name for t in found.tensors if t.dtype == {"float16": "F16", "bfloat16": "BF16"}[wanted]}
+    assert cast == plain - same, "the rest of the model is"
+
+
+def test_the_plan_says_which_floats_stay_because_of_what_they_belong_to() -> None:
+    found = Checkpoint(
+        Name("", "model"),
+        (0,),
+        (tensor("a.weight", "F8_E4M3"), tensor("a.weight_scale_inv", "F32"), tensor("norm.weight", "F32")),
+    )
+    assert select(found, Options(dtype="bfloat16"), {}).notes == (
+        "1 tensors are cast from F32 to BF16",
+        "1 tensors of F32 beside packed ones are never cast and stay so",
+        "1 tensors of F8_E4M3 are never cast and stay so",
+    )
+
+
+def test_masks_and_counters_make_no_model_a_quantised_one() -> None:
+    """GPT-2's causal mask was uint8 once, and batch norms count in int64: what lies deeper or beside is cast."""
+    names = {"h.0.attn.bias": "U8", "h.0.attn.c_attn.weight": "F32", "bn.num_batches_tracked": "I64", "bn.mean": "F32"}
+    assert quantised([tensor(name, dtype) for name, dtype in names.items()]) == {"h.0.attn.bias"}
+
+
+def test_scales_of_a_cache_stay_where_the_model_is_quantised_and_only_there() -> None:
+    scale, weight = tensor("attn.k_scale", "F32"), tensor("mlp.up.weight", "F8_E4M3")
+    assert quantised([scale, weight]) == {"attn.k_scale", "mlp.up.weight"}
+    assert quantised([scale, tensor("mlp.up.weight", "F32")]) == set()
