@@ -12,7 +12,7 @@ from urllib.parse import quote, urljoin
 import httpx2
 
 from reshard.pipeline.errors import HubRefused, SourceChanged
-from reshard.pipeline.limits import CHUNK, STALL_BYTES, STALL_WINDOW
+from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.protocols import Visibility
@@ -66,7 +66,7 @@ class HubSource:
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
         retry = self.api.retry()
-        at, renewed, hops = start, False, 0
+        at, renewed, hops = start, 0, 0
         while at < stop:
             url, signed = self._url(file.path)
             try:
@@ -79,14 +79,16 @@ class HubSource:
                     elif response.status_code in (200, 206):
                         self._check(file, at, stop, response, signed)
                         for view in _views(response, stop - at):
-                            at, renewed, hops = at + len(view), False, 0
+                            at, renewed, hops = at + len(view), 0, 0
                             retry.progress()
                             yield view
                     elif is_transient(response):
                         self.api.after(retry, response)
-                    elif signed and response.status_code in _STALE and not renewed:
+                    elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
-                        renewed = True
+                        if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
+                            self.api.pace.sleep(BACKOFF_FIRST)
+                        renewed += 1
                     else:
                         raise self._refused(file, response, signed)
             except httpx2.TransportError as error:

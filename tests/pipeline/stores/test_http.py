@@ -120,6 +120,16 @@ def test_a_signed_url_that_expired_is_asked_for_anew(source: Source, hub: HubAdm
     assert [line["status"] for line in hub.log()] == [403, 302, 206]
 
 
+def test_signed_urls_that_are_stale_before_their_first_byte_are_renewed_a_few_times(
+    source: Source, hub: HubAdmin
+) -> None:
+    hub.fault(CDN, "status", status=403, times=3)
+    assert read(source, "model.safetensors") == DATA
+    hub.fault(CDN, "status", status=403, times=4)
+    with pytest.raises(HubRefused):
+        read(source, "model.safetensors", 0, 10)
+
+
 def test_an_expiry_in_the_middle_of_a_file_goes_unnoticed(source: Source, hub: HubAdmin) -> None:
     hub.fault(CDN, "truncate", after=1_000_000, times=1)
     hub.fault(CDN, "status", status=403, times=1, skip=1)
