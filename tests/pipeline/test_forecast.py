@@ -35,7 +35,8 @@ def test_on_the_hub_what_the_store_received_is_what_is_counted(model: Path, on_h
     report = go(repo, on_hub.repo("out"), size=20_000)
     bodies = [r["up"] for r in on_hub.admin.log() if re.search(r"/v1/xorbs/|^/_lfs/", r["path"])]
     assert report.moved.read == forecast(report.plan).read
-    assert report.moved.uploaded == pytest.approx(sum(bodies), rel=0.05)
+    # hf_xet counts its lists of chunks too, which are all that is sent where the store has every chunk already
+    assert report.moved.uploaded == pytest.approx(sum(bodies), rel=0.05, abs=10_000)
 
 
 def test_each_seam_is_counted_once(model: Path, tmp_path: Path, go: Run) -> None:
