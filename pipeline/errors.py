@@ -319,7 +319,9 @@ class BadManifest(CheckpointError):
 class LfsPointer(CheckpointError):
     code = "checkpoint.pointer"
     message = "{file} is a git-lfs pointer and not the file; fetch it with `git lfs pull`"
-    hint = "run `git lfs install` and `git lfs pull` in that clone, or give the repository's name in place of the folder"
+    hint = (
+        "run `git lfs install` and `git lfs pull` in that clone, or give the repository's name in place of the folder"
+    )
 
 
 class Unsupported(CheckpointError):
