@@ -180,7 +180,11 @@ def test_a_block_that_fits_no_file_is_cut_and_the_rest_stays_whole() -> None:
         ("lm_head.weight", "lm_head"),
         ("shared", "shared"),
         ("0.auto_model.x", "0"),
+        ("bert.embeddings.word_embeddings.weight", "bert.embeddings"),
+        ("bert.embeddings.LayerNorm.weight", "bert.embeddings"),
+        ("transformer.word_embeddings.weight", "transformer.word_embeddings"),
+        ("vision_model.head.attention.out_proj.weight", "vision_model.head"),
     ],
 )
-def test_a_block_is_named_up_to_its_first_number(name: str, block: str) -> None:
+def test_a_block_is_named_up_to_its_first_number_or_its_embeddings(name: str, block: str) -> None:
     assert block_of(name) == block
