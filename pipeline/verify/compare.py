@@ -6,7 +6,7 @@ Neither side needs to be ours, to have the same files, or the same format.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
-from reshard.pipeline.taps import tensor_digest
+from reshard.pipeline.taps import Tape, tensor_digest
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verify.checks import Check, Result
 from reshard.pipeline.verify.digests import Stored, digests, first_difference
@@ -154,28 +154,60 @@ class Read:
 
 
 def read(side: Side, tick: Tick, tmpdir: Path | None) -> Read:
-    """Read all of ``side`` once; a checkpoint with a corrupt file once more, to tell its tensors all the same."""
-    taken: dict[Name, Mapping[str, Sums]] = {}
-    corrupt = []
-    for checkpoint in side.opened.checkpoints:
-        where = (checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir)
-        try:
-            found = digests(*where)
-        except SourceCorrupt as error:
-            corrupt.append(str(error))
-            found = digests(*where, attest=False)
-        taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
-    files = {number for checkpoint in side.opened.checkpoints for number in checkpoint.files}
-    return Read(taken, tuple(corrupt), sum(side.opened.files[number].size for number in files))
+    """Read all of ``side`` once, and hold each file against what its store says of it.
+
+    A checkpoint with a corrupt file is read once more, to tell its tensors all the same.
+    """
+    try:
+        return Read(_sums(side, tick, tmpdir, attest=True), (), _size(side))
+    except SourceCorrupt:
+        return Read(_sums(side, tick, tmpdir, attest=False), tuple(_corrupt(side, _files(side), tick)), _size(side))
 
 
-def read_both(source: Side | None, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read | None, Read]:
-    """Both sides at the same time: they are different disks, or different ends of a line."""
-    if source is None:
-        return None, read(output, tick, tmpdir)
+def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+    """Both sides at the same time: they are different disks, or different ends of a line.
+
+    Their files' sha256s are not taken, which would double the time: equal tensors attest each other, and where they
+    differ, `check_bytes` asks whose file is not what its store says.
+    """
+
+    def one(side: Side) -> Read:
+        return Read(_sums(side, tick, tmpdir, attest=False), (), _size(side))
+
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
-        theirs, ours = (pool.submit(read, side, tick, tmpdir) for side in (source, output))
-        return theirs.result(), ours.result()
+        theirs, ours = pool.map(one, (source, output))
+        return theirs, ours
+
+
+def _sums(side: Side, tick: Tick, tmpdir: Path | None, *, attest: bool) -> dict[Name, Mapping[str, Sums]]:
+    taken: dict[Name, Mapping[str, Sums]] = {}
+    for checkpoint in side.opened.checkpoints:
+        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, attest=attest)
+        taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
+    return taken
+
+
+def _files(side: Side) -> list[int]:
+    return sorted({number for checkpoint in side.opened.checkpoints for number in checkpoint.files})
+
+
+def _size(side: Side) -> int:
+    return sum(side.opened.files[number].size for number in _files(side))
+
+
+def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
+    """Those of the files that are not what their store, or their archive's own sums, say that they are."""
+    records = [record for checkpoint in side.opened.checkpoints for record in checkpoint.records]
+    for number in numbers:
+        file = side.opened.files[number]
+        tape, at = Tape(file, (), [record for record in records if record.file == number]), 0
+        try:
+            for view in side.source.read(file, 0, file.size):
+                tape.feed(at, view, str(side.source.place))
+                at += len(view)
+                tick(len(view))
+        except SourceCorrupt as error:
+            yield str(error)
 
 
 def check_stored(output: Side, was_read: Read) -> Check:
@@ -189,10 +221,16 @@ def check_stored(output: Side, was_read: Read) -> Check:
     return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
 
 
-def check_bytes(source: Side, output: Side, matched: Paired, theirs: Read, ours: Read, tmpdir: Path | None) -> Check:
-    """Whether every tensor has the source's bytes; only what differs is read again, to name its first difference."""
-    findings = list(theirs.corrupt)
-    compared = incomparable = again = 0
+def check_bytes(
+    source: Side, output: Side, matched: Paired, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None
+) -> Check:
+    """Whether every tensor has the source's bytes.
+
+    Only what differs is read again, to name the first difference, and the files that it lies in, to say whether one
+    of them is not what its store says.
+    """
+    compared = incomparable = 0
+    differing: list[tuple[Tensor, Tensor]] = []
     for pair in matched.pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {tensor.name: tensor for tensor in pair.source.tensors}
@@ -202,12 +240,19 @@ def check_bytes(source: Side, output: Side, matched: Paired, theirs: Read, ours:
                 incomparable += 1
                 continue
             compared += 1
-            if before[tensor.name].blake3 == after[tensor.name].blake3:
-                continue
-            again += 1
-            where = _where(was, source, tensor, output, tmpdir) if again <= READ_AGAIN_MAX else ""
-            findings.append(f"{tensor.name} has other bytes{where}")
-    figures = {"tensors": compared, "not_comparable": incomparable, "differ": again, "bytes": theirs.bytes + ours.bytes}
+            if before[tensor.name].blake3 != after[tensor.name].blake3:
+                differing.append((was, tensor))
+    again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
+    findings = [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
+    findings += [f"{is_.name} has other bytes" for _, is_ in rest]
+    findings += _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
+    findings += _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)
+    figures = {
+        "tensors": compared,
+        "not_comparable": incomparable,
+        "differ": len(differing),
+        "bytes": theirs.bytes + ours.bytes,
+    }
     reason = "" if compared else "no tensor has the same name, dtype and shape on both sides"
     result: Result = "failed" if findings else "passed" if compared else "inconclusive"
     return Check("same bytes", result, "BLAKE3 of every tensor, one read of each side", reason, figures, some(findings))

@@ -24,6 +24,7 @@ from reshard.pipeline.verify.compare import (
     check_headers,
     check_stored,
     paired,
+    read,
     read_both,
     signature,
 )
@@ -66,13 +67,14 @@ def verify(
         checks += [check_headers(matched), check_files(their_side, side, deep, tick)]
     checks += _check_models(side, matched, reload)
     checks += check_tokenizers(output, source, reload, tmpdir)
-    if deep:
+    if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
+        checks.append(check_bytes(their_side, side, matched, theirs, ours, tick, tmpdir))
+    elif deep:
+        ours = read(side, tick, tmpdir)
         checks.append(check_stored(side, ours))
-        if recorded.manifest:
-            checks.append(check_manifest_bytes(side, ours, recorded.manifest))
-        if their_side and theirs and matched:
-            checks.append(check_bytes(their_side, side, matched, theirs, ours, tmpdir))
+    if deep and recorded.manifest:
+        checks.append(check_manifest_bytes(side, ours, recorded.manifest))
     return checks
 
 

@@ -63,8 +63,8 @@ def test_a_changed_element_ends_with_the_code_of_proof_and_its_place(reshard: Ru
     report, error = reshard("verify", cut, "--against", bare, "--deep", "--json").documents
     assert report["result"] == "failed"
     failed = [check["name"] for check in report["checks"] if check["result"] == "failed"]
-    assert failed == ["stored bytes", "published bytes", "same bytes"]
-    assert error["error"]["facts"]["failed"] == 3
+    assert failed == ["same bytes", "published bytes"]
+    assert error["error"]["facts"]["failed"] == 2
 
 
 def test_a_missing_file_is_found_without_a_source(reshard: Run, cut: Path) -> None:
@@ -85,6 +85,7 @@ def test_two_repositories_are_compared_and_their_sha256s_held(
     source, output = namespace.repo("source"), namespace.repo("output")
     (report,) = reshard("verify", output, "--against", source, "--deep", "--json", env=env).documents
     assert report["result"] == "passed"
+    (report,) = reshard("verify", output, "--deep", "--json", env=env).documents
     (stored,) = [check for check in report["checks"] if check["name"] == "stored bytes"]
     assert (stored["figures"]["files"], stored["figures"]["attested"]) == (4, 4)
     namespace.admin.fault("GET /_cdn/.*model-00003-of-00004", "wrong_bytes", at=1500)

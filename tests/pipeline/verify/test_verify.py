@@ -83,7 +83,7 @@ def test_a_torch_file_and_its_safetensors_are_equal(tmp_path: Path, look: Verify
         checks = look(tmp_path / output, tmp_path / source, deep=True)
         assert failed(checks) == {}
         assert checks["same bytes"].figures["tensors"] == 4
-    assert look(tmp_path / "bin", tmp_path / "st", deep=True)["stored bytes"].figures["attested"] == 1
+    assert look(tmp_path / "bin", deep=True)["stored bytes"].figures["attested"] == 1
 
 
 def test_a_name_left_out_for_its_tie_is_no_loss_where_the_output_says_so(tmp_path: Path, look: Verify) -> None:
