@@ -1,0 +1,53 @@
+"""No false alarms: everything that the table of formats holds, resharded, is its source's equal by every check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.borrow import Borrowing
+from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
+from tests.formats.cases import CASES
+from tests.formats.run import _built
+
+pytestmark = pytest.mark.timeout(900)
+
+# What was asked to change is a difference, and has to be told as one: which checks say so, and nothing else.
+CHANGED = {"mistral": {"same tensors", "other files"}, "fsdp-wrapped": {"same tensors", "model model"}}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scratch = tmp_path_factory.mktemp("honest")
+    assert list(_built(list(CASES), scratch)) == list(CASES)
+    return scratch
+
+
+def checked(name: str, scratch: Path, reload: Reload) -> list[Check]:
+    case, folder = CASES[name], scratch / name
+    lender = None if case.home == "source" else parse_place(str(folder / case.home))
+    source, target = parse_place(str(folder / "source")), parse_place(str(folder / "output"))
+    request = Request(source=source, target=target, options=Options(**case.options, config_from=lender))
+    context = Context.from_env()
+    run(request, context, reload=reload)
+    theirs = open_source(source, context)
+    against = Borrowing(theirs, open_source(lender, context)) if lender else theirs
+    return verify(open_source(target, context), against, reload, deep=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_honest_output_is_never_called_broken(name: str, built: Path, reload: Reload) -> None:
+    checks = checked(name, built, reload)
+    failed = {check.name: check.findings for check in checks if check.result == "failed"}
+    assert set(failed) == CHANGED.get(name, set()), failed
+    (bytes_,) = [check for check in checks if check.name == "same bytes"]
+    if name not in CHANGED:
+        assert bytes_.result == "passed" and bytes_.figures["not_comparable"] == 0
+    assert all(check.reason for check in checks if check.result in {"skipped", "inconclusive"})
