@@ -13,8 +13,19 @@ from typer import Argument, Option
 
 from reshard.cli.output import Output
 from reshard.pipeline.errors import UsageError
+from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, parse_place
-from reshard.pipeline.request import Options, Request, parse_size
+from reshard.pipeline.profiles import PROFILES
+from reshard.pipeline.request import SINGLE, Options, Request, parse_size
+
+
+class Use(StrEnum):
+    """`PROFILES` has the same names."""
+
+    browser = "browser"
+    fat32 = "fat32"
+    colab = "colab"
+    hub = "hub"
 
 
 class Oversize(StrEnum):
@@ -101,8 +112,17 @@ def read_request(
     ],
     to: Annotated[str, _TO],
     size: Annotated[
-        str, Option(metavar="SIZE", help="The most bytes a file may have: 200MB is 200,000,000, 200MiB 209,715,200.")
-    ] = "5GB",
+        str | None,
+        Option(
+            metavar="SIZE",
+            help="The most bytes a file may have: 200MB is 200,000,000, 200MiB 209,715,200.  [default: 5GB]",
+            show_default=False,
+        ),
+    ] = None,
+    for_: Annotated[
+        Use | None, Option("--for", help="The size that suits this use, in place of --size.", show_default=False)
+    ] = None,
+    single: Annotated[bool, Option("--single", help="Everything in one file, in place of --size.")] = False,
     oversize: Annotated[
         Oversize, Option(help="A tensor larger than SIZE gets a file of its own, or fails the job.")
     ] = Oversize.own_shard,
@@ -173,7 +193,7 @@ def read_request(
         source=_source(source, revision),
         target=_target(to, branch, pr),
         options=Options(
-            size=parse_size(size),
+            size=_size(size, for_, single),
             oversize=oversize.value,
             pack=pack.value,
             dtype=dtype.value,
@@ -196,6 +216,16 @@ def read_request(
         ),
         asked_by=asked_by(),
     )
+
+
+def _size(size: str | None, use: Use | None, single: bool) -> int:
+    if sum((size is not None, use is not None, single)) > 1:
+        raise UsageError(what="of --size, --for and --single one at most makes sense")
+    if use is not None:
+        return PROFILES[use.value].size
+    if single:
+        return SINGLE
+    return DEFAULT_SIZE if size is None else parse_size(size)
 
 
 def asked_by() -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from reshard.cli.output import count, lines
 from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.plan import Plan, Shard
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import SINGLE, Request
 
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
@@ -59,7 +59,8 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
 
 def plan_text(facts: dict[str, Any]) -> RenderableType:
     """The plan for people: figures first, then every file, then what becomes of the rest."""
-    head = [f"{facts['source']} -> {facts['target']}, files of at most {facts['size']:,} bytes"]
+    size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
+    head = [f"{facts['source']} -> {facts['target']}, {size}"]
     if facts["published"]:
         return Text(f"{head[0]}\npublished already, in commit {facts['published']}: nothing is to be done")
     files = facts["files"]

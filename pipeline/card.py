@@ -17,13 +17,9 @@ def block(plan: Plan, files: int) -> str:
     pin = plan.pin
     source = f"[{pin.repo}]({pin.endpoint}/{pin.repo}/tree/{pin.commit})" if pin.endpoint else "a local checkpoint"
     at = f" at `{pin.commit[:12]}`" if pin.endpoint else ""
-    count = "1 file" if files == 1 else f"{files} files"
-    return (
-        f"{_BEGIN}\n"
-        f"> These are the weights of {source}{at} in {count} of at most {plan.options.size:,} bytes each\n"
-        f"> (a larger tensor has a file of its own). Nothing but the cut was changed.\n"
-        f"{_END}\n"
-    )
+    count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
+    alone = "" if files == 1 else "\n> (a larger tensor has a file of its own)"
+    return f"{_BEGIN}\n> These are the weights of {source}{at} in {count}{alone}.\n> {plan.options.told()}\n{_END}\n"
 
 
 def without_block(card: str) -> str:

@@ -35,8 +35,8 @@ def title(plan: Plan) -> str:
     if plan.reused:
         return f"Carried files of {plan.pin}"
     files = len(plan.shards)
-    count = "1 file" if files == 1 else f"{files} files"
-    return f"Weights of {plan.pin} in {count} of at most {plan.options.size:,} bytes"
+    count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes"
+    return f"Weights of {plan.pin} in {count}"
 
 
 def message(plan: Plan, root: str | None = None) -> str:
@@ -53,7 +53,7 @@ def message(plan: Plan, root: str | None = None) -> str:
         "manifest": root,
     }
     return (
-        "Published by reshard: the tensors are those of the source, bit for bit; only the files were cut anew.\n\n"
+        f"Published by reshard. {plan.options.told()}\n\n"
         f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
     )
 

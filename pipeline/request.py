@@ -16,6 +16,9 @@ from reshard.pipeline.places import Place
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
 
+# A size that no model reaches: everything goes into one file.
+SINGLE = 1 << 62  # bytes
+
 _UNITS = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -83,6 +86,18 @@ class Options(BaseModel):
         # The manifest is among them for the index, which holds its root.
         names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
         return {name: getattr(self, name) for name in names}
+
+    def told(self) -> str:
+        """What was changed, in one sentence for whoever finds the result."""
+        changes = [
+            f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" else "",
+            "wrappers' prefixes were taken off names" if self.strip_prefix else "",
+            "of tied tensors one is left" if self.ties == "source" else "",
+        ]
+        made = [change for change in changes if change]
+        if not made:
+            return "Nothing but the cut was changed: every tensor is the source's, bit for bit."
+        return f"Beside the cut: {', '.join(made)}; nothing else was changed."
 
     def content(self) -> dict[str, object]:
         """The options that decide what the commit holds: ``weights()`` and what is carried."""

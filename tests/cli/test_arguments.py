@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from reshard.cli.arguments import State, read_in_place, read_output, read_request, takes
+from reshard.cli.arguments import State, Use, read_in_place, read_output, read_request, takes
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import Request
+from reshard.pipeline.profiles import PROFILES
+from reshard.pipeline.request import SINGLE, Request
 from reshard.worker.jobs import JobState
 
 
@@ -103,3 +104,15 @@ def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
 
 def test_the_states_that_can_be_asked_for_are_the_states_that_jobs_have() -> None:
     assert [state.value for state in State] == [state.value for state in JobState]
+
+
+def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
+    places = {"source": "a/b", "to": "c/d"}
+    assert read_request(**places).options.size == 5_000_000_000
+    for use, profile in PROFILES.items():
+        assert read_request(**places, for_=Use(use)).options.size == profile.size
+    assert read_request(**places, single=True).options.size == SINGLE
+    for typed in ({"size": "1GB", "single": True}, {"for_": Use.hub, "size": "1GB"}, {"for_": Use.hub, "single": True}):
+        with pytest.raises(UsageError, match="--single"):
+            read_request(**places, **typed)
+    assert {use.value for use in Use} == PROFILES.keys()

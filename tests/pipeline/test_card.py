@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.card import with_block, with_lineage, without_block
+from reshard.pipeline.request import Options
 
 BLOCK = "<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n"
 NEWER = "<!-- reshard:begin -->\n> newer, with \\1 and \\g<0> in it\n<!-- reshard:end -->\n"
@@ -41,3 +42,15 @@ def test_a_block_that_its_owner_moved_stays_where_it_was_moved_to() -> None:
 def test_lineage_is_added_to_the_front_matter_once(card: str, expected: str) -> None:
     assert with_lineage(card, "a/b") == expected
     assert with_lineage(with_lineage(card, "a/b"), "a/b") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "every tensor is the source's, bit for bit"),
+        ({"dtype": "float16"}, "cast to float16; nothing else"),
+        ({"strip_prefix": "auto", "ties": "source"}, "prefixes were taken off names, of tied tensors one is left"),
+    ],
+)
+def test_what_was_changed_is_told_as_it_is(options: dict[str, str], says: str) -> None:
+    assert says in Options.model_validate(options).told()
