@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from reshard.cli.output import count, lines
+from reshard.cli.output import count, human_bytes, lines
 from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.request import SINGLE, Request
 
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.open import Context
+    from reshard.pipeline.stores.protocols import Source, Target
+
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
 NAMES_SHOWN = 8
+AMPLIFICATION_SHOWN = 1.01  # bytes read per byte written; headers and gaps alone are not worth a word
 NOTES_SHOWN = 10
 
 
@@ -79,6 +85,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
         *_names("deletes", facts["deletes"]),
         *_names("keeps", facts["kept"]),
+        *(_needs(facts) if "needs" in facts else []),
         *(("note", note) for note in facts["notes"][:NOTES_SHOWN]),
     ]
     if (more := len(facts["notes"]) - NOTES_SHOWN) > 0:
@@ -103,7 +110,9 @@ def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """How the weights travel, and what of them is expected to."""
     source, target = facts["transports"]["source"], facts["transports"]["target"]
     expected = facts["forecast"]
-    moves = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source})"
+    again = expected["read"] / expected["written"] if expected["written"] else 1.0
+    times = f", {again:.2f} times what is written" if again > AMPLIFICATION_SHOWN else ""
+    moves = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
     seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
     return [
         (
@@ -111,6 +120,33 @@ def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{moves}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}",
         )
     ]
+
+
+def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
+    """What the job needs, and what to think of before it runs."""
+    from reshard.pipeline.card import CARD
+    from reshard.pipeline.find import read_file
+    from reshard.pipeline.limits import CONFIG_MAX
+    from reshard.pipeline.needs import needs, warnings
+
+    before = target.at(plan.base).files() if plan.base else {}
+    need = needs(plan, target.place.kind == "hub", before)
+    card = source.files().get(CARD)
+    text = read_file(source, card, CONFIG_MAX).decode("utf-8", "replace") if card and plan.pin.endpoint else None
+    free = shutil.disk_usage(context.tmpdir).free
+    return {"needs": need._asdict(), "warnings": warnings(plan, need, source.visibility, text, free)}
+
+
+def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    need = facts["needs"]
+    said = [f"{human_bytes(need['memory'])} of memory", f"{human_bytes(need['disk'])} of disk for each copy"]
+    if need["api_calls"]:
+        said.append(f"about {need['api_calls']:,} calls of the Hub and {need['resolver_calls']:,} of its resolver")
+    rows = [("needs", ", ".join(said))]
+    if need["history"]:
+        kept = f"{human_bytes(need['history'])} of old weights stay in the target's history until it is squashed"
+        rows.append(("history", kept))
+    return [*rows, *(("warning", warning) for warning in facts["warnings"])]
 
 
 def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:

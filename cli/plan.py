@@ -33,7 +33,7 @@ def plan(
     output: Output,
 ) -> None:
     """Show what a job would write, carry and delete, and change nothing."""
-    from reshard.cli.describe import plan_facts, plan_text
+    from reshard.cli.describe import needs_facts, plan_facts, plan_text
     from reshard.cli.devices import device_facts, device_text, parse_max_memory, read_device_map
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.open import Context, open_target
@@ -47,6 +47,8 @@ def plan(
     target = open_target(request.target, request.options, context)
     made = draft(request, source, target)
     facts = plan_facts(request, made)
+    if not made.published:
+        facts |= needs_facts(made, source, target, context)
     text = plan_text(facts)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)

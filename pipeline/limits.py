@@ -17,6 +17,9 @@ HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth i
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
 HUB_FILE_MAX = 50 * GB  # bytes; larger files are refused by the Hub over LFS and by plain HTTP downloads
+HUB_CALLS_MAX, HUB_RESOLVES_MAX = 1000, 5000  # calls of the API and of the resolver, for an account without a plan ...
+HUB_WINDOW = 300.0  # ... in this many seconds (hub-docs, "Rate limits")
+TREE_PAGE = 1000  # entries of one page of a listing
 HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
 
 # ---------------------------------------------------------------------------------------------------------- copy

@@ -1,0 +1,104 @@
+"""What a plan says that a job needs is what the job then takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
+from reshard.pipeline.needs import Needs, needs, warnings
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.plan import Plan
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import draft
+from reshard.pipeline.stores.open import Context, open_source, open_target
+from tests.pipeline.conftest import TRANSPORT, Run, upload
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+SIZE = 20_000
+
+
+def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Plan, Needs]:
+    chosen = Options(**{"transport": os.environ.get(TRANSPORT, "auto")} | options)
+    request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=chosen)
+    context = Context.from_env()
+    there = open_target(request.target, chosen, context)
+    made = draft(request, open_source(request.source, context, transport=chosen.transport), there)
+    before = there.at(made.base).files() if made.base else {}
+    return made, needs(made, request.target.kind == "hub", before)
+
+
+def model(folder: Path, files: int, layers: int) -> Path:
+    save_sharded(folder, numbered(arrays(layers, 4000), files))
+    add_friends(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("files", "layers"), [(2, 24), (12, 60)])
+def test_the_calls_are_counted_right(files: int, layers: int, tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model(tmp_path / "model", files, layers)), on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    _, need = drafted(repo, target, size=SIZE)
+    on_hub.admin.log(reset=True)
+    go(repo, target, size=SIZE)
+    paths = [request["path"] for request in on_hub.admin.log()]
+    calls = sum("/api/" in path or "/info/lfs/" in path for path in paths)
+    resolved = sum("/resolve/" in path for path in paths)
+    assert need.api_calls == pytest.approx(calls, rel=0.25)
+    assert need.resolver_calls == pytest.approx(resolved, rel=0.25)
+
+
+def test_old_weights_are_what_the_history_keeps(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model(tmp_path / "model", 2, 24))
+    weights = sum(path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors"))
+    assert drafted(repo, repo, size=SIZE)[1].history == weights
+    on_hub.admin.create_repo(on_hub.repo("new"))
+    assert drafted(repo, on_hub.repo("new"), size=SIZE)[1].history == 0
+
+
+def test_memory_and_disk_follow_the_transport(tmp_path: Path, on_hub: Namespace) -> None:
+    repo = upload(on_hub, "source", model(tmp_path / "model", 2, 24))
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    made, need = drafted(repo, on_hub.repo("target"), size=SIZE)
+    largest = max(shard.size for shard in made.shards)
+    xet = os.environ[TRANSPORT] == "xet"
+    assert need.memory == (MEMORY_FLOOR_XET if xet else MEMORY_FLOOR)
+    assert need.disk == (0 if xet else SPOOLS * largest)
+
+
+def test_a_tensor_that_must_be_put_in_order_lies_on_the_disk_meanwhile(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "pytorch_model.bin")
+    _, need = drafted(tmp_path, tmp_path / "out")
+    assert need == Needs(MEMORY_FLOOR, 300 * 200 * 4, 0, 0, 0)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
+    return drafted(upload(on_hub, "source", model(tmp_path / "model", 2, 24)), tmp_path / "out", size=SIZE)[0]
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("---\nlicense: mit\ntags: [x]\n---\n# A model\n", "the licence is mit"),
+        ("---\ntags: [x]\nlicense: other   # ours\n---\n", "the licence is other"),
+        ("---\ntags: [x]\n---\nlicense: mit\n", "the source states no licence"),
+        ("no front matter", "the source states no licence"),
+        (None, "the source states no licence"),
+    ],
+)
+def test_the_licence_is_told(card: str | None, said: str, plan: Plan) -> None:
+    assert warnings(plan, Needs(0, 0, 0, 0, 0), "public", card, 10**9) == [said]
+
+
+def test_what_to_think_of_is_told(plan: Plan) -> None:
+    gated, _ = warnings(plan, Needs(0, 0, 0, 0, 0), "gated", None, 10**9)
+    assert "the source is gated" in gated and "private unless --public" in gated
+    told = warnings(plan, Needs(0, 100, 2000, 9, 0), "public", None, 99)
+    assert any("100 bytes are needed" in warning for warning in told)
+    assert any("1,000 calls" in warning for warning in told)
