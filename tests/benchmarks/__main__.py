@@ -17,6 +17,7 @@ from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 from tests.benchmarks.figures import Figure, save
+from tests.benchmarks.loading import loading
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
@@ -81,7 +82,7 @@ def fastest(*arguments: str, env: dict[str, str] | None = None) -> float:
     return min(took)
 
 
-BENCHMARKS: tuple[Callable[[Path], Iterator[Figure]], ...] = (answering, planning, copying)
+BENCHMARKS: tuple[Callable[[Path], Iterator[Figure]], ...] = (answering, planning, copying, loading)
 
 
 def main() -> int:
