@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from typer import Argument, Option
 
-from reshard.cli.arguments import read_output, takes
+from reshard.cli.arguments import DType, read_output, takes
 from reshard.cli.outcome import told_check
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.request import Options
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.open import Context
@@ -36,6 +37,15 @@ def verify(
     ],
     against: Annotated[
         str | None, Option(metavar="SRC", help="The checkpoint that it should equal, however cut.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        DType, Option(help="For --against: SRC should be this after a cast, as `--dtype` of `run` makes it.")
+    ] = DType.keep,
+    strip_prefix: Annotated[
+        str | None,
+        Option(
+            metavar="PREFIX", help="For --against: SRC's names should lack this, as `run` does it.", show_default=False
+        ),
     ] = None,
     deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
     load: Annotated[
@@ -62,6 +72,9 @@ def verify(
     if max_memory and not load:
         raise UsageError(what="--max-memory is what a load may take: it needs --load")
     limits = parse_max_memory(max_memory) if max_memory else None
+    changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
+    if against is None and changes != Options():
+        raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
     context = Context.from_env()
     ours = open_source(parse_place(place), context)
     described = _described(parse_place(place), ours, context)
@@ -69,7 +82,14 @@ def verify(
     with bar(output) as shown, closing(Reload()) as reload:
         progress = _Progress(shown, ours, theirs)
         checks = make_checks(
-            ours, theirs, reload, deep=deep, described=described, tick=progress.tick, tmpdir=context.tmpdir
+            ours,
+            theirs,
+            reload,
+            deep=deep,
+            changes=changes,
+            described=described,
+            tick=progress.tick,
+            tmpdir=context.tmpdir,
         )
         if load:
             checks.append(check_load(ours, theirs, reload, limits, progress.tick, context.tmpdir))
@@ -91,7 +111,6 @@ def verify(
 def _described(place: Hub | Folder, output: Source, context: Context) -> str | None:
     """The manifest's root as the history names it; a repository that speaks of no manifest is not asked for its own."""
     from reshard.pipeline.manifest import MANIFEST
-    from reshard.pipeline.request import Options
     from reshard.pipeline.stores.open import open_target
     from reshard.pipeline.verify.record import described_root
 

@@ -164,4 +164,13 @@ def confirm(
         "deleted": len(plan.deletes),
         "card": CARD in files,
     }
-    return Check("read back", "passed", "names, sizes, sha256, headers, indexes, manifest", "", figures)
+    level = "names, sizes, sha256, headers, indexes, manifest"
+    return Check("read back", "passed", level, _overflows(shards, receipts), figures)
+
+
+def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:
+    """What a cast made infinite, in words; nothing where it made nothing so."""
+    lost = {name: n for shard in shards for name, n in receipts[shard.digest].overflows.items()}
+    if not lost:
+        return ""
+    return f"the cast made {sum(lost.values()):,} values of {len(lost):,} tensors infinite, such as in {min(lost)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +18,17 @@ from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.find import Found, find_checkpoints
 from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.taps import Tape, tensor_digest
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verify.checks import Check, Result
-from reshard.pipeline.verify.digests import Stored, digests, first_difference
+from reshard.pipeline.verify.digests import NO_CASTS, Stored, digests, first_difference
 from reshard.pipeline.verify.structure import Finding, compare
+from reshard.pipeline.wanted import select
+
+UNCHANGED = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,27 @@ class Side:
     source: Source
     found: Found
     opened: Opened
+    casts: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # tensors that are compared as another dtype
 
     @classmethod
-    def open(cls, source: Source) -> Side:
-        """Raises the CheckpointError family, NoWeights, and what stores raise."""
+    def open(cls, source: Source, changes: Options = UNCHANGED) -> Side:
+        """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
+
+        Raises the CheckpointError family, NoWeights, and what stores raise.
+        """
         found = find_checkpoints(source)
-        return cls(source, found, open_checkpoints(source, found))
+        opened = open_checkpoints(source, found)
+        if changes == UNCHANGED:
+            return cls(source, found, opened)
+        chosen = {checkpoint.name: select(checkpoint, changes, {}).entries for checkpoint in opened.checkpoints}
+        changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
+        casts = {name: {e.name: e.as_dtype for e in entries if e.cast} for name, entries in chosen.items()}
+        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
+
+    def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Tensor -> (dtype, shape), as compared."""
+        casts = self.casts.get(checkpoint.name, {})
+        return {tensor.name: (casts.get(tensor.name, tensor.dtype), tensor.shape) for tensor in checkpoint.tensors}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +78,12 @@ class Paired:
     added: tuple[Checkpoint, ...]
 
 
-def paired(source: Opened, output: Opened) -> Paired:
+def paired(source: Side, output: Side) -> Paired:
     """By name; where each side has a single checkpoint, they are the pair whatever they are called."""
-    if len(source.checkpoints) == len(output.checkpoints) == 1:
-        return Paired((Pair(source.checkpoints[0], output.checkpoints[0]),), (), ())
-    ours = {checkpoint.name: checkpoint for checkpoint in output.checkpoints}
-    theirs = {checkpoint.name: checkpoint for checkpoint in source.checkpoints}
+    if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
+        return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
+    ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
+    theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
     return Paired(
         tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
         tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
@@ -72,21 +91,16 @@ def paired(source: Opened, output: Opened) -> Paired:
     )
 
 
-def signature(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Tensor -> (dtype, shape)."""
-    return {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
-
-
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(matched: Paired) -> Check:
+def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape."""
     findings = [f"{c.name}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [f"{c.name}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added]
     casts: Counter[tuple[str, str]] = Counter()
     for pair in matched.pairs:
-        source, output = signature(pair.source), signature(pair.output)
+        source, output = theirs.signature(pair.source), ours.signature(pair.output)
         findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and _is_tied(d, pair))]
         both = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
@@ -182,7 +196,8 @@ def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tu
 def _sums(side: Side, tick: Tick, tmpdir: Path | None, *, attest: bool) -> dict[Name, Mapping[str, Sums]]:
     taken: dict[Name, Mapping[str, Sums]] = {}
     for checkpoint in side.opened.checkpoints:
-        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, attest=attest)
+        casts = side.casts.get(checkpoint.name, NO_CASTS)
+        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, attest=attest, casts=casts)
         taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
     return taken
 
@@ -234,14 +249,14 @@ def check_bytes(
     for pair in matched.pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {tensor.name: tensor for tensor in pair.source.tensors}
+        kinds = source.signature(pair.source)
         for tensor in pair.output.tensors:
-            was = were.get(tensor.name)
-            if was is None or (was.dtype, was.shape) != (tensor.dtype, tensor.shape):
+            if kinds.get(tensor.name) != (tensor.dtype, tensor.shape):
                 incomparable += 1
                 continue
             compared += 1
             if before[tensor.name].blake3 != after[tensor.name].blake3:
-                differing.append((was, tensor))
+                differing.append((were[tensor.name], tensor))
     again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
     findings = [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
     findings += [f"{is_.name} has other bytes" for _, is_ in rest]
@@ -259,8 +274,8 @@ def check_bytes(
 
 
 def _where(was: Tensor, source: Side, is_: Tensor, output: Side, tmpdir: Path | None) -> str:
-    first = Stored(was, source.opened.files, source.source)
-    second = Stored(is_, output.opened.files, output.source)
+    first = Stored(was, source.opened.files, source.source, is_.dtype)
+    second = Stored(is_, output.opened.files, output.source, is_.dtype)
     found = first_difference(first, second, tmpdir)
     if found is None:
         return ", though not when it was read again: a disk or a line gives different bytes each time"

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
+from reshard.pipeline.casts import Caster
 from reshard.pipeline.pack import in_source_order
 from reshard.pipeline.plan import Entry
 from reshard.pipeline.reads import Part, part, route
@@ -47,6 +48,9 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 }
 
 
+NO_CASTS: Mapping[str, str] = {}
+
+
 def digests(
     checkpoint: Checkpoint,
     files: Sequence[StoredFile],
@@ -56,16 +60,18 @@ def digests(
     tmpdir: Path | None = None,
     *,
     attest: bool = True,
+    casts: Mapping[str, str] = NO_CASTS,
 ) -> dict[str, str]:
     """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
-    Names that share their bytes are read once. With ``attest``, a file with a sha256 and an archive with sums of its
-    own pass whole and must match: raises SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
+    The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. With
+    ``attest``, a file with a sha256 and an archive with sums of its own pass whole and must match: raises
+    SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
     """
     names: dict[tuple[object, ...], list[str]] = {}
     entries = []
-    for entry in in_source_order(Entry(tensor, tensor.dtype) for tensor in checkpoint.tensors):
-        sharing = names.setdefault((entry.tensor.dtype, entry.tensor.shape, entry.tensor.pieces), [])
+    for entry in in_source_order(Entry(t, casts.get(t.name, t.dtype)) for t in checkpoint.tensors):
+        sharing = names.setdefault((entry.tensor.dtype, entry.as_dtype, entry.tensor.shape, entry.tensor.pieces), [])
         if not sharing:
             entries.append(entry)
         sharing.append(entry.name)
@@ -76,11 +82,22 @@ def digests(
     found: dict[str, str] = {}
     for one, sharing in zip(parts, names.values(), strict=True):
         digest = new()
-        for view in packed(one, stream.take, tmpdir):
+        for view in _cast(one.entry, packed(one, stream.take, tmpdir)):
             digest.update(view)
         found |= dict.fromkeys(sharing, digest.hexdigest())
     stream.finish()
     return found
+
+
+def _cast(entry: Entry, views: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The bytes as the entry wants them."""
+    if not entry.cast:
+        yield from views
+        return
+    caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype)
+    for view in views:
+        yield from caster.feed(view)
+    caster.finish()
 
 
 def _tapes(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> Mapping[int, Tape]:
@@ -94,17 +111,18 @@ def _tapes(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> Mapping[int, 
 
 
 class Stored(NamedTuple):
-    """One tensor and where to read it."""
+    """One tensor, where to read it, and what to make of it."""
 
     tensor: Tensor
     files: Sequence[StoredFile]
     source: Source
+    as_dtype: str
 
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
-        """Its packed bytes."""
-        one: Part = part(Entry(self.tensor, self.tensor.dtype))
+        """Its packed bytes, cast."""
+        one: Part = part(Entry(self.tensor, self.as_dtype))
         stream = Stream(self.source, self.files, route(one.ranges, (), self.files), {}, lambda count: None)
-        yield from packed(one, stream.take, tmpdir)
+        yield from _cast(one.entry, packed(one, stream.take, tmpdir))
         stream.finish()
 
 
@@ -122,7 +140,7 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
     for one, other in _aligned(first.read(tmpdir), second.read(tmpdir)):
         unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
         if unequal.size:
-            return _difference(first.tensor, at, int(unequal[0]), one, other)
+            return _difference(first, at, int(unequal[0]), one, other)
         at += len(one)
     return None
 
@@ -147,12 +165,13 @@ def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _difference(tensor: Tensor, at: int, byte: int, one: bytes, other: bytes) -> Difference:
-    bits = DTYPE_BITS[tensor.dtype]
+def _difference(stored: Stored, at: int, byte: int, one: bytes, other: bytes) -> Difference:
+    shape, dtype = stored.tensor.shape, stored.as_dtype
+    bits = DTYPE_BITS[dtype]
     element = (at + byte) * 8 // bits
-    index = tuple(int(i) for i in np.unravel_index(element, tensor.shape)) if tensor.shape else ()
+    index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
     start = element * bits // 8 - at
-    return Difference(index, *(_shown(tensor.dtype, data[start : start + max(1, bits // 8)]) for data in (one, other)))
+    return Difference(index, *(_shown(dtype, data[start : start + max(1, bits // 8)]) for data in (one, other)))
 
 
 def _shown(dtype: str, element: bytes) -> str:

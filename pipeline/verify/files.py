@@ -22,6 +22,7 @@ from reshard.pipeline.verify.checks import Check, Result
 from reshard.pipeline.verify.compare import Side, some
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files
+from reshard.pipeline.wanted import retyped_config
 
 # What a config says of the program that wrote it and of the place that it was loaded from.
 _VOLATILE = {"transformers_version", "_name_or_path", "_diffusers_version", "_commit_hash"}
@@ -33,10 +34,11 @@ _DOCUMENTS = (
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.json", "*.model", "*.spm")
 
 
-def check_files(source: Side, output: Side, deep: bool, tick: Tick) -> Check:
+def check_files(source: Side, output: Side, changes: Options, deep: bool, tick: Tick) -> Check:
     """Whether every file that loaders read beside weights is there with the source's content; JSON by its meaning.
 
-    Files that only people read are counted. Large files without a hash are compared where ``deep``.
+    A config follows a cast in ``changes``. Files that only people read are counted, and large ones without a hash are
+    compared where ``deep``.
     """
     carried, _ = sort_out(source.source.files(), source.found, source.opened, Options())
     tokenizers = set(tokenizer_files(file.path for file in carried))
@@ -51,7 +53,9 @@ def check_files(source: Side, output: Side, deep: bool, tick: Tick) -> Check:
         if there is not None and not deep and _too_large(file, there):
             figures["not_compared"] += 1
             continue
-        trouble = "is not there" if there is None else _difference(source.source, file, output.source, there, tick)
+        trouble = (
+            "is not there" if there is None else _difference(source.source, file, output.source, there, changes, tick)
+        )
         if trouble is None:
             continue
         if any(fnmatchcase(basename(file.path), pattern) for pattern in _DOCUMENTS):
@@ -77,12 +81,16 @@ def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:
     return None
 
 
-def _difference(source: Source, was: StoredFile, output: Source, is_: StoredFile, tick: Tick) -> str | None:
+def _difference(
+    source: Source, was: StoredFile, output: Source, is_: StoredFile, changes: Options, tick: Tick
+) -> str | None:
     """What is different about a file that both sides have; None when nothing is."""
     if same_by_hash(was, is_):
         return None
     if was.path.endswith(".json") and max(was.size, is_.size) <= CONFIG_MAX:
         before, after = (b"".join(side.read(file, 0, file.size)) for side, file in ((source, was), (output, is_)))
+        if basename(was.path) == "config.json":
+            before = retyped_config(before.decode("utf-8", "replace"), changes.dtype).encode()
         return None if before == after else _json_difference(before, after)
     if was.size != is_.size:
         return f"has {is_.size:,} bytes, and the source's has {was.size:,}"

@@ -13,11 +13,13 @@ from posixpath import join
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
-from reshard.pipeline.tensors import Checkpoint
+from reshard.pipeline.tensors import Checkpoint, Name
 from reshard.pipeline.verify.checks import Check, Result
 from reshard.pipeline.verify.compare import (
+    UNCHANGED,
     Paired,
     Side,
     check_bytes,
@@ -26,12 +28,12 @@ from reshard.pipeline.verify.compare import (
     paired,
     read,
     read_both,
-    signature,
 )
 from reshard.pipeline.verify.files import check_files, check_tokenizers
 from reshard.pipeline.verify.record import attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.rules import check_rules
+from reshard.pipeline.verify.structure import Signature
 
 
 def verify(
@@ -40,17 +42,19 @@ def verify(
     reload: Reload,
     *,
     deep: bool = False,
+    changes: Options = UNCHANGED,
     described: str | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
-    ``described`` is the root of the manifest that the publishing commit names, where the history is known; ``tick`` is
-    called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source``
-    itself is broken, and what stores raise; for what is wrong with ``output``, never.
+    ``changes`` are what was asked to change on the way, dtype and strip_prefix: the output should equal the source
+    after them. ``described`` is the root of the manifest that the publishing commit names, where the history is known;
+    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself
+    is broken, and what stores raise; for what is wrong with ``output``, never.
     """
-    their_side = Side.open(source) if source else None
+    their_side = Side.open(source, changes) if source else None
     checks = [check_rules(output)]
     recorded = check_manifest(output, described)
     checks += [recorded.check] if recorded.check else []
@@ -62,10 +66,10 @@ def verify(
     if recorded.manifest:
         side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
-    matched = paired(their_side.opened, side.opened) if their_side else None
+    matched = paired(their_side, side) if their_side else None
     if their_side and matched:
-        checks += [check_headers(matched), check_files(their_side, side, deep, tick)]
-    checks += _check_models(side, matched, reload)
+        checks += [check_headers(their_side, side, matched), check_files(their_side, side, changes, deep, tick)]
+    checks += _check_models(side, their_side, matched, reload)
     checks += check_tokenizers(output, source, reload, tmpdir)
     if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
@@ -92,25 +96,26 @@ def _one_at_a_time(tick: Tick) -> Tick:
 # ------------------------------------------------------------------------------------------------------- the class
 
 
-def _check_models(side: Side, matched: Paired | None, reload: Reload) -> list[Check]:
-    before = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
+def _check_models(side: Side, theirs: Side | None, matched: Paired | None, reload: Reload) -> list[Check]:
+    before: dict[Name, Signature] = {}
+    if theirs and matched:
+        before = {pair.output.name: theirs.signature(pair.source) for pair in matched.pairs}
     return [
-        _check_model(side.source, checkpoint, before.get(checkpoint.name), reload)
-        for checkpoint in side.opened.checkpoints
+        _check_model(side, checkpoint, before.get(checkpoint.name), reload) for checkpoint in side.opened.checkpoints
     ]
 
 
-def _check_model(output: Source, checkpoint: Checkpoint, source: Checkpoint | None, reload: Reload) -> Check:
+def _check_model(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> Check:
     """The output's config names the class; another config is a difference between files, and is reported there."""
     name = f"model {checkpoint.name}"
     path = join(checkpoint.name.folder, "config.json")
-    file = output.files().get(path)
+    file = side.source.files().get(path)
     if file is None:
         return Check(name, "skipped", "structural", f"no {path} says which class loads it")
     if file.size > CONFIG_MAX:
         return Check(name, "skipped", "structural", f"{path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
-    config, ours = read_file(output, file, CONFIG_MAX), signature(checkpoint)
-    verdict = reload.check(config, signature(source), ours) if source else reload.check(config, ours)
+    config, ours = read_file(side.source, file, CONFIG_MAX), side.signature(checkpoint)
+    verdict = reload.check(config, source, ours) if source else reload.check(config, ours)
     figures = {
         **({"class_name": verdict.class_name} if verdict.class_name else {}),
         "missing": len(verdict.missing),

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
+from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.verify.checks import Check
 from reshard.pipeline.verify.reload import Reload
@@ -113,6 +114,22 @@ def test_a_cast_is_said_in_one_line_and_not_taken_for_damage(tmp_path: Path, loo
     assert list(failed(checks)) == ["same tensors"]
     assert checks["same bytes"].result == "inconclusive"
     assert checks["same bytes"].figures["not_comparable"] == 8
+
+
+def test_a_cast_that_was_asked_for_is_compared_after_it(tmp_path: Path, look: Verify) -> None:
+    made = arrays(4, 4000)
+    save_single(tmp_path / "source", made)
+    halves = {name: array.astype(np.float16) for name, array in made.items()}
+    save_single(tmp_path / "output", halves)
+    asked = Options(dtype="float16")
+    checks = look(tmp_path / "output", tmp_path / "source", deep=True, changes=asked)
+    assert failed(checks) == {}
+    assert checks["same bytes"].figures["tensors"] == 8
+    halves["layer.1.weight"][3, 4] += np.float16(0.5)
+    save_single(tmp_path / "output", halves)
+    (finding,) = failed(look(tmp_path / "output", tmp_path / "source", deep=True, changes=asked))["same bytes"]
+    was = str(made["layer.1.weight"][3, 4].astype(np.float16))
+    assert finding.startswith(f"layer.1.weight has other bytes: element [3, 4] is {was} (0x")
 
 
 def test_one_flipped_bit_is_named_by_tensor_element_and_values(two_cuts: tuple[Path, Path], look: Verify) -> None:
