@@ -14,7 +14,7 @@ from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
 from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, recorded, root_of
 from reshard.pipeline.manifest import parse as parse_manifest
 from reshard.pipeline.open import Opened
-from reshard.pipeline.plan import Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import Name
@@ -56,22 +56,39 @@ def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str,
     findings: list[Finding] = []
     tensors = 0
     for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
-        shards = [plan.shards[number] for number in output.shards]
-        headers = _headers(shards)
         selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
         if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
             raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
-        source = {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in selection.entries}
-        findings += compare(source, signature(headers))
-        if output.index:
-            findings += check_index(output.index.path, index_bytes(output.index, plan.shards), headers, headers)
-        else:
-            findings += check_files(headers)
-        tensors += len(source)
+        findings += _held_against(selection.entries, output, plan.shards)
+        tensors += len(selection.entries)
+    return _structure(findings, plan, tensors)
+
+
+def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
+    """The same for a plan that was stored meanwhile, against its own entries; raises ProofError."""
+    findings: list[Finding] = []
+    tensors = 0
+    for output in plan.outputs:
+        entries = [entry for number in output.shards for entry in shards[number].entries]
+        findings += _held_against(entries, output, shards)
+        tensors += len(entries)
+    return _structure(findings, plan, tensors)
+
+
+def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Shard]) -> list[Finding]:
+    headers = _headers(shards[number] for number in output.shards)
+    findings = compare({entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}, signature(headers))
+    if output.index:
+        return findings + check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
+    return findings + check_files(headers)
+
+
+def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
     if findings:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         raise ProofError(what=f"the plan does not hold what the source holds: {findings[0]}{more}")
-    figures = {"tensors": tensors, "shards": len(plan.shards), "indexes": sum(1 for o in plan.outputs if o.index)}
+    shards = sum(len(output.shards) for output in plan.outputs)
+    figures = {"tensors": tensors, "shards": shards, "indexes": sum(1 for o in plan.outputs if o.index)}
     return Check("structure", "passed", "names, dtypes, shapes, lengths, index both ways", "", figures)
 
 
