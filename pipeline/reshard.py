@@ -35,10 +35,10 @@ from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Name, Pin
-from reshard.pipeline.verify.checks import Check, check_model, check_structure, confirm
+from reshard.pipeline.verify.checks import Check, check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 
-__all__ = ["Report", "check_model", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
+__all__ = ["Report", "check", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 
 
 def source_of(request: Request, context: Context, plan: Plan | None = None) -> Source:
@@ -214,7 +214,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         watcher.step("copy")
         receipts, attested, moved = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
         watcher.step("check")
-        checks = check_model(made, made.shards, source, reload)
+        checks = check(made, made.shards, source, reload)
         watcher.step("publish")
         published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
         watcher.step("confirm")

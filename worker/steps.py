@@ -187,7 +187,7 @@ class Step:
 
     def _check(self) -> None:
         plan = self._load()
-        checks = pipeline.check_model(plan, plan.shards, self._source(plan), _reload())
+        checks = pipeline.check(plan, plan.shards, self._source(plan), _reload())
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict() for check in checks]))
 
     def _publish(self) -> None:

@@ -92,6 +92,11 @@ def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
     return Check("structure", "passed", "names, dtypes, shapes, lengths, index both ways", "", figures)
 
 
+def check(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
+    """What is looked at before anything is published: the plan once more, and each model's own class."""
+    return [check_plan(plan, shards), *check_model(plan, shards, source, reload)] if plan.outputs else []
+
+
 def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
     """Reload every output on the meta device, from its headers alone.
 

@@ -151,7 +151,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
 
         (report,) = reshard("status", job, "--report", "--json", env=env).documents
         assert report["result"] == "passed"
-        assert [check["name"] for check in report["checks"]] == ["reload model", "read back"]
+        assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "read back"]
         assert report["checks"][-1]["figures"]["shards"] == 4
         assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
 
