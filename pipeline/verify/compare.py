@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from reshard.pipeline.errors import SourceCorrupt
-from reshard.pipeline.find import Found, find_checkpoints
+from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights, SourceCorrupt
+from reshard.pipeline.find import Found, find_checkpoints, is_weight_index
+from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.request import Options
@@ -54,6 +55,18 @@ class Side:
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
         casts = {name: {e.name: e.as_dtype for e in entries if e.cast} for name, entries in chosen.items()}
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
+
+    @classmethod
+    def attempt(cls, source: Source) -> Side | CheckpointError:
+        """The side, or why the pipeline would not take it; raises NoWeights only where there is nothing of any."""
+        try:
+            return cls.open(source)
+        except CheckpointError as error:
+            return error
+        except NoWeights as error:
+            if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
+                return BadIndex(file=source.place, why=str(error))
+            raise
 
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor -> (dtype, shape), as compared."""

@@ -44,12 +44,11 @@ class Health:
 
 def examine(source: Source) -> Health:
     """Raises NoWeights, and what stores raise; whatever is broken is a symptom."""
-    rules = check_rules(source)
-    try:
-        side = Side.open(source)
-    except CheckpointError as error:
-        cure = f"a reshard refuses it: {error.next_step}"
-        return Health(tuple(Symptom("broken", text, cure) for text in rules.findings), error, 0, 0)
+    side = Side.attempt(source)
+    rules = check_rules(source, side)
+    if isinstance(side, CheckpointError):
+        cure = f"a reshard refuses it: {side.next_step}"
+        return Health(tuple(Symptom("broken", text, cure) for text in rules.findings), side, 0, 0)
     symptoms = [Symptom("index", text, _RESHARD) for text in rules.findings]
     symptoms += [*_formats(side), *_sizes(side), *_names(side), *_beside(side)]
     tensors = sum(len(checkpoint.tensors) for checkpoint in side.opened.checkpoints)

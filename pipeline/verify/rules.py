@@ -11,24 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.errors import CheckpointError, NoWeights
-from reshard.pipeline.find import find_checkpoints, index_path, is_weight_index, read_file
+from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.find import index_path, is_weight_index, read_file
 from reshard.pipeline.formats import dcp
 from reshard.pipeline.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
-from reshard.pipeline.open import open_checkpoints, read_header
+from reshard.pipeline.open import read_header
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, named_files
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
-def check_rules(source: Source) -> Check:
-    """Whether listing, indexes and headers of all weights say the same; raises NoWeights when there are none."""
+def check_rules(source: Source, opened: Side | CheckpointError) -> Check:
+    """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
     headers = _headers(source)
-    found = _findings(source, headers)
+    found = _findings(source, headers, opened)
     figures = {
         "files": len(headers),
         "tensors": sum(len(header.tensors) for header in headers.values() if isinstance(header, Header)),
@@ -57,8 +58,10 @@ def _indexes(source: Source) -> list[str]:
     return sorted(path for path in source.files() if is_weight_index(path) and f"{SUFFIX}.index" in basename(path))
 
 
-def _findings(source: Source, headers: Mapping[str, Header | CheckpointError]) -> list[Finding]:
-    uncut, trouble = _as_the_pipeline_sees_it(source)
+def _findings(
+    source: Source, headers: Mapping[str, Header | CheckpointError], opened: Side | CheckpointError
+) -> list[Finding]:
+    uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
     findings: list[Finding] = []
     named: set[str] = set()
     for index in _indexes(source):
@@ -79,23 +82,10 @@ def _findings(source: Source, headers: Mapping[str, Header | CheckpointError]) -
     for paths in _sets(path for path in free if path not in alone):
         findings += check_files({path: free[path] for path in paths})
         findings += _unindexed(paths)
-    if trouble is not None and not findings:
-        findings.append(Finding("unreadable", None, None, str(trouble)))
+    # Torch files are judged by the pipeline itself, and whatever else it would stop at has no rule here.
+    if isinstance(opened, CheckpointError) and not findings:
+        findings.append(Finding("unreadable", None, None, str(opened)))
     return findings
-
-
-def _as_the_pipeline_sees_it(source: Source) -> tuple[frozenset[str], CheckpointError | None]:
-    """The weights that are never cut, and what the pipeline itself would stop at: torch files are judged by it."""
-    try:
-        found = find_checkpoints(source)
-        open_checkpoints(source, found)
-    except NoWeights:
-        if not _indexes(source) and not any(path.endswith(SUFFIX) for path in source.files()):
-            raise
-        return frozenset(), None
-    except CheckpointError as error:
-        return frozenset(), error
-    return found.uncut, None
 
 
 def _prefix(index: str) -> str:

@@ -24,7 +24,7 @@ BEGIN, END = "<!-- mutations:begin -->\n", "<!-- mutations:end -->\n"
 
 # Column -> the checks that it stands for; the last two need no source, but a manifest.
 COLUMNS = {
-    "index rules": ("index rules", "the checkpoint"),
+    "index rules": ("index rules",),
     "same tensors": ("same tensors",),
     "other files": ("other files",),
     "model": ("model",),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from reshard.pipeline.find import find_checkpoints
 from reshard.pipeline.open import open_checkpoints
-from reshard.pipeline.places import Folder
+from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.verify.digests import digests
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
 
 
 def do_digests(folder: str) -> int:
@@ -14,3 +19,11 @@ def do_digests(folder: str) -> int:
     source = FolderSource.open(Folder(path=folder))
     found = open_checkpoints(source, find_checkpoints(source))
     return len(digests(found.checkpoints[0], found.files, source))
+
+
+def do_verify(output: str, source: str) -> list[dict[str, Any]]:
+    """The checks of one repository against another, from headers."""
+    context = Context.from_env()
+    ours, theirs = (open_source(parse_place(place), context) for place in (output, source))
+    with Reload() as reload:
+        return [check.to_dict() for check in verify(ours, theirs, reload)]
