@@ -39,7 +39,7 @@ CHILD = """
     made = 0
     for tensor in contents.tensors:
         caster = Caster(tensor.name, "F32", "BF16")
-        for number, window in enumerate(windows(tensor, 8 << 20)):
+        for number, window in enumerate(windows(tensor, 2 << 20)):
             if number == some:
                 break
             gathering = gather(tensor, window, read_max=4 << 20)
