@@ -68,7 +68,8 @@ def _from_url(url: str) -> Hub:
     if parts.scheme not in {"http", "https", "hf"}:
         raise BadPlace(value=url, why="only http, https and hf URLs are known")
     if parts.scheme == "hf":
-        return parse_place(url.removeprefix("hf://")).model_copy()  # type: ignore[return-value]
+        repo, _, at = url.removeprefix("hf://").partition("@")
+        return Hub(repo=_repo(repo, url), revision=at or None)
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
         raise BadPlace(value=url, why="this is no model repository")

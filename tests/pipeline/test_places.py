@@ -36,6 +36,8 @@ def test_a_place_is_what_it_looks_like(text: str, place: Hub | Folder) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "gpt2", "a/b/c", "user/", "user//x", "user/-x", "user/a..b", "user/repo@", "ftp://x/y/z",
+        "hf:///etc/model",
+        "hf://./model",
      "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
