@@ -53,7 +53,14 @@ def test_every_entry_is_in_one_bin_and_every_file_keeps_the_promise(entries: lis
 def test_no_two_neighbouring_files_would_fit_into_one(entries: list[Entry], limit: int) -> None:
     bins = greedy(entries, limit, METADATA)
     for first, second in pairwise(bins):
-        assert file_size(aligned([*first, second[0]]), METADATA) > limit or len(second) == 1
+        assert file_size(aligned([*first, *second]), METADATA) > limit
+
+
+@given(entries_of_any_kind, st.integers(300, 20_000))
+def test_a_file_is_full_before_the_next_is_begun_unless_a_crumb_would_be_left(entries: list[Entry], limit: int) -> None:
+    bins = greedy(entries, limit, METADATA)
+    for first, second in pairwise(bins[:-1]):
+        assert file_size(aligned([*first, second[0]]), METADATA) > limit
 
 
 @given(entries_of_any_kind, st.integers(300, 20_000))
