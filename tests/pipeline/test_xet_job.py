@@ -1,4 +1,4 @@
-"""A whole job over Xet on 600 MB of noise: what it uploads, what it writes to the disk, and what it refuses."""
+"""A whole job over Xet on 600 MB of noise, and on ten times that: what it uploads, writes to the disk, and refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DISK = 4 * MB  # bytes that one file of the process may have: caches and lists, 
 
 @dataclass
 class Site:
-    """Two files of 300 MB that nothing can compress, stored in chunks."""
+    """Two files that nothing can compress, stored in chunks."""
 
     space: Namespace
     folder: Path
@@ -61,11 +61,24 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, namespace: Namespace) -> Site:
-    disable_progress_bars()
     noise = np.random.default_rng(7)
-    for name in ("model", "mtp"):
-        made = {f"{name}.{i}": noise.integers(0, 2**16, 12_500_000, dtype=np.uint16) for i in range(12)}
-        save_single(tmp_path / "model", made, f"{name}.safetensors")
+    made = [noise.integers(0, 2**16, 12_500_000, dtype=np.uint16) for _ in range(24)]
+    return publish(made, tmp_path, namespace)
+
+
+@pytest.fixture
+def large_site(tmp_path: Path, namespace: Namespace) -> Site:
+    """6 GB, of which the content store keeps 25 MB: one piece of noise, over and over."""
+    made = [np.random.default_rng(8).integers(0, 2**16, 12_500_000, dtype=np.uint16)] * 240
+    return publish(made, tmp_path, namespace)
+
+
+def publish(tensors: list[Any], tmp_path: Path, namespace: Namespace) -> Site:
+    """Two files, with half of the tensors each."""
+    disable_progress_bars()
+    half = len(tensors) // 2
+    for name, part in (("model", tensors[:half]), ("mtp", tensors[half:])):
+        save_single(tmp_path / "model", {f"{name}.{i}": tensor for i, tensor in enumerate(part)}, f"{name}.safetensors")
     repo = namespace.repo("noise")
     namespace.admin.create_repo(repo)
     files = sorted((tmp_path / "model").iterdir())
@@ -89,6 +102,18 @@ def test_a_new_cut_uploads_its_seams_and_a_repeat_after_a_crash_next_to_nothing(
     print({"model": site.size, "seams": facts["seams"], "first": first, "again": again, "peak": done.peak})
     assert first <= SEAM * facts["seams"] + facts["headers"]
     assert again <= 0.0005 * site.size
+    assert done.peak <= MEMORY_FLOOR_XET
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_times_the_model_takes_no_more_memory_and_no_disk_either(large_site: Site) -> None:
+    done = large_site.reshard("target")
+    facts: dict[str, Any] = done.result
+    uploaded = large_site.uploaded()
+    print({"model": large_site.size, "seams": facts["seams"], "uploaded": uploaded, "peak": done.peak})
+    assert facts["moved"]["read"] >= 6_000 * MB and facts["written"] >= 6_000 * MB
+    assert uploaded <= SEAM * facts["seams"] + facts["headers"]
     assert done.peak <= MEMORY_FLOOR_XET
 
 
