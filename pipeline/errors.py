@@ -414,6 +414,12 @@ class NothingToRollBack(TargetError):
     hint = "look at the target's history; nothing was changed"
 
 
+class TargetMoved(TargetError):
+    code = "target.moved"
+    message = "{target} is called {name} now, in another namespace"
+    hint = "submit it again to {name}, with a token and an operator who let you write there"
+
+
 class TargetNotFound(TargetError):
     code = "target.not_found"
     message = "{repo} is not on {endpoint}"

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from reshard.pipeline import publication
 from reshard.pipeline.copy import Attested, Moved, copy
-from reshard.pipeline.errors import SourceChanged, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
@@ -54,7 +54,12 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
 
 
 def _open(place: Hub | Folder, context: Context, request: Request, pin: Pin | None) -> Source:
-    source = open_source(place, context, pin.commit if pin else None, request.options.transport)
+    try:
+        source = open_source(place, context, pin.commit if pin else None, request.options.transport)
+    except RevisionNotFound as error:
+        if pin is None:
+            raise
+        raise SourceChanged(place=str(place), what=f"commit {pin.commit} is gone") from error
     if pin is not None and source.pin != pin:
         raise SourceChanged(place=str(place), what=f"it is at {source.pin} and was planned at {pin}")
     return source

@@ -11,7 +11,7 @@ from urllib.parse import quote, urljoin
 
 import httpx2
 
-from reshard.pipeline.errors import HubRefused, SourceChanged
+from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
 from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -56,7 +56,7 @@ class HubSource:
                 try:
                     files = {file.path: file for file in self.api.tree(self.place.repo, self.pin.commit)}
                 except Refusal as refusal:
-                    raise refusal.as_source(self.place.repo, self.pin.commit) from refusal
+                    raise self._unreadable(refusal) from refusal
                 self._files = MappingProxyType(files)
             return self._files
 
@@ -152,7 +152,13 @@ class HubSource:
             return self._changed(f"{file.path}: {refusal.why}")
         if signed:
             return HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=refusal.why)
-        return refusal.as_source(self.place.repo, self.pin.commit)
+        return self._unreadable(refusal)
+
+    def _unreadable(self, refusal: Refusal) -> ReshardError:
+        """What it means that the commit that we are pinned to is refused."""
+        if refusal.code == "RevisionNotFound":
+            return self._changed(f"commit {self.pin.commit} is gone")
+        return refusal.as_source(self.place.repo)
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=str(self.place), what=what)

@@ -92,8 +92,9 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RepoInfo:
-    """A repository at one revision."""
+    """A repository at one revision; ``repo`` is what it is called now, whatever it was asked for by."""
 
+    repo: str
     sha: str
     visibility: Visibility
 
@@ -101,6 +102,7 @@ class RepoInfo:
 @dataclass(frozen=True, slots=True)
 class PullRequest:
     number: int
+    author: str
     status: str  # draft, open, closed or merged
     description: str
 
@@ -209,7 +211,7 @@ class HubApi:
         path = f"/api/models/{repo}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
         data = self.data("GET", path, params={"expand": ["sha", "private", "gated"]})
         visibility: Visibility = "private" if data["private"] else "gated" if data["gated"] else "public"
-        return RepoInfo(data["sha"], visibility)
+        return RepoInfo(data["id"], data["sha"], visibility)
 
     def check_readable(self, repo: str) -> None:
         """Raises Refusal when the files of a gated repository are not for us."""
@@ -272,7 +274,7 @@ class HubApi:
         item = self.data("GET", f"/api/models/{repo}/discussions/{number}")
         comments = [event for event in item["events"] if event["type"] == "comment"]
         description = comments[0]["data"]["latest"]["raw"] if comments else ""
-        return PullRequest(number, item["status"], description)
+        return PullRequest(number, item.get("author", {}).get("name", ""), item["status"], description)
 
     # -------------------------------------------------------------------------------------------------- writing
 

@@ -23,13 +23,14 @@ from reshard.pipeline.errors import (
     ObjectLost,
     SourceCorrupt,
     TargetConflict,
+    TargetMoved,
     TargetNotFound,
     TokenMissing,
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal
+from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
 from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.protocols import (
     Addition,
@@ -91,19 +92,36 @@ class HubTarget:
 
     def state(self) -> TargetState:
         try:
-            info = self.api.info(self.place.repo)
+            info = self._info()
         except Refusal as refusal:
             # Who has no token cannot tell a private repository from none; `prepare` will ask for one.
             if refusal.code == "RepoNotFound":
                 return TargetState(False, "private", None)
             raise refusal.as_target(self.place.repo) from refusal
         try:
-            head = self.api.info(self.place.repo, self._ref).sha
+            head = self._info(self._ref).sha
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
                 return TargetState(True, info.visibility, None)
             raise refusal.as_target(self.place.repo) from refusal
         return TargetState(True, info.visibility, head)
+
+    def _info(self, revision: str | None = None) -> RepoInfo:
+        """As ``HubApi.info``. A new name is followed, as the Hub's own clients do, but not into another namespace.
+
+        The token was chosen for the old one, and so was the operator's leave to write there; raises TargetMoved.
+        """
+        info = self.api.info(self.place.repo, revision)
+        if info.repo.partition("/")[0].casefold() != self.place.namespace.casefold():
+            raise TargetMoved(target=self.place.repo, name=info.repo)
+        return info
+
+    def _name(self) -> str:
+        """What the repository is called now."""
+        try:
+            return self._info().repo
+        except Refusal as refusal:
+            raise refusal.as_target(self.place.repo) from refusal
 
     def prepare(self, private: bool) -> str:
         repo = self.place.repo
@@ -143,13 +161,13 @@ class HubTarget:
 
     def _find(self, author: str, digest: str) -> int | None:
         for found in self.api.pull_requests(self.place.repo, author):
-            if digest in found.description:
+            if found.author == author and digest in found.description:  # the filter is the server's, the check ours
                 return found.number
         return None
 
     def head(self) -> str:
         try:
-            return self.api.info(self.place.repo, self._ref).sha
+            return self._info(self._ref).sha
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
                 raise TargetConflict(target=str(self.place), what=f"{self._ref} is gone") from refusal
@@ -261,12 +279,14 @@ class HubTarget:
     def commit(self, change: Change, parent: str) -> str:
         body = _Body(change, parent)
         retry = self.api.retry()
-        url = f"{self.api.endpoint}/api/models/{self.place.repo}/commit/{quote(self._ref, safe='')}"
+        repo = self.place.repo
         headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
         while True:
             self.api.pace.before("api")
             try:
-                response = self.api.client.post(url, headers=self.api.headers | headers, content=iter(body))
+                response = self.api.client.post(
+                    self._commit_url(repo), headers=self.api.headers | headers, content=iter(body)
+                )
             except NOTHING_SENT as error:
                 self.api.after(retry, error)
             except httpx2.TransportError as error:
@@ -279,10 +299,16 @@ class HubTarget:
                     raise HeadMoved(parent)
                 if response.status_code == 429:
                     retry.after(response)  # it was turned away before anything was done
+                elif response.has_redirect_location:
+                    retry.after(response)  # the same; it was renamed since the head was read
+                    repo = self._name()
                 elif is_transient(response):
                     raise AnswerLost(f"answered {response.status_code}")
                 else:
                     raise self._commit_refused(Refusal(response, self.api), change)
+
+    def _commit_url(self, repo: str) -> str:
+        return f"{self.api.endpoint}/api/models/{repo}/commit/{quote(self._ref, safe='')}"
 
     def _made(self, response: httpx2.Response) -> str:
         try:

@@ -185,7 +185,7 @@ class XetSource(HubSource):
         try:
             self.api.call("GET", read_token_route(self.place.repo, self.pin.commit))
         except Refusal as refusal:
-            raise refusal.as_source(self.place.repo, self.pin.commit) from error
+            raise self._unreadable(refusal) from error
         if is_not_found(error):
             raise SourceChanged(place=str(self.place), what=f"{file.path} is no longer in the store") from error
 

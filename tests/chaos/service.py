@@ -72,11 +72,8 @@ class Work:
 
     job: str
     transport: Transport
+    source: str
     target: str
-
-    @property
-    def source(self) -> str:
-        return f"{USER}/{SOURCES[self.transport]}"
 
     @property
     def upload(self) -> str:
@@ -135,12 +132,13 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- jobs
 
-    def prepare(self, transport: Transport) -> Work:
+    def prepare(self, transport: Transport, source: str = "") -> Work:
         """A job that is not submitted yet, so that faults can be laid for it first; the Hub's log begins anew."""
         self.kills = 0
         self.admin.clear_faults()
         self.admin.log(reset=True)
-        return Work("", transport, f"{USER}/out-{next(self._numbers)}-{os.urandom(3).hex()}")
+        target = f"{USER}/out-{next(self._numbers)}-{os.urandom(3).hex()}"
+        return Work("", transport, source or model(transport), target)
 
     def submit(self, work: Work) -> Work:
         options = Options(size=SIZE, transport=work.transport)
@@ -248,8 +246,8 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------- invariants
 
-    def check(self, work: Work, others: bool = False) -> Job:
-        """The job ends, and nothing that must hold is violated."""
+    def check(self, work: Work, others: int = 0) -> Job:
+        """The job ends, and nothing that must hold is violated; ``others``: the commits that are not its own."""
         seen = self.ended(work)
         if seen.state != JobState.done:
             raise Violated("done", self.story(work))
@@ -257,7 +255,7 @@ class Service:
         if unknown := set(pairwise(states)) - diagram():
             raise Violated("the state diagram", f"{unknown} are not in it")
         commits = self.admin.state(work.target)["commits"]
-        if commits != 2 + others:  # the one that made the repository, ours, and one of others
+        if commits != 2 + others:  # the one that made the repository, and ours
             raise Violated("one commit", f"{commits - 1} commits\n{self.story(work)}")
         twice, allowed = self.copied_twice(work), self.kills * CONCURRENCY * FILE_BYTES
         if work.transport == "xet":  # hf_xet sometimes asks for a range again by itself; 0.4 MB in 1 of 25 jobs
@@ -265,7 +263,7 @@ class Service:
         if twice > allowed:
             raise Violated("copied twice", f"{twice} bytes, and {self.kills} kills allow {allowed}\n{self.story(work)}")
         published = read_checkpoint(from_hub(self.hub.endpoint, work.target, token=TOKEN))
-        if published != truth(self.hub.endpoint, work.source):
+        if published != truth(self.hub.endpoint, model(work.transport)):
             raise Violated("every tensor", f"of {work.target} is not what it was")
         return seen
 
@@ -297,6 +295,11 @@ class Service:
 
 MATRIX = 100_000  # bytes
 FILE_BYTES = 16 * (MATRIX + 64) + 8192  # at most; what one source file and the shards of its group hold
+
+
+def model(transport: Transport) -> str:
+    """The repository that holds the one model, stored for ``transport``."""
+    return f"{USER}/{SOURCES[transport]}"
 
 
 def put_models(hub: HubProcess, folder: Path) -> None:

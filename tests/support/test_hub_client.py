@@ -273,6 +273,9 @@ def test_discussions_are_paged_and_filtered_by_author(repo: str, api: HfApi, hub
     other.create_discussion(repo, "a question")
     mine = api.get_repo_discussions(repo, author=repo.split("/")[0], discussion_type="pull_request")
     assert [discussion.num for discussion in mine] == [5, 4, 3, 2, 1]
+    hub.settings(discussions_by_author=False)
+    everybodys = api.get_repo_discussions(repo, author=repo.split("/")[0])
+    assert {discussion.author for discussion in everybodys} > {repo.split("/")[0]}
     assert [d.title for d in api.get_repo_discussions(repo, discussion_type="discussion")] == ["a question"]
 
 
@@ -322,6 +325,19 @@ def test_squashing_leaves_one_commit_and_the_same_files(repo: str, api: HfApi, h
     api.super_squash_history(repo)
     assert len(api.list_repo_commits(repo)) == 1
     assert hub.files(repo) == before
+
+
+def test_what_was_squashed_is_readable_by_its_id_until_it_is_forgotten(repo: str, api: HfApi, hub: HubAdmin) -> None:
+    pinned, kept = hub.head(repo), hub.files(repo)
+    first = api.list_repo_commits(repo)[-1].commit_id
+    api.create_branch(repo, branch="old", revision=first)
+    api.super_squash_history(repo)
+    assert api.model_info(repo, revision=pinned).sha == pinned
+    assert pinned in hub.forget_commits(repo)
+    with pytest.raises(RevisionNotFoundError):
+        api.model_info(repo, revision=pinned)
+    assert api.model_info(repo, revision="old").sha == first
+    assert hub.files(repo) == kept
 
 
 def test_models_are_listed_searched_and_projected(namespace: Namespace, api: HfApi, hub: HubAdmin) -> None:

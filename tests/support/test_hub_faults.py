@@ -142,6 +142,36 @@ def test_a_download_cut_by_rst_fails_at_once(repo: str, hub: HubAdmin, fetch: Pa
     assert hub.totals()["cdn"]["requests"] == 1
 
 
+@pytest.mark.parametrize(
+    ("after", "arrives"), [(0, b""), (12, b"HTTP/1.1 200"), (29, b"HTTP/1.1 200 OK\r\nContent-Type"), (9999, b"\r\n\r")]
+)
+def test_an_answer_is_cut_inside_its_head(repo: str, hub: HubAdmin, after: int, arrives: bytes) -> None:
+    """However much of it is asked for, the head is never whole."""
+    hub.fault(f"GET /api/models/{repo}$", "truncate_head", after=after, fin=True, times=1)
+    with socket.create_connection(("127.0.0.1", int(hub.endpoint.rpartition(":")[2]))) as connection:
+        connection.sendall(f"GET /api/models/{repo} HTTP/1.1\r\nHost: hub\r\n\r\n".encode())
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.endswith(arrives) and b"\r\n\r\n" not in received
+    assert len(received) == after or after == 9999
+    (entry,) = hub.log()
+    assert (entry["down"], entry["fault"]) == (0, "truncate_head")
+
+
+@pytest.mark.parametrize("fin", [True, False])
+def test_a_commit_whose_answer_is_cut_inside_its_head_stands(repo: str, hub: HubAdmin, api: HfApi, fin: bool) -> None:
+    head = hub.head(repo)
+    hub.fault("POST .*/commit/main", "truncate_head", after=40, fin=fin, times=1)
+    with pytest.raises(httpx2.TransportError):
+        commit(api, repo)
+    assert hub.head(repo) != head and "new.txt" in hub.files(repo)
+
+
+def test_an_answer_without_a_body_is_cut_inside_its_head(repo: str, hub: HubAdmin) -> None:
+    hub.fault("HEAD .*/resolve/", "truncate_head", after=20, fin=True, times=1)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.head(f"{hub.endpoint}/{repo}/resolve/main/weights.bin")
+
+
 def test_a_byte_of_the_file_is_wrong_in_whatever_range_is_read(repo: str, hub: HubAdmin, fetch: Path) -> None:
     hub.fault("GET /_cdn/", "wrong_bytes", at=11_000_000)
     hub.fault("GET /_cdn/", "truncate", after=10_500_000, fin=True, times=1)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import httpx2
 import pytest
+from huggingface_hub import HfApi
 from pydantic import SecretStr
 
 from reshard.pipeline.errors import (
@@ -173,6 +174,29 @@ def test_a_renamed_repo_is_followed(
     ).raise_for_status()  # fmt: skip
     source = open_source(Hub(repo=repo), context)
     assert read(source, "model.safetensors") == DATA and read(source, "config.json") == b"{}"
+
+
+@pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
+def test_a_commit_that_is_gone_is_named(source: Source, hub: HubAdmin, namespace: Namespace, path: str) -> None:
+    """As after a force-push, once git has collected its garbage. What was listed before is not listed again."""
+    files = source.files()
+    squash(source, hub, namespace)
+    with pytest.raises(SourceChanged, match=source.pin.commit):
+        list(source.read(files[path], 0, 1))
+
+
+def test_a_commit_that_went_before_it_was_listed_is_named(
+    hub_source: MakeSource, hub: HubAdmin, namespace: Namespace
+) -> None:
+    source = hub_source({"config.json": b"{}"})
+    squash(source, hub, namespace)
+    with pytest.raises(SourceChanged, match=source.pin.commit):
+        source.files()
+
+
+def squash(source: Source, hub: HubAdmin, namespace: Namespace) -> None:
+    HfApi(endpoint=hub.endpoint, token=namespace.token).super_squash_history(source.pin.repo)
+    assert source.pin.commit in hub.forget_commits(source.pin.repo)
 
 
 def test_a_redirect_that_leads_in_circles_ends(source: Source, hub: HubAdmin) -> None:

@@ -8,16 +8,19 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.errors import (
+    HubError,
     HubQuota,
     HubRefused,
     HubUnreachable,
     NoWriteAccess,
     TargetConflict,
+    TargetMoved,
     TargetNotFound,
     TokenMissing,
     TokenRefused,
     UsageError,
 )
+from reshard.pipeline.limits import ATTEMPTS
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.hub_target import HubTarget
@@ -223,6 +226,56 @@ def test_a_refused_commit_says_what_the_hub_said(context: Context, repo: str) ->
         target.commit(Change("t", "", (Addition("../x", content=b""),), ()), base)
 
 
+# ---------------------------------------------------------------------------------------------------------- renamed
+
+
+def rename(repo: str, to: str, namespace: Namespace) -> None:
+    HfApi(endpoint=namespace.endpoint, token=namespace.token).move_repo(repo, to)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_commit_goes_to_the_new_name(
+    context: Context, repo: str, hub: HubAdmin, namespace: Namespace, early: bool
+) -> None:
+    """Whether the head was read before it was renamed or after; the parent is still the guard."""
+    target, new = target_at(repo, context), namespace.repo("renamed")
+    base = hub.head(repo)
+    if early:
+        rename(repo, new, namespace)
+        assert target.head() == base
+    else:
+        target.head()
+        rename(repo, new, namespace)
+    commit = target.commit(SMALL, base)
+    assert hub.head(new) == commit == target.head() and read(target.at(commit), "x.json") == b"{}"
+    with pytest.raises(HeadMoved):
+        target.commit(SMALL, base)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_no_commit_leaves_the_namespace(
+    context: Context, repo: str, hub: HubAdmin, namespace: Namespace, early: bool
+) -> None:
+    """Although this token may write there: nobody said that this job may."""
+    target, team = target_at(repo, context), f"{namespace.name}-team"
+    base = target.head()
+    hub.create_org(team, {namespace.name: "admin"})
+    rename(repo, f"{team}/there", namespace)
+    with pytest.raises(TargetMoved, match=f"{team}/there"):
+        if early:
+            target.head()
+        else:
+            target.commit(SMALL, base)
+    assert hub.head(f"{team}/there") == base
+
+
+def test_a_rename_in_circles_ends(context: Context, repo: str, hub: HubAdmin) -> None:
+    hub.fault("POST .*/commit/main", "status", status=307, headers={"Location": "/again"})
+    with pytest.raises(HubError, match="307"):
+        target_at(repo, context).commit(SMALL, hub.head(repo))
+    assert calls(hub, "/commit/main") == ATTEMPTS
+
+
 def test_the_hubs_own_client_sees_what_we_committed(context: Context, repo: str, namespace: Namespace) -> None:
     target = target_at(repo, context)
     base = target.prepare(private=True)
@@ -297,9 +350,12 @@ def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
     assert next(proposal.api.pull_requests(repo, proposal.api.whoami()["name"])).number == 1
 
 
+@pytest.mark.parametrize("filtered", [True, False])
 def test_somebody_elses_pull_request_with_our_digest_is_not_ours(
-    proposal: HubTarget, repo: str, hub: HubAdmin, namespace: Namespace
+    proposal: HubTarget, repo: str, hub: HubAdmin, namespace: Namespace, filtered: bool
 ) -> None:
+    """Not even when the Hub lists everybody's, whomever it was asked for."""
+    hub.settings(discussions_by_author=filtered)
     other = hub.create_user(f"{namespace.name}-copycat")
     HfApi(endpoint=namespace.endpoint, token=other.token).create_pull_request(repo, "Mine", description="digest d1")
     assert proposal.request("d1", proposal.head(), "Small files", "digest d1").branch == "refs/pr/2"

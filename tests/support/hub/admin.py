@@ -115,6 +115,11 @@ class HubAdmin:
         """The content store loses the xorb; files still consist of it."""
         self._send("DELETE", f"xorbs/{xorb}")
 
+    def forget_commits(self, repo: str, kind: str = "models") -> list[str]:
+        """Commits that no ref leads to, as after a force-push, are gone; returns them."""
+        forgotten: list[str] = self._post("forget", repo=repo, kind=kind)["forgotten"]
+        return forgotten
+
     def corrupt(self, repo: str, path: str, at: int, revision: str = "main", kind: str = "models") -> None:
         """Invert the byte at this offset of a large file where it is stored, over LFS or Xet alike."""
         self._post("corrupt", repo=repo, path=path, at=at, revision=revision, kind=kind)

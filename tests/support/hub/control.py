@@ -196,6 +196,12 @@ def corrupt(call: Call) -> Response:
     return json_response({})
 
 
+def forget_commits(call: Call) -> Response:
+    """{repo, kind?}: what no ref leads to any more cannot be asked for by its id either."""
+    request = call.json()
+    return json_response({"forgotten": repo_of(call, request["repo"], request.get("kind")).forget_unreachable()})
+
+
 def show_xet_file(call: Call) -> Response:
     """``hash``: the terms of a file in the content store, as {xorb, start, end, length}."""
     file = call.hub.xet.file(call.params["hash"])
@@ -280,6 +286,7 @@ ROUTES = [
     ("DELETE", "/_test/xorbs/{hash}", drop_xorb),
     ("GET", "/_test/xet/{hash}", show_xet_file),
     ("POST", "/_test/corrupt", corrupt),
+    ("POST", "/_test/forget", forget_commits),
     ("GET", "/_test/log", show_log),
     ("DELETE", "/_test/log", show_log),
     ("GET", "/_test/log/totals", show_totals),

@@ -18,6 +18,8 @@ def list_all(call: Call) -> Response:
     """One page, newest first; ``author``, ``type`` (discussion or pull_request) and ``status`` filter."""
     repo = call.repo()
     author, kind, status = (call.request.arg(name) for name in ("author", "type", "status"))
+    if not call.hub.settings.discussions_by_author:
+        author = None
     found = [
         discussion
         for discussion in sorted(repo.discussions.values(), key=lambda d: -d.num)

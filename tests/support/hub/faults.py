@@ -20,6 +20,10 @@ ACTIONS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "after": int,
         "fin": bool,
     },  # Content-Length promised, `after` body bytes sent, then RST (or FIN)
+    "truncate_head": {
+        "after": int,
+        "fin": bool,
+    },  # carried out in full, then `after` bytes of the answer's status line and headers, then RST (or FIN)
     "reset": {},  # RST before anything is carried out
     "reset_upload": {"after": int},  # RST once `after` bytes of the request body have been read
     "wrong_bytes": {"at": int},  # the byte at this offset of the FILE is inverted, whatever range is served

@@ -90,6 +90,10 @@ class Repo:
                 self.refs[event["ref"]] = event["oid"]
             case "ref_deleted":
                 self.refs.pop(event["ref"], None)
+            case "commits_forgotten":
+                for oid in event["oids"]:
+                    del self.commits[oid]
+                    self._trees.pop(oid, None)
             case "uploaded":
                 self.uploaded[event["sha256"]] = event["size"]
             case "object":
@@ -189,6 +193,14 @@ class Repo:
             commit = Commit(oid, parents, title, message, author, date, changes)
             self.record("commit", ref=ref, commit=commit.as_event())
             return commit
+
+    def forget_unreachable(self) -> list[str]:
+        """Commits that no ref leads to are gone for good, as when git collects its garbage; returns them."""
+        with self.lock:
+            kept = {commit.oid for oid in self.refs.values() for commit in self.history(oid)}
+            gone = [oid for oid in self.commits if oid not in kept]
+            self.record("commits_forgotten", oids=gone)
+            return gone
 
     def learn_object(self, sha256: str, size: int, xet: str | None = None) -> None:
         """From now on commits may name the object; ``xet``: its hash in the content store, if it is there."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 from .errors import HubError, bad_request
-from .faults import Effects, Faults
+from .faults import Effects, Faults, Rule
 from .log import Entry, Log
 from .wire import (
     MAX_HEAD_LINE,
@@ -186,7 +186,9 @@ class _Connection:
         lines = [f"HTTP/1.1 {response.status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         self.sent = 0
-        if head_only or not body.length:
+        if effects and (cut := effects.first("truncate_head")):
+            self._send_part_of(head, cut)
+        elif head_only or not body.length:
             self.sock.sendall(head)
         elif isinstance(body, FileBody) and not (effects and effects.touch(body.offset, body.length)):
             self.sock.sendall(head)
@@ -218,6 +220,12 @@ class _Connection:
             if truncate and self.sent == end:
                 self._cut(fin=truncate.options["fin"])
                 raise Disconnected("the answer was cut by a fault")
+
+    def _send_part_of(self, head: bytes, cut: Rule) -> None:
+        """Never so much that the head is complete."""
+        self.sock.sendall(head[: min(cut.options["after"], len(head) - 1)])
+        self._cut(fin=cut.options["fin"])
+        raise Disconnected("the answer's head was cut by a fault")
 
     def _cut(self, fin: bool) -> None:
         if fin:

@@ -17,6 +17,7 @@ class Settings:
     tree_page: int = 1000
     commits_page: int = 50
     discussions_page: int = 10
+    discussions_by_author: bool = True  # False: the list of discussions takes no notice of its author filter
     models_page: int = 1000
     cdn_lifetime: float = 3600  # of a signed download or upload URL
     xet: bool = True  # False: no content store and no xet routes, as a Hub without Xet
