@@ -14,7 +14,7 @@ from typer import Argument, Option
 from reshard.cli.output import Output
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
-from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.profiles import PROFILES
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
@@ -153,6 +153,14 @@ def read_request(
     revision: Annotated[
         str | None, Option(metavar="REV", help="Branch, tag or commit of the source.", show_default=False)
     ] = None,
+    credential: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Read SRC by this one of RESHARD_CREDENTIALS.", show_default=False),
+    ] = None,
+    to_credential: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Write DST by this one of RESHARD_CREDENTIALS.", show_default=False),
+    ] = None,
     include: Annotated[
         list[str] | None,
         Option(metavar="GLOB", help="Carry these files too. May be given again.", show_default=False),
@@ -190,8 +198,8 @@ def read_request(
     if public and private:
         raise UsageError(what="--public and --private exclude each other")
     return Request(
-        source=_source(source, revision),
-        target=_target(to, branch, pr),
+        source=_by("--credential", credential, _source(source, revision)),
+        target=_by("--to-credential", to_credential, _target(to, branch, pr)),
         options=Options(
             size=_size(size, for_, single),
             oversize=oversize.value,
@@ -295,6 +303,18 @@ def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
     if isinstance(place, Hub) and place.revision:
         raise UsageError(what=f"--to {value}: a target has no revision; name a branch with --branch")
     return place
+
+
+def _by(option: str, credential: str | None, place: Hub | Folder) -> Hub | Folder:
+    """The place, read or written by that credential."""
+    if credential is None:
+        return place
+    if isinstance(place, Folder):
+        raise UsageError(what=f"{option}: {place} is a folder, which needs none")
+    try:
+        return place.model_copy(update={"credential": check_credential(credential)})
+    except ValueError as error:
+        raise UsageError(what=f"{option}: {error}") from None
 
 
 def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

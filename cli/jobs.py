@@ -141,7 +141,7 @@ def rollback(job: Job, output: Output) -> None:
     if published is None or published["found"]:
         raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
     ref, request = published["ref"], record.request
-    place = request.target.model_copy(update={"revision": ref}) if ref else request.target
+    place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
     options = request.options.model_copy(update={"pr": False, "branch": None})
     commit = undo(open_target(place, options, Context.from_env()), published["commit"])
     said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
-from reshard.pipeline.places import Hub, parse_place
+from reshard.pipeline.places import CredentialName, Hub, parse_place
 from reshard.pipeline.request import Options, Request, key_of, parse_size
 
 VERSION: Literal[1] = 1
@@ -44,6 +44,12 @@ class Cut(_Strict):
     to: str | None = Field(default=None, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}.")
     endpoint: str | None = Field(default=None, description="The source's Hub; left out, the worker's HF_ENDPOINT.")
     to_endpoint: str | None = Field(default=None, description="The target's Hub; left out, the worker's HF_ENDPOINT.")
+    credential: CredentialName | None = Field(
+        default=None, description="Which of the worker's RESHARD_CREDENTIALS reads the source, by its name."
+    )
+    to_credential: CredentialName | None = Field(
+        default=None, description="Which of the worker's RESHARD_CREDENTIALS writes the target, by its name."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of the source.")
     size: Size | None = None
     oversize: Literal["own-shard", "fail"] | None = None
@@ -194,7 +200,7 @@ def digest(text: str) -> str:
 
 def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
     """What is asked for the model ``repo`` of ``entry``; raises BadPlace when the template gives no repository."""
-    cut = _merged(catalog.defaults, entry)
+    cut = merged(catalog.defaults, entry)
     place = _hub(repo)
     owner, _, name = place.repo.partition("/")
     revision = cut.revision or place.revision
@@ -203,15 +209,17 @@ def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
         options["size"] = _bytes(cut.size)
     size = cut.size or f"{Options().size // 10**9}GB"
     target = _fill(cut.to or "", {"owner": owner, "name": name, "size": size, "revision": revision or "main"})
+    source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
     return Request(
-        source=place.model_copy(update={"revision": revision, "endpoint": cut.endpoint or place.endpoint}),
-        target=_hub(target).model_copy(update={"endpoint": cut.to_endpoint}),
+        source=place.model_copy(update=source),
+        target=_hub(target).model_copy(update={"endpoint": cut.to_endpoint, "credential": cut.to_credential}),
         options=Options(**options),
         priority="bulk",
     )
 
 
-def _merged(defaults: Cut, entry: Entry) -> Cut:
+def merged(defaults: Cut, entry: Entry) -> Cut:
+    """What is asked for an entry, its own before the defaults'."""
     own = {name: value for name in Cut.model_fields if (value := getattr(entry, name)) is not None}
     if "pr" in own or "branch" in own:  # an entry that says where it goes takes nothing of it from the defaults
         own = {"pr": None, "branch": None} | own

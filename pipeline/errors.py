@@ -251,6 +251,18 @@ class BadCredentials(AccessError):
     hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
 
 
+class CredentialUnknown(AccessError):
+    code = "access.credential_unknown"
+    message = "RESHARD_CREDENTIALS has no credential {name} where the work is done; it has {known}"
+    hint = 'name one of those, or have its operator add a [[credential]] with `name = "{name}"`'
+
+
+class CredentialScope(AccessError):
+    code = "access.credential_scope"
+    message = "credential {name} is not there to {use} {namespace} on {endpoint}; it serves {serves}"
+    hint = "name one that is, or none: then the one that serves the namespace is taken"
+
+
 # ----------------------------------------------------------------------------------------------------- checkpoint
 
 

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-from reshard.pipeline.catalog import Catalog, Entry, Query, named, request_for
-from reshard.pipeline.errors import BadPlace, ReshardError, TargetsCollide
+from reshard.pipeline.catalog import Catalog, Cut, Entry, Query, merged, named, request_for
+from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetsCollide
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.credentials import Use
@@ -25,7 +25,7 @@ from reshard.pipeline.stores.open import Context
 
 PAGE = 1000  # models; the most that the Hub lists in one call
 NAMED = 3  # others that the error about a target names
-Address = tuple[str | None, str, str | None]  # endpoint, repository, revision
+Address = tuple[str | None, str, str | None, str | None]  # endpoint, repository, revision, credential
 LIST_FIELDS = ["sha", "private", "gated", "downloads", "tags", "library_name", "usedStorage"]
 
 
@@ -53,7 +53,8 @@ class Wanted:
 def expand(catalog: Catalog, context: Context) -> list[Wanted]:
     """Every model of the catalog once, in its order; raises the HubError and AccessError families.
 
-    What is wrong with one model is its own ``error``: not found, no target by its template, a target that two want.
+    What is wrong with one model is its own ``error``: not found, no target by its template, a target that two want, a
+    credential that is not there or serves something else.
     """
     refused: list[Wanted] = []
     asked: dict[Request, str] = {}
@@ -72,6 +73,8 @@ def expand(catalog: Catalog, context: Context) -> list[Wanted]:
         source, target = sources[_address(request.source)], targets[_address(request.target)]
         others = [str(rival.source) for rival in rivals[_slot(request)][: NAMED + 1] if rival != request][:NAMED]
         wrong = source if isinstance(source, ReshardError) else None
+        if wrong is None and isinstance(target, AccessError):
+            wrong = target
         if wrong is None and others:
             wrong = TargetsCollide(target=str(request.target), source=repo, others=", ".join(others))
         wanted.append(Wanted(repo, request, _there(source), _there(target), wrong))
@@ -93,9 +96,9 @@ def _models(catalog: Catalog, context: Context) -> Iterator[tuple[Entry, str]]:
         if entry.repo is not None:
             yield entry, entry.repo
         elif entry.query is not None:
-            endpoint = entry.endpoint or catalog.defaults.endpoint
+            cut = merged(catalog.defaults, entry)
             try:
-                for repo in islice(_found(entry.query, endpoint, context), entry.query.limit):
+                for repo in islice(_found(entry.query, cut, context), entry.query.limit):
                     if repo not in by_id:
                         yield entry, repo
             except Refusal as refusal:
@@ -103,10 +106,12 @@ def _models(catalog: Catalog, context: Context) -> Iterator[tuple[Entry, str]]:
                 raise refusal.as_source(asked) from refusal
 
 
-def _found(query: Query, endpoint: str | None, context: Context) -> Iterator[str]:
+def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:
     """The models of a query, those with the most downloads first; of a collection, in its order. Raises Refusal."""
-    owner = query.author or (query.collection or "").partition("/")[0] or "any"
-    api = context.api(Hub(repo=f"{owner}/any", endpoint=endpoint), "read")
+    owner = query.author or (query.collection or "").partition("/")[0]
+    # A credential is for somebody's models, and a query for everybody's is not among them.
+    place = Hub(repo=f"{owner or 'any'}/any", endpoint=cut.endpoint, credential=cut.credential if owner else None)
+    api = context.api(place, "read")
     if query.collection is not None:
         for item in api.data("GET", f"/api/collections/{quote(query.collection)}")["items"]:
             if item["type"] == "model" and _fits(query, item):
@@ -135,9 +140,12 @@ def _fits(query: Query, item: Mapping[str, Any]) -> bool:
 def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[Address, Listed | ReshardError | None]:
     """Each place as it is now; an error says why it is not there, and None that an owner's whole list has it not."""
     groups: dict[tuple[HubApi, str], dict[str, list[Hub]]] = defaultdict(lambda: defaultdict(list))
-    for place in dict.fromkeys(places):
-        groups[context.api(place, use), place.namespace][place.repo].append(place)
     found: dict[Address, Listed | ReshardError | None] = {}
+    for place in dict.fromkeys(places):
+        try:
+            groups[context.api(place, use), place.namespace][place.repo].append(place)
+        except AccessError as error:
+            found[_address(place)] = error
     for (api, owner), wanted in groups.items():
         listed, whole = _list_owner(api, owner, set(wanted)) if len(wanted) > 1 else ({}, False)
         for repo, same in wanted.items():
@@ -191,7 +199,7 @@ def _hub(place: Hub | Folder) -> Hub:
 
 def _address(place: Hub | Folder) -> Address:
     hub = _hub(place)
-    return hub.endpoint, hub.repo, hub.revision
+    return hub.endpoint, hub.repo, hub.revision, hub.credential
 
 
 def _slot(request: Request) -> object:

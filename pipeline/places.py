@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from reshard.pipeline.errors import BadPlace
 
@@ -16,14 +16,40 @@ from reshard.pipeline.errors import BadPlace
 _NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
 
 
-class Hub(BaseModel):
-    """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done."""
+# No token has this form: one that is typed where a name belongs must not get into a job.
+_CREDENTIAL = re.compile(r"(?!hf_)[a-z0-9][a-z0-9._-]{0,62}")
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+def check_credential(value: str) -> str:
+    """``value`` if it is the name of a credential, else ValueError, which does not repeat it: it may be a token."""
+    if not _CREDENTIAL.fullmatch(value):
+        raise ValueError("a credential is given by its name: small letters, digits, dots, - and _, and never a token")
+    return value
+
+
+CredentialName = Annotated[str, AfterValidator(check_credential)]
+
+
+class Hub(BaseModel):
+    """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
+
+    ``credential`` names an entry of RESHARD_CREDENTIALS there; None takes the one that serves the namespace.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     kind: Literal["hub"] = "hub"
     repo: str
     revision: str | None = None
     endpoint: str | None = None
+    credential: CredentialName | None = None
+
+    @model_serializer(mode="wrap")
+    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a credential where there is none, so that a release that knows of none can still read it."""
+        told: dict[str, Any] = fields(self)
+        if told.get("credential") is None:
+            told.pop("credential", None)
+        return told
 
     @property
     def namespace(self) -> str:

@@ -117,6 +117,17 @@ class Request(BaseModel):
     priority: Literal["interactive", "bulk"] = "interactive"
     asked_by: str = ""  # who submitted it, for the record
 
+    def key(self) -> str:
+        """The same for requests that come to the same commit.
+
+        Who asks does not matter, nor by which credentials: the bytes that a pinned commit holds are the same for
+        everyone who may read it, and what is published does not name who wrote it.
+        """
+        place = {"credential"}
+        return key_of(
+            self.model_dump(mode="json", exclude={"priority": True, "asked_by": True, "source": place, "target": place})
+        )
+
 
 def key_of(value: object) -> str:
     """A sha256 over the canonical JSON of ``value``: sorted keys, no blanks. Every digest of data is made here."""

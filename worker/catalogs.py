@@ -31,7 +31,7 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.pipeline.places import Hub
-from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.request import Request
 from reshard.worker.jobs import Job, JobState, JobStore, submission
 from reshard.worker.scripts import PREFIX, job_key, texts
 
@@ -378,7 +378,7 @@ def _standing(entry: Entry, record: dict[str, list[str]]) -> Standing:
     request = entry.request
     if request is None or request.options.force or not _default_branch(request) or None in (entry.source, entry.target):
         return "unknown"
-    if (last := record.get(_asked(request))) is None:
+    if (last := record.get(request.key())) is None:
         return "unknown"
     source, target = last
     if target != entry.target:
@@ -408,11 +408,7 @@ def _record(entry: Entry, job: Job) -> tuple[str, str]:
     target = entry.target if published.get("found") else published.get("commit")
     if entry.source is None or target is None:
         return "", ""
-    return _asked(request), json.dumps([entry.source, target])
-
-
-def _asked(request: Request) -> str:
-    return key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
+    return request.key(), json.dumps([entry.source, target])
 
 
 def _default_branch(request: Request) -> bool:

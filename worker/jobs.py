@@ -28,7 +28,7 @@ import redis
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
 from reshard.pipeline.places import Hub
 from reshard.pipeline.plan import Plan, decode_head, decode_shard
-from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.request import Request
 from reshard.worker.scripts import PREFIX, Scripts, job_key, texts
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
@@ -331,7 +331,7 @@ def new_id() -> str:
 
 def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
-    key = key_of(request.model_dump(mode="json", exclude={"priority", "asked_by"}))
+    key = request.key()
     return new_id(), key, slot(request, key), request.priority, request.model_dump_json(), request.asked_by
 
 

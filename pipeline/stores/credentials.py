@@ -4,12 +4,14 @@ One token is the usual case: ``HF_TOKEN``, or what ``hf auth login`` left behind
 named in a TOML file that ``RESHARD_CREDENTIALS`` points to; it says where a token is found, not what it is:
 
     [[credential]]
+    name = "publisher"               # by which a request may ask for it; left out: none may
     endpoint = "https://huggingface.co"
     namespace = "my-org"             # left out: every namespace of the endpoint
     use = "write"                    # "read", "write", or left out for both
     env = "MY_ORG_TOKEN"             # or file = "/run/secrets/my-org"
 
-The most particular entry wins: one for the namespace before one for all, one for the use before one for both.
+The most particular entry wins: one for the namespace before one for all, one for the use before one for both, and of
+equal ones the first. A request that names one gets that one or an error, and only for what it serves.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
-from reshard.pipeline.errors import BadCredentials
+from reshard.pipeline.errors import BadCredentials, CredentialScope, CredentialUnknown
+from reshard.pipeline.places import CredentialName
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
@@ -50,16 +53,17 @@ class Reference:
     namespace: str | None
     use: Use | None
     credential: Credential | None  # None: it names a token that is not there
+    name: str | None = None  # by which a request may ask for it
 
     @property
     def scope(self) -> str:
-        """``" for my-org, to write"``; empty where it serves everything."""
-        namespace = f" for {self.namespace}" if self.namespace else ""
-        return namespace + (f", to {self.use}" if self.use else "")
+        """``" (publisher) for my-org, to write"``; empty where it has no name and serves everything."""
+        return (f" ({self.name})" if self.name else "") + _scope(self.namespace, self.use)
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    name: CredentialName | None = None
     endpoint: str = DEFAULT_ENDPOINT
     namespace: str | None = None
     use: Use | None = None
@@ -74,6 +78,11 @@ class _Entry(BaseModel):
 
     def serves(self, endpoint: str, namespace: str, use: Use) -> bool:
         return self.endpoint.rstrip("/") == endpoint and self.namespace in (None, namespace) and self.use in (None, use)
+
+    @property
+    def place(self) -> str:
+        """Where its token is found."""
+        return self.env or str(self.file)
 
     def resolve(self) -> Credential | None:
         if self.env is not None:
@@ -103,24 +112,43 @@ class Credentials:
 
     def references(self) -> list[Reference]:
         """Every entry of the file, and the default token where no entry serves its whole endpoint."""
-        found = [Reference(e.endpoint.rstrip("/"), e.namespace, e.use, e.resolve()) for e in self._entries]
+        found = [Reference(e.endpoint.rstrip("/"), e.namespace, e.use, e.resolve(), e.name) for e in self._entries]
         if not any((r.endpoint, r.namespace, r.use) == (self.default_endpoint, None, None) for r in found):
             found.append(Reference(self.default_endpoint, None, None, _default_token()))
         return found
 
-    def find(self, endpoint: str, namespace: str, use: Use) -> Credential | None:
+    def find(self, endpoint: str, namespace: str, use: Use, name: str | None = None) -> Credential | None:
         """The credential for a call to ``namespace`` on ``endpoint``; None: the call goes without one.
 
-        The default token is sent to the default endpoint only: a token never leaves for a Hub it was not made for.
+        The default token is sent to the default endpoint only: a token never leaves for a Hub it was not made for. With
+        a ``name`` it is one of that name, and none other; raises CredentialUnknown when there is none, CredentialScope
+        when there is none for this call, and BadCredentials when its token is not there.
         """
         endpoint = endpoint.rstrip("/")
-        serving = [entry for entry in self._entries if entry.serves(endpoint, namespace, use)]
+        called = self._entries if name is None else self._called(name)
+        serving = [entry for entry in called if entry.serves(endpoint, namespace, use)]
         serving.sort(key=lambda entry: (entry.namespace is None, entry.use is None))
         for entry in serving:
             found = entry.resolve()
             if found is not None:
                 return found
-        return _default_token() if endpoint == self.default_endpoint else None
+        if name is None:
+            return _default_token() if endpoint == self.default_endpoint else None
+        if serving:
+            raise BadCredentials(file=f"credential {name}", why=f"{serving[0].place} holds no token")
+        serves = "; ".join(f"{e.endpoint}{_scope(e.namespace, e.use)}" for e in called)
+        raise CredentialScope(name=name, use=use, namespace=namespace, endpoint=endpoint, serves=serves)
+
+    def _called(self, name: str) -> list[_Entry]:
+        called = [entry for entry in self._entries if entry.name == name]
+        if not called:
+            known = sorted({entry.name for entry in self._entries if entry.name})
+            raise CredentialUnknown(name=name, known=", ".join(known) or "none with a name")
+        return called
+
+
+def _scope(namespace: str | None, use: Use | None) -> str:
+    return (f" for {namespace}" if namespace else "") + (f", to {use}" if use else "")
 
 
 def _read(file: Path) -> tuple[_Entry, ...]:

@@ -92,9 +92,12 @@ class Context:
         return (place.endpoint or self.credentials.default_endpoint).rstrip("/")
 
     def api(self, place: Hub, use: Use) -> HubApi:
-        """The Hub of ``place``, with the credential for its namespace; its connections are shared."""
+        """The Hub of ``place``, with the credential that it names, or the one for its namespace.
+
+        Connections are shared. Raises BadCredentials, CredentialUnknown, CredentialScope.
+        """
         endpoint = self.endpoint(place)
-        credential = self.credentials.find(endpoint, place.namespace, use)
+        credential = self.credentials.find(endpoint, place.namespace, use, place.credential)
         identity = credential.id if credential else "anonymous"
         api = self._apis.get((endpoint, identity))
         if api is None:

@@ -41,6 +41,13 @@ def test_places_are_repositories_or_folders(tmp_path: Path) -> None:
     )
 
 
+def test_a_credential_belongs_to_the_place_that_it_is_for() -> None:
+    asked = request(credential="reader", to_credential="writer")
+    assert asked.source == Hub(repo="a/model", credential="reader")
+    assert asked.target == Hub(repo="b/model", credential="writer")
+    assert asked.key() == request().key() != request(revision="v1").key()
+
+
 @pytest.mark.parametrize("place", ["model", "a/b/c", "a/..", "ftp://hub.example/a/b", "a/b@", ""])
 def test_what_is_no_place_is_refused(place: str) -> None:
     with pytest.raises(BadPlace):
@@ -57,6 +64,8 @@ def test_what_is_no_place_is_refused(place: str) -> None:
         ({"to": "b/model@main"}, "--branch"),
         ({"source": "/folder", "revision": "v1"}, "no revisions"),
         ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
+        ({"source": "/folder", "credential": "reader"}, "--credential: /folder is a folder"),
+        ({"credential": "hf_verysecret"}, "--credential: a credential is given by its name"),
     ],
 )
 def test_contradictions_are_refused(typed: dict[str, Any], says: str) -> None:

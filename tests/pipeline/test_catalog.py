@@ -43,6 +43,22 @@ def test_endpoints_of_source_and_target_may_differ() -> None:
     assert (found.source.endpoint, found.target.endpoint) == ("http://a", "http://b")
 
 
+def test_an_entry_names_who_reads_and_who_writes() -> None:
+    plain, own = requests(
+        "name: n\ndefaults: {to: 'us/{name}', credential: reader, to_credential: writer}\nentries:\n"
+        "- repo: them/a\n- {repo: them/a, credential: other}\n"
+    )
+    assert (plain.source.credential, plain.target.credential) == ("reader", "writer")
+    assert (own.source.credential, own.target.credential) == ("other", "writer")
+    assert own.key() == plain.key()  # the same bytes come out, and what is published already is found
+
+
+def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
+    with pytest.raises(BadCatalog, match="by its name") as refused:
+        parse(HEAD + "  - {repo: a/b, credential: hf_verysecret}\n", "c.yaml")
+    assert "verysecret" not in f"{refused.value!r} {refused.value.to_dict()}"
+
+
 @pytest.mark.parametrize(
     "text, line, key, why, fix",
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import BadCredentials
+from reshard.pipeline.errors import BadCredentials, CredentialScope, CredentialUnknown
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials
 
 SECRET = "hf_verysecret"
@@ -100,9 +100,77 @@ def test_equal_tokens_share_an_id_and_others_do_not() -> None:
     assert pickle.loads(pickle.dumps(ids)) == ids  # noqa: S301
 
 
+NAMED = """
+[[credential]]
+name = "team"
+namespace = "org"
+env = "TEAM_TOKEN"
+
+[[credential]]
+name = "team"
+namespace = "team"
+use = "write"
+env = "TEAM_WRITE_TOKEN"
+
+[[credential]]
+namespace = "org"
+env = "ORG_TOKEN"
+"""
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Credentials:
+    (tmp_path / "credentials.toml").write_text(NAMED)
+    monkeypatch.setenv("TEAM_TOKEN", "team")
+    monkeypatch.setenv("TEAM_WRITE_TOKEN", "team-write")
+    return Credentials.from_env()
+
+
+def test_a_name_gets_its_own_entries_and_the_one_that_serves(named: Credentials) -> None:
+    assert token(named.find(DEFAULT_ENDPOINT, "org", "read", "team")) == "team"
+    assert token(named.find(DEFAULT_ENDPOINT, "team", "write", "team")) == "team-write"
+    assert token(named.find(DEFAULT_ENDPOINT, "org", "read")) == "team"  # of equal ones the first
+    assert token(named.find(DEFAULT_ENDPOINT, "somebody", "read")) == "default"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "namespace", "use"),
+    [
+        (DEFAULT_ENDPOINT, "somebody", "read"),
+        (DEFAULT_ENDPOINT, "team", "read"),
+        ("https://other.example", "org", "read"),
+        ("https://other.example", "team", "write"),
+    ],
+)
+def test_a_name_is_good_for_nothing_that_its_entries_do_not_serve(
+    named: Credentials, endpoint: str, namespace: str, use: str
+) -> None:
+    with pytest.raises(CredentialScope) as refused:
+        named.find(endpoint, namespace, use, "team")  # type: ignore[arg-type]
+    assert refused.value.facts["serves"] == f"{DEFAULT_ENDPOINT} for org; {DEFAULT_ENDPOINT} for team, to write"
+    assert f"to {use} {namespace} on {endpoint}" in str(refused.value)
+
+
+def test_a_name_that_is_not_there_names_those_that_are(named: Credentials) -> None:
+    with pytest.raises(CredentialUnknown, match="no credential other .*; it has team$"):
+        named.find(DEFAULT_ENDPOINT, "org", "read", "other")
+    with pytest.raises(CredentialUnknown, match="it has none with a name"):
+        Credentials().find(DEFAULT_ENDPOINT, "org", "read", "team")
+
+
+def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
+    named: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEAM_TOKEN")
+    with pytest.raises(BadCredentials, match="credential team: TEAM_TOKEN holds no token"):
+        named.find(DEFAULT_ENDPOINT, "org", "read", "team")
+    assert token(named.find(DEFAULT_ENDPOINT, "org", "read")) == "org"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "name: Value error, a credential is given by its name"),
         ("[[credential]]\nnamespace = 'x'", "needs either `env` or `file`"),
         ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
         (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: Extra inputs are not permitted"),
