@@ -1,27 +1,31 @@
 """What a catalog comes to today: every model that its entries name or find, asked for in bulk.
 
 A Hub lists up to a thousand models in one call, with the commit that each is at. So sources and targets are asked for
-by owner, and one by one only where a list would cost more than that.
+by owner, and one by one only where a list would cost more than that. What a target was made from is in no list: its
+last commit says it, which is one call for each.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+from reshard.pipeline import publication
 from reshard.pipeline.catalog import Catalog, Cut, Entry, Query, merged, named, request_for
-from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetsCollide
+from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
 from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.planner import request_key
 from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call
 NAMED = 3  # others that the error about a target names
@@ -35,6 +39,7 @@ class Listed:
 
     repo: str
     sha: str
+    private: bool
     gated: bool
     bytes: int  # of all that it stores, its past included; 0 where the Hub does not say
 
@@ -77,8 +82,33 @@ def expand(catalog: Catalog, context: Context) -> list[Wanted]:
             wrong = target
         if wrong is None and others:
             wrong = TargetsCollide(target=str(request.target), source=repo, others=", ".join(others))
-        wanted.append(Wanted(repo, request, _there(source), _there(target), wrong))
+        one = Wanted(repo, request, _there(source), _there(target), wrong)
+        wanted.append(replace(one, error=_too_visible(request, one)) if wrong is None else one)
     return wanted + refused
+
+
+def stands(wanted: Wanted, context: Context) -> bool:
+    """Whether the target's head is our commit of this very request: one call, where a job would need several.
+
+    What no list shows (branches, pull requests, another repository's config) is not asked for. False also for a head
+    that is not ours: a job finds out what was changed. Raises what is worth another try later: HubError's family.
+    """
+    request, source, head = wanted.request, wanted.source, wanted.target
+    if wanted.error or request is None or source is None or head is None or head.repo != _hub(request.target).repo:
+        return False
+    options = request.options
+    if options.force or options.pr or options.branch or options.config_from:
+        return False
+    target = open_target(request.target, options, context)
+    try:
+        commit = next(target.history(head.sha, None), None)
+    except ReshardError as error:
+        if error.retryable:
+            raise
+        return False  # a job will say what is wrong with this one
+    ours = publication.read(commit) if commit is not None and commit.id == head.sha else None
+    pin = Pin(context.endpoint(_hub(request.source)), _hub(request.source).repo, source.sha)
+    return ours is not None and ours.request == request_key(request, pin, None, publication.address(target))
 
 
 def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -185,7 +215,18 @@ def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
 
 
 def _listed(item: Mapping[str, Any]) -> Listed:
-    return Listed(item["id"], item["sha"], bool(item.get("gated")), item.get("usedStorage") or 0)
+    return Listed(item["id"], item["sha"], bool(item["private"]), bool(item.get("gated")), item.get("usedStorage") or 0)
+
+
+def _too_visible(request: Request, wanted: Wanted) -> TargetMoreVisible | None:
+    """What a job would refuse: a copy of what not everyone may see, where everyone sees it and nobody asked for it."""
+    source, target = wanted.source, wanted.target
+    if source is None or target is None or target.private or target.gated or request.options.visibility == "public":
+        return None
+    if not (source.private or source.gated):
+        return None
+    visibility = "private" if source.private else "gated"
+    return TargetMoreVisible(target=str(request.target), source=str(request.source), visibility=visibility)
 
 
 def _there(answer: Listed | ReshardError | None) -> Listed | None:

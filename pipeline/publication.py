@@ -31,6 +31,11 @@ class Publication:
     manifest: str | None = None  # the root of the manifest that it brought
 
 
+def address(target: Target) -> str:
+    """The target as it is part of a request's key."""
+    return f"{target.place}#{target.branch}"
+
+
 def title(plan: Plan) -> str:
     if plan.reused:
         return f"Carried files of {plan.pin}"

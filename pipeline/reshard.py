@@ -22,7 +22,7 @@ from uuid import uuid4
 from reshard.pipeline import publication
 from reshard.pipeline.copy import Attested, Moved, copy
 from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetMoreVisible, TargetNotFound
-from reshard.pipeline.find import find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.find import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
@@ -88,23 +88,27 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
     if head == made.base:
         return made
     transports = Transports(source.transport, target.transport)
-    return make_plan(replace(known, before=_look(target, head)[0], transports=transports))
+    last = next(publication.publications(target, head, None), None)
+    return make_plan(replace(known, before=_look(target, head, last), transports=transports))
 
 
 def _draft(request: Request, source: Source, target: Target, reload: Reload | None) -> tuple[Plan, Known]:
     state = target.state()
     _check_visibility(request, source, target, state)
-    options, listing = request.options, source.files()
-    found = find_checkpoints(source, lambda path: excluded(options, path))
-    before, last = _look(target, state.head)
-    check_drift(request, before)
-    where = f"{target.place}#{target.branch}"
     lender = source.lender.pin if isinstance(source, Borrowing) else None
-    keys = Keys(request_key(request, source.pin, lender, where), weights_key(found, listing, options))
-    published, same_weights = None, False
-    if last is not None and not options.force:
-        published = last.commit if last.request == keys.request else None
-        same_weights = last.weights is not None and last.weights == keys.weights
+    key = request_key(request, source.pin, lender, publication.address(target))
+    last = None if state.head is None else next(publication.publications(target, state.head, None), None)
+    options = request.options
+    published = last.commit if last is not None and last.request == key and not options.force else None
+    untouched = published is not None and published == state.head
+    before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
+    check_drift(request, before)
+    if published is not None:
+        return _nothing(request, source, lender, key, published, before.head)
+    listing = source.files()
+    found = find_checkpoints(source, lambda path: excluded(options, path))
+    keys = Keys(key, weights_key(found, listing, options))
+    same_weights = last is not None and not options.force and last.weights is not None and last.weights == keys.weights
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     configs = _configs(source, opened)
     known = Known(
@@ -115,7 +119,7 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
         opened,
         listing,
         before,
-        published,
+        None,
         Transports(source.transport, target.transport if state.head else ""),
         lender,
         ties=_ties(opened, configs, reload) if options.ties == "source" else {},
@@ -125,6 +129,17 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     if made.shards:
         check_structure(made, opened, known.ties)
     return made, known
+
+
+def _nothing(
+    request: Request, source: Source, lender: Pin | None, key: str, published: str, head: str
+) -> tuple[Plan, Known]:
+    """The plan where ``published``, ours, holds what is asked for and nobody changed it: no file needs to be listed."""
+    known = Known(
+        request, source.pin, Keys(key, None), Found((), frozenset()), Opened((), (), {}), {},
+        Before(head, {}, {}, {}), published, lender=lender,
+    )  # fmt: skip
+    return make_plan(known), known
 
 
 def _configs(source: Source, opened: Opened) -> dict[Name, tuple[str, bytes]]:
@@ -151,19 +166,18 @@ def _ties(
     }
 
 
-def _look(target: Target, head: str | None) -> tuple[Before, publication.Publication | None]:
-    """What the target holds at ``head``, and our last publication there."""
+def _look(target: Target, head: str | None, last: publication.Publication | None) -> Before:
+    """What the target holds at ``head``; ``last`` is our last publication there."""
     if head is None:
-        return Before("", {}, {}, {}), None
+        return Before("", {}, {}, {})
     there = target.at(head)
     files = there.files()
     indexes = {path: read_file(there, file, INDEX_MAX) for path, file in files.items() if is_weight_index(path)}
-    last = next(publication.publications(target, head, None), None)
     published = {}
     if last is not None:
         then = files if last.commit == head else target.at(last.commit).files()
         published = {path: file for path, file in then.items() if path not in last.kept}
-    return Before(head, files, indexes, published), last
+    return Before(head, files, indexes, published)
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:

@@ -43,6 +43,7 @@ from reshard.pipeline.stores.protocols import (
     Sink,
     Source,
     TargetState,
+    Visibility,
 )
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
@@ -79,6 +80,7 @@ class HubTarget:
         self._choose = cache(choose)
         self._pull_request = pull_request
         self._open: dict[str, list[Batch]] = {}
+        self._visibility: Visibility | None = None  # as it was seen last
 
     @property
     def transport(self) -> str:
@@ -98,6 +100,9 @@ class HubTarget:
             if refusal.code == "RepoNotFound":
                 return TargetState(False, "private", None)
             raise refusal.as_target(self.place.repo) from refusal
+        self._visibility = info.visibility
+        if self._ref == DEFAULT_BRANCH:
+            return TargetState(True, info.visibility, info.sha)
         try:
             head = self._info(self._ref).sha
         except Refusal as refusal:
@@ -174,7 +179,7 @@ class HubTarget:
             raise refusal.as_target(self.place.repo) from refusal
 
     def at(self, commit: str) -> Source:
-        return HubSource(self.api, self.place, commit, self.state().visibility)
+        return HubSource(self.api, self.place, commit, self._visibility or self.state().visibility)
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         try:

@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 
 from reshard.pipeline.catalog import parse
-from reshard.pipeline.errors import HubRefused, SourceNotFound
-from reshard.pipeline.expand import Wanted, expand, interleaved
-from reshard.pipeline.stores.open import Context
-from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-
-__all__ = ["hub", "hub_process", "namespace"]
+from reshard.pipeline.errors import HubError, HubRefused, SourceNotFound
+from reshard.pipeline.expand import Wanted, expand, interleaved, stands
+from reshard.pipeline.reshard import run
+from reshard.pipeline.rollback import rollback
+from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.retry import OwnPace
+from reshard.pipeline.verify.reload import Reload
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 
 @pytest.fixture
@@ -127,8 +131,6 @@ def test_two_entries_that_say_the_same_are_one(space: Namespace) -> None:
 
 
 def test_a_renamed_source_is_found_under_its_old_name(space: Namespace) -> None:
-    from huggingface_hub import HfApi
-
     old = model(space, "old")
     HfApi(space.endpoint, space.token).move_repo(old, space.repo("new"))
     (one,) = found(space, f"- repo: {old}\n")
@@ -148,3 +150,111 @@ def test_owners_take_turns(space: Namespace) -> None:
     turns = [str(each.request.target) for each in interleaved(many) if each.request]
     assert turns[:4] == ["large/m0", "small/m0", "large/m1", "small/m1"]
     assert len(turns) == len(many)
+
+
+# ----------------------------------------------------------------------- what a target says of itself, broker or none
+
+
+@pytest.fixture
+def weights(space: Namespace, tmp_path: Path) -> str:
+    """A source with a model in it."""
+    save_sharded(tmp_path / "model", numbered(arrays(6, 2000), 2))
+    add_friends(tmp_path / "model")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    space.admin.create_repo(space.repo("m"))
+    space.admin.put_files(space.repo("m"), files, lfs=[name for name in files if name.endswith(".safetensors")])
+    return space.repo("m")
+
+
+def one_of(space: Namespace, repo: str, more: str = "") -> Wanted:
+    (one,) = found(space, f"- {{repo: {repo}, size: 5kB{more}}}\n")
+    return one
+
+
+def published(space: Namespace, repo: str, reload: Reload, more: str = "") -> Wanted:
+    """The model as a catalog wants it, once that is carried out."""
+    request = one_of(space, repo, more).request
+    assert request is not None
+    run(request, Context.from_env(), reload=reload)
+    return one_of(space, repo, more)
+
+
+def test_a_target_whose_head_is_our_commit_of_this_request_stands_by_one_call(
+    space: Namespace, weights: str, reload: Reload
+) -> None:
+    assert not stands(one_of(space, weights), Context.from_env()), "it is not there yet"
+    one = published(space, weights, reload)
+    space.admin.log(reset=True)
+    assert stands(one, Context.from_env())
+    assert [request["kind"] for request in space.admin.log()] == ["api"]
+
+
+def test_a_target_stands_for_this_source_commit_and_these_options_alone(
+    space: Namespace, weights: str, reload: Reload
+) -> None:
+    published(space, weights, reload)
+    assert not stands(one_of(space, weights, ", dtype: float16"), Context.from_env())
+    assert not stands(one_of(space, weights, ", exclude: [LICENSE]"), Context.from_env())
+    assert stands(one_of(space, weights, ", visibility: private"), Context.from_env()), "the bytes are the same"
+    space.admin.put_files(weights, {"notes.txt": b"new"})
+    assert not stands(one_of(space, weights), Context.from_env())
+
+
+def test_a_target_with_a_commit_of_somebody_else_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
+    target = str(published(space, weights, reload).request.target)  # type: ignore[union-attr]
+    space.admin.put_files(target, {"mine.txt": b"mine"})
+    assert not stands(one_of(space, weights), Context.from_env())
+
+
+def test_a_target_that_was_rolled_back_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
+    one = published(space, weights, reload)
+    assert one.request is not None and one.target is not None
+    context = Context.from_env()
+    rollback(open_target(one.request.target, one.request.options, context), one.target.sha)
+    assert not stands(one_of(space, weights), context)
+
+
+def test_a_description_that_only_looks_like_ours_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
+    target = str(published(space, weights, reload).request.target)  # type: ignore[union-attr]
+    api = HfApi(space.endpoint, space.token)
+    for told in ("Reshard-Publication: {", 'Reshard-Publication: {"request": "x"}', "Published by reshard."):
+        api.upload_file(path_or_fileobj=told.encode(), path_in_repo="mine.txt", repo_id=target, commit_description=told)
+        assert not stands(one_of(space, weights), Context.from_env())
+
+
+@pytest.mark.parametrize("more", [", branch: cut", ", pr: true"])
+def test_where_a_list_does_not_show_the_head_nothing_is_asked(space: Namespace, weights: str, more: str) -> None:
+    model(space, "m-cut")
+    one = one_of(space, weights, more)
+    space.admin.log(reset=True)
+    assert not stands(one, Context.from_env())
+    assert space.admin.log() == []
+
+
+def test_a_target_that_went_since_it_was_listed_is_left_to_a_job(space: Namespace, weights: str) -> None:
+    target = model(space, "m-cut")
+    one = one_of(space, weights)
+    HfApi(space.endpoint, space.token).delete_repo(target)
+    assert not stands(one, Context.from_env())
+
+
+def test_a_hub_that_is_away_says_nothing_of_a_target(
+    space: Namespace, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(space, "m-cut")
+    one = one_of(space, weights)
+    monkeypatch.setattr(OwnPace, "sleep", lambda self, seconds: None)
+    space.admin.fault("/commits/", "status", status=503)
+    with pytest.raises(HubError):
+        stands(one, Context.from_env())
+
+
+def test_a_public_copy_of_what_is_hidden_is_refused_without_a_job(space: Namespace) -> None:
+    hidden, gated = model(space, "hidden", visibility="private"), model(space, "gated", gated="auto")
+    for name in ("hidden-cut", "gated-cut"):
+        model(space, name)
+    refused = found(space, f"- repo: {hidden}\n- repo: {gated}\n")
+    assert [one.error and one.error.code for one in refused] == ["target.more_visible", "target.more_visible"]
+    space.admin.create_repo(space.repo("hidden-cut"), visibility="private")
+    allowed = found(space, f"- repo: {hidden}\n- {{repo: {gated}, visibility: public}}\n")
+    assert [one.error for one in allowed] == [None, None]

@@ -172,7 +172,19 @@ def test_the_same_request_again_is_nothing_to_do(model: Path, on_hub: Namespace,
     on_hub.admin.log(reset=True)
     again = go(repo, on_hub.repo("target"), size=SIZE)
     assert again.plan.published == first.published.commit == on_hub.admin.head(on_hub.repo("target"))
-    assert not [r for r in on_hub.admin.log() if r["path"].endswith(".safetensors")]
+    calls = [r["path"] for r in on_hub.admin.log()]
+    assert not [path for path in calls if not path.startswith("/api/")], "no file is opened"
+    assert len(calls) <= 5, "source: commit, files, token; target: commit, history"
+
+
+def test_somebody_elses_commit_on_top_of_ours_is_nothing_to_do_either(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    first = go(repo, on_hub.repo("target"), size=SIZE)
+    on_hub.admin.put_files(on_hub.repo("target"), {"mine.txt": b"mine"})
+    on_hub.admin.log(reset=True)
+    again = go(repo, on_hub.repo("target"), size=SIZE)
+    assert again.published.found and again.published.commit == first.published.commit
+    assert len([r for r in on_hub.admin.log() if r["path"].startswith("/api/")]) <= 7, "and the files of both commits"
 
 
 def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run) -> None:

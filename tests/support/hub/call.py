@@ -1,5 +1,6 @@
 """What a handler gets: the Hub, the request, who asks, and the parts of the path."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -65,12 +66,12 @@ class Call:
             raise bad_request("the body must be a JSON object")
         return value
 
-    def page(self, items: list[Any], size: int) -> Response:
-        """One page of ``items``; the Link header leads to the next."""
+    def page(self, items: list[Any], size: int, show: Callable[[Any], Any] = lambda item: item) -> Response:
+        """One page of ``items`` as ``show`` shows each; the Link header leads to the next."""
         start = int(self.request.arg("cursor") or 0)
         headers = {"X-Total-Count": str(len(items))}
         if start + size < len(items):
             query = [(n, v) for n, values in self.request.query.items() for v in values if n != "cursor"]
             pairs = [f"{quote(n, safe='[]')}={quote(v, safe='')}" for n, v in [*query, ("cursor", str(start + size))]]
             headers["Link"] = f'<{self.request.origin}{self.request.path}?{"&".join(pairs)}>; rel="next"'
-        return json_response(items[start : start + size], headers=headers)
+        return json_response([show(item) for item in items[start : start + size]], headers=headers)

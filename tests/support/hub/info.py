@@ -2,6 +2,7 @@
 
 import json
 import struct
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -124,28 +125,33 @@ def list_repos(call: Call) -> Response:
     argument = call.request.arg
     accounts = call.hub.accounts
     author, search = argument("author"), (argument("search") or "").lower()
+
+    @cache
+    def described(repo: Repo) -> dict[str, Any]:
+        return describe(call, repo, repo.refs[MAIN])
+
     with call.hub.lock:
         repos = [r for (kind, _), r in sorted(call.hub.repos.items()) if kind == call.kind]
     found = []
+    wanted = {tag for value in call.request.args("filter") for tag in value.split(",")}
     for repo in repos:
         if repo.private and not accounts.may_read(call.token, repo.id):
             continue
         if (author and repo.id.split("/")[0] != author) or search not in repo.id.lower() or MAIN not in repo.refs:
             continue
-        info = describe(call, repo, repo.refs[MAIN])
-        wanted = [tag for value in call.request.args("filter") for tag in value.split(",")]
-        if not set(wanted) <= set(info["tags"]):
-            continue
         if (gated := argument("gated")) and (gated.lower() == "true") != bool(repo.settings.gated):
             continue
-        found.append(info)
+        if wanted and not wanted <= set(described(repo)["tags"]):
+            continue
+        found.append(repo)
     if sort := argument("sort"):
         if sort not in SORTS:
             raise bad_request(f"cannot sort by {sort}")
-        found.sort(key=lambda info: info[sort], reverse=argument("direction") != "1")
+        found.sort(key=lambda repo: described(repo)[sort], reverse=argument("direction") != "1")
     expand, full = call.request.args("expand"), argument("full") or argument("cardData")
     names = expand or ((*FULL_FIELDS, "cardData") if full else LIST_FIELDS)
-    return call.page([project(info, names) for info in found], int(argument("limit") or call.hub.settings.models_page))
+    limit = int(argument("limit") or call.hub.settings.models_page)
+    return call.page(found, limit, lambda repo: project(described(repo), names))
 
 
 def collection(call: Call) -> Response:
