@@ -14,7 +14,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.arguments import asked_by, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
-from reshard.cli.output import Output, ago, count, human_bytes, lines
+from reshard.cli.output import Output, ago, count, human_bytes, lines, succeeded
 from reshard.pipeline.errors import EntriesWrong, NoBroker, UsageError
 from reshard.pipeline.request import parse_size
 
@@ -151,8 +151,12 @@ def status(
     elif name:
         output.text(lines(_status(found[0])), found[0].state)
     else:
-        rows = [(seen.definition.name, seen.state, ago(seen.since), _counts(seen)) for seen in found]
-        output.text(lines(rows) if rows else Text("no catalogs"), "\n".join(seen.definition.name for seen in found))
+        names = [seen.definition.name for seen in found]
+        rows = [
+            (name, seen.state, ago(seen.since), succeeded(seen.success), _counts(seen))
+            for name, seen in zip(names, found, strict=True)
+        ]
+        output.text(lines(rows) if rows else Text("no catalogs"), "\n".join(names))
 
 
 @catalog.command("failures")
@@ -221,6 +225,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
     told = [
         ("catalog", f"{definition.name}, {definition.digest[:12]}"),
         ("state", f"{seen.state}, {ago(seen.since)}{f': {seen.note}' if seen.note else ''}"),
+        ("success", succeeded(seen.success)),
         ("asked by", f"{definition.asked_by}, {ago(seen.started)}"),
         ("models", f"{seen.entries:,}: {_counts(seen)}"),
         moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),

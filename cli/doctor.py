@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
-from typer import Argument
+from typer import Argument, Option
 
 from reshard.cli.arguments import read_output, takes
 from reshard.cli.output import Output, count, lines
+from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 
 if TYPE_CHECKING:
@@ -31,23 +32,32 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    notify: Annotated[
+        bool,
+        Option("--notify", help="Send a test notice through the hooks that are set, and look at nothing else."),
+    ] = False,
     output: Output,
 ) -> None:
     """Look over this installation, or over a repository and what a reshard would put right."""
+    if notify and place is not None:
+        raise UsageError(what="--notify tries the hooks and looks at no repository: give one or the other")
     if place is None:
-        _installation(output)
+        _installation(output, notify)
     else:
         _repository(place, output)
 
 
-def _installation(output: Output) -> None:
+def _installation(output: Output, notify: bool) -> None:
     from reshard.pipeline.probes import hubs, this_machine
     from reshard.pipeline.stores.open import Context
-    from reshard.worker.probes import queue
+    from reshard.worker.probes import notices, queue
     from reshard.worker.settings import settings
 
-    context = Context.from_env()
-    probes = [*this_machine(context), *hubs(context), *queue(settings())]
+    if notify:
+        probes = list(notices(settings()))
+    else:
+        context = Context.from_env()
+        probes = [*this_machine(context), *hubs(context), *queue(settings())]
     state = _state(probes)
     facts = {"state": state, "probes": [probe.to_dict() for probe in probes]}
     output.result(facts, lines([_row(probe) for probe in probes]), state)

@@ -79,6 +79,11 @@ def ago(moment: float) -> str:
     return f"{seconds} s ago"
 
 
+def succeeded(moment: float | None) -> str:
+    """When something last ended well, in seconds since the epoch."""
+    return "no success yet" if moment is None else f"last success {ago(moment)}"
+
+
 def human_bytes(size: int) -> str:
     """``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte."""
     value = float(size)

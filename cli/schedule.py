@@ -16,7 +16,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.arguments import read_output, read_request_if_any, takes
 from reshard.cli.catalog import read_definition
 from reshard.cli.jobs import missing, open_store
-from reshard.cli.output import Output, lines
+from reshard.cli.output import Output, lines, succeeded
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
@@ -89,14 +89,14 @@ def add(
 @schedule.command("list")
 @takes(output=read_output)
 def list_(output: Output) -> None:
-    """List schedules: when each fires next, and what became of its last time."""
+    """List schedules: when each fires next, what became of its last time, and when it last ended well."""
     with _open() as (store, schedules):
         found = [(seen, _last(store, seen)) for seen in schedules.all()]
     if output.json:
         for seen, last in found:
             output.document(seen.to_dict() | {"last": last})
     else:
-        rows = [(seen.schedule.name, _next(seen), last) for seen, last in found]
+        rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
         output.text(lines(rows) if rows else Text("no schedules"), "\n".join(seen.schedule.name for seen, _ in found))
 
 
@@ -113,6 +113,7 @@ def show(name: Name, output: Output) -> None:
         ("when", f"{kept.cron} in {kept.tz}; a missed time is run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
         ("last", last),
+        ("success", succeeded(seen.success)),
         ("what", _what(kept)),
         ("asked by", kept.request.asked_by if kept.request else kept.catalog.asked_by if kept.catalog else ""),
         *(("run", f"{_moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),

@@ -550,6 +550,13 @@ class ScheduleExists(QueueError):
     hint = "see `reshard schedule show {name}`; `reshard schedule remove {name}` makes room for another"
 
 
+class NoticeFailed(QueueError):
+    code = "queue.notice"
+    retryable = True
+    message = "the {hook} that notices go to did not take one: {why}"
+    hint = "try it with `reshard doctor --notify`, in the environment in which control runs"
+
+
 class CatalogNotFound(QueueError):
     code = "queue.no_catalog"
     message = "no catalog {name} was submitted"

@@ -44,6 +44,8 @@ AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive o
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
+SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
+
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
 Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
 # Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
@@ -105,6 +107,7 @@ class Seen:
     todo: int
     active: dict[str, str]  # repo -> job
     ended: tuple[tuple[str, Ended], ...]  # repo, how
+    success: float | None  # when a run of it last ended with nothing failed
 
     def counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -129,6 +132,7 @@ class Seen:
             "note": self.note,
             "started": self.started,
             "since": self.since,
+            "success": self.success,
             "entries": self.entries,
             "todo": self.todo,
             "active": self.active,
@@ -170,7 +174,8 @@ class Catalogs:
             for part in ("entries", "active", "ended"):
                 pipeline.hgetall(_key(name, part))
             pipeline.zcard(_key(name, "todo"))
-            fields, entries, active, ended, todo = pipeline.execute()
+            pipeline.hget(SUCCESS, name)
+            fields, entries, active, ended, todo, success = pipeline.execute()
         if not fields:
             raise CatalogNotFound(name=name)
         repos = {number: json.loads(entry)["repo"] for number, entry in entries.items()}
@@ -185,6 +190,7 @@ class Catalogs:
             todo=todo,
             active={repos[number]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
             ended=tuple((repos[n], Ended(**json.loads(data))) for n, data in sorted(ended.items(), key=_numbered)),
+            success=None if success is None else int(success) / 1000,
         )
 
     def pause(self, name: str) -> None:

@@ -24,6 +24,7 @@ from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander, expanded
 from reshard.worker.jobs import JobStore, Process, open_redis
 from reshard.worker.leases import Leases
+from reshard.worker.notify import Notifier, hooks
 from reshard.worker.pace import paces
 from reshard.worker.presence import announce, withdraw
 from reshard.worker.schedules import Schedules
@@ -47,6 +48,7 @@ class Control:
         self._schedules = Schedules(store)
         self._catalogs = Catalogs(store)
         self._expander = Expander(self._catalogs, self._expand)
+        self._notifier = Notifier(store, hooks(settings))
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
@@ -58,6 +60,7 @@ class Control:
 
     def run(self) -> None:
         """Until ``stop``; waits for a broker that is away."""
+        self._notifier.start(self._ending)
         while not self._ending.is_set():
             try:
                 self.look(LISTEN)
@@ -70,6 +73,7 @@ class Control:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
         if time.monotonic() - self._announced >= HEARTBEAT:
             announce(self._store.redis, self._self)
+            self._notifier.listen()
             self._announced = time.monotonic()
         self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
         self._schedules.fire_due()
@@ -102,6 +106,7 @@ def main(settings: Settings) -> None:
     """The process `reshard control`."""
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
+    from reshard.worker.metrics import expose
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     url = broker_url(settings)
@@ -109,6 +114,8 @@ def main(settings: Settings) -> None:
     control = Control(store, Leases(store, send, "control"), settings)
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)
+    if settings.metrics_port is not None:
+        expose(url, settings.metrics_port, settings.metrics_address)
     log.info("control runs")
     control.run()
 

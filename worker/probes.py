@@ -9,11 +9,12 @@ from typing import cast
 
 import redis
 
-from reshard.pipeline.errors import NoBroker, QueueError
+from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.probes import Probe
 from reshard.worker.broker import broker_url
 from reshard.worker.jobs import JobStore, Process, broker_errors, without_password
+from reshard.worker.notify import Notice, hooks
 from reshard.worker.settings import Settings
 
 
@@ -31,6 +32,20 @@ def queue(settings: Settings) -> Iterator[Probe]:
             yield from _processes(store.processes())
     except QueueError as error:
         yield Probe("broker", without_password(url), error=error)
+
+
+def notices(settings: Settings) -> Iterator[Probe]:
+    """Each hook that is set, tried with a notice that says that it is a test."""
+    tried = hooks(settings)
+    if not tried:
+        yield Probe("notices", "no hook is set", "nobody is told: set RESHARD_NOTIFY_COMMAND or RESHARD_NOTIFY_URL")
+    for hook in tried:
+        try:
+            hook.tell(Notice.test())
+        except NoticeFailed as error:
+            yield Probe(f"notify {hook.name}", "it was tried", error=error)
+        else:
+            yield Probe(f"notify {hook.name}", "it took a test notice")
 
 
 def durability(client: redis.Redis, url: str) -> Probe:

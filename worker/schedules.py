@@ -3,6 +3,7 @@
     reshard:schedules            hash: name -> what was asked for
     reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
     reshard:schedules:job        hash: name -> the job that it fired last
+    reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see common.lua
     reshard:schedule:<name>:runs list: what became of each time, the newest first
 
 Control looks at what is due. Firing moves the due time on and queues the job in one step of Redis, so that two controls
@@ -34,6 +35,7 @@ LATE = 60.0  # seconds after which a time counts as missed; a control that runs 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 ALL, DUE, LAST_JOB = f"{PREFIX}schedules", f"{PREFIX}schedules:due", f"{PREFIX}schedules:job"
+SUCCESS, TROUBLE, UNMET = (f"{PREFIX}schedules:{part}" for part in ("success", "trouble", "unmet"))
 
 # fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
 # the target, with another request
@@ -82,12 +84,13 @@ class Seen:
     schedule: Schedule
     next: float | None  # None while it is paused
     runs: tuple[Run, ...]  # the newest first
+    success: float | None  # when what it fired last ended well
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
         digest = self.schedule.catalog.digest if self.schedule.catalog else None
         kept = self.schedule.model_dump(mode="json") | {"digest": digest}
-        return kept | {"next": self.next, "runs": [asdict(run) for run in self.runs]}
+        return kept | {"next": self.next, "success": self.success, "runs": [asdict(run) for run in self.runs]}
 
 
 class Schedules:
@@ -114,8 +117,9 @@ class Schedules:
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hdel(ALL, name)
             pipeline.zrem(DUE, name)
-            pipeline.hdel(LAST_JOB, name)
-            pipeline.delete(_runs_key(name))
+            for kept in (LAST_JOB, SUCCESS, TROUBLE, UNMET):
+                pipeline.hdel(kept, name)
+            pipeline.delete(runs_key(name))
             removed, *_ = pipeline.execute()
         if not removed:
             raise ScheduleNotFound(name=name)
@@ -123,7 +127,10 @@ class Schedules:
     def pause(self, name: str) -> None:
         """Let no time fire it until ``resume``. Raises ScheduleNotFound."""
         self._schedule(name)
-        self._redis.zrem(DUE, name)
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.zrem(DUE, name)
+            pipeline.hdel(UNMET, name)
+            pipeline.execute()
 
     def resume(self, name: str) -> float:
         """Go on with the next time from now; what passed during the pause is not run. Raises ScheduleNotFound."""
@@ -141,8 +148,14 @@ class Schedules:
         """Raises ScheduleNotFound."""
         schedule = self._schedule(name)
         score = self._redis.zscore(DUE, name)
-        runs = texts(self._redis.lrange(_runs_key(name), 0, -1))
-        return Seen(schedule, None if score is None else score / 1000, tuple(_run(json.loads(text)) for text in runs))
+        success = self._redis.hget(SUCCESS, name)
+        runs = texts(self._redis.lrange(runs_key(name), 0, -1))
+        return Seen(
+            schedule,
+            None if score is None else score / 1000,
+            tuple(_run(json.loads(text)) for text in runs),
+            None if success is None else int(success) / 1000,
+        )
 
     def all(self) -> list[Seen]:
         """By name."""
@@ -170,10 +183,11 @@ class Schedules:
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
         late = due is not None and now - due / 1000 > LATE
+        missed = "" if not late else "skip" if schedule.missed == "skip" else "late"
         outcome, job = texts(
             self._store.run(
                 "fire", schedule.name, "" if due is None else round(due), _ms(schedule.next_after(now)),
-                int(late and schedule.missed == "skip"), _ms(now), *_submitted(schedule),
+                missed, _ms(now), *_submitted(schedule),
             )
         )  # fmt: skip
         if outcome in {"lost", "missing"}:
@@ -210,7 +224,7 @@ def _run(data: dict[str, Any]) -> Run:
     return Run(data["at"] / 1000, data["due"] / 1000, data["outcome"], data["job"] or None)
 
 
-def _runs_key(name: str) -> str:
+def runs_key(name: str) -> str:
     return f"{PREFIX}schedule:{name}:runs"
 
 

@@ -6,10 +6,12 @@ The client reads the same settings, so this module imports neither Celery nor th
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -40,6 +42,14 @@ BROKER_PATIENCE = 900.0  # seconds that a finished copy is kept while the broker
 HEARTBEAT = 5.0  # seconds between a process's signs of life
 PRESUMED_DEAD = 20.0  # seconds without one
 
+# ----------------------------------------------------------------------------------------------------------- notices
+NOTIFY_TIMEOUT = 10.0  # seconds that a hook may take for one notice
+NOTIFY_LEASE = 60.0  # seconds; well above what one try takes, so that two controls do not tell the same
+NOTIFY_LOOK = 1.0  # seconds between two looks into an outbox
+NOTIFY_FIRST = 10.0  # seconds before a notice is tried again; doubles each time
+NOTIFY_MAX = 900.0  # seconds; a receiver that is away all night is asked four times an hour
+NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news, and is counted as dropped
+
 # ------------------------------------------------------------------------------------------------------------- store
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
 KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
@@ -66,6 +76,15 @@ class Settings(BaseSettings):
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
 
+    # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules and
+    # catalogs, and two controls on one machine would want the same port.
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    metrics_address: str = "127.0.0.1"
+
+    # What control tells notices to. Both may hold a token.
+    notify_command: SecretStr | None = None  # words as a shell splits them, but no shell
+    notify_url: SecretStr | None = None
+
     # Trust. None and empty differ: no list of targets means the token's own namespaces, an empty one means nobody's.
     allowed_targets: Annotated[tuple[str, ...] | None, NoDecode] = None
     allowed_sources: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: whatever the token may read
@@ -75,6 +94,29 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("notify_command")
+    @classmethod
+    def _words(cls, value: SecretStr | None) -> SecretStr | None:
+        try:
+            words = shlex.split(value.get_secret_value()) if value else []
+        except ValueError as error:
+            raise ValueError(f"it cannot be split into words: {error}") from None
+        if value and not words:
+            raise ValueError("it names no program")
+        return value
+
+    @field_validator("notify_url")
+    @classmethod
+    def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        try:
+            parts = urlsplit(value.get_secret_value()) if value else None
+            usable = parts is None or (parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0)
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError("it is no URL that begins with http:// or https://")
+        return value
 
 
 def default_data_dir() -> Path:
@@ -93,4 +135,5 @@ def settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "RESHARD_" + "_".join(str(part) for part in first["loc"]).upper()
-        raise BadSetting(name=name, value=first["input"], why=first["msg"]) from None
+        secret = first["loc"][0] in {"broker_url", "notify_command", "notify_url"}
+        raise BadSetting(name=name, value="..." if secret else first["input"], why=first["msg"]) from None

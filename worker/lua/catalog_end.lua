@@ -6,6 +6,7 @@ if redis.call('HGET', base, 'run') ~= ARGV[2] then return 0 end
 local was = redis.call('HDEL', catalog_key(name, 'active'), entry) + redis.call('ZREM', catalog_key(name, 'todo'), entry)
 if was == 0 then return 0 end
 redis.call('HSET', catalog_key(name, 'ended'), entry, ARGV[4])
+catalog_count(name, ARGV[4], 1)
 local failures = redis.call('HINCRBY', base, 'failures', ARGV[5])
 local bytes = redis.call('HINCRBY', base, 'bytes', ARGV[6])
 if ARGV[7] ~= '' then redis.call('HSET', catalog_key(name, 'record'), ARGV[7], ARGV[8]) end

@@ -6,7 +6,7 @@ local state, run, token = unpack(redis.call('HMGET', base, 'state', 'run', 'expa
 if state ~= 'expanding' or run ~= ARGV[2] or token ~= ARGV[3] then return 0 end
 local number = tonumber(ARGV[4])
 if number == 0 then -- somebody may have died over it before
-  for _, part in ipairs({ 'entries', 'todo', 'ended' }) do redis.call('DEL', catalog_key(name, part)) end
+  for _, part in ipairs({ 'entries', 'todo', 'ended', 'counts' }) do redis.call('DEL', catalog_key(name, part)) end
   redis.call('HSET', base, 'failures', 0)
 end
 for i = 6, #ARGV, 2 do
@@ -15,6 +15,7 @@ for i = 6, #ARGV, 2 do
     redis.call('ZADD', catalog_key(name, 'todo'), number, number)
   else
     redis.call('HSET', catalog_key(name, 'ended'), number, ARGV[i + 1])
+    catalog_count(name, ARGV[i + 1], 1)
   end
   number = number + 1
 end

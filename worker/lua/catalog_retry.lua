@@ -3,7 +3,10 @@ local name, again = ARGV[1], 0
 local state, run = unpack(redis.call('HMGET', catalog_key(name), 'state', 'run'))
 if state == 'expanding' or run ~= ARGV[2] then return -1 end
 for i = 3, #ARGV, 2 do
-  if redis.call('HDEL', catalog_key(name, 'ended'), ARGV[i]) == 1 then
+  local ended = redis.call('HGET', catalog_key(name, 'ended'), ARGV[i])
+  if ended then
+    redis.call('HDEL', catalog_key(name, 'ended'), ARGV[i])
+    catalog_count(name, ended, -1)
     redis.call('ZADD', catalog_key(name, 'todo'), ARGV[i], ARGV[i])
     if ARGV[i + 1] ~= '' then redis.call('HSET', catalog_key(name, 'again'), ARGV[i], ARGV[i + 1]) end
     again = again + 1

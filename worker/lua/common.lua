@@ -123,6 +123,78 @@ local function enqueue(id, same, target, priority, request, asked_by, t)
   return id, 0, same
 end
 
+-- What became of things since this broker began, for metrics: reshard:totals, a hash of counters.
+local function count(what, by)
+  redis.call('HINCRBY', PREFIX .. 'totals', what, by)
+end
+
+-- A notice is what operators are told. Each hook has an outbox of its own, so that one that fails does not repeat the
+-- other, and notices are only kept where a control with such a hook gave a sign of life within a day.
+--   reshard:hooked:<hook>       there for that day
+--   reshard:outbox:<hook>       sorted set: notice -> when it may be told; a lease and a backoff are just a time
+--   reshard:notice:<hook>:<id>  hash: what it says, and how often it was claimed
+local HOOKS = { 'command', 'url' }
+local NOTICES_MAX = 1000 -- in one outbox; after that the oldest goes, or a broken hook would fill the broker
+local NOTICES_KEPT = 2 * 86400000 -- ms; control gives up after one day
+
+local function outbox_key(hook)
+  return PREFIX .. 'outbox:' .. hook
+end
+
+local function notice_key(hook, id)
+  return PREFIX .. 'notice:' .. hook .. ':' .. id
+end
+
+local function drop_notice(hook, id, why)
+  redis.call('ZREM', outbox_key(hook), id)
+  redis.call('DEL', notice_key(hook, id))
+  count('notices:' .. hook .. ':' .. why, 1)
+end
+
+local function notice(t, ...)
+  local id = string.format('%.0f-%.0f', t, redis.call('INCR', PREFIX .. 'notices'))
+  for _, hook in ipairs(HOOKS) do
+    if redis.call('EXISTS', PREFIX .. 'hooked:' .. hook) == 1 then
+      redis.call('HSET', notice_key(hook, id), 'id', id, 'at', t, 'attempts', 0, ...)
+      redis.call('PEXPIRE', notice_key(hook, id), NOTICES_KEPT)
+      redis.call('ZADD', outbox_key(hook), t, id)
+      redis.call('PEXPIRE', outbox_key(hook), NOTICES_KEPT)
+      if redis.call('ZCARD', outbox_key(hook)) > NOTICES_MAX then
+        drop_notice(hook, redis.call('ZRANGE', outbox_key(hook), 0, 0)[1], 'dropped')
+      end
+    end
+  end
+end
+
+-- How a schedule or a catalog (`what`) fares:
+--   reshard:<what>s:success  hash: name -> when it last ended well
+--   reshard:<what>s:trouble  hash: name -> when it last did not, until it ends well again
+--   reshard:schedules:unmet  hash: name -> the first of its times since it last ended well
+-- -> true if it had been in trouble
+local function went_well(what, name, t)
+  redis.call('HSET', PREFIX .. what .. 's:success', name, t)
+  redis.call('HDEL', PREFIX .. what .. 's:unmet', name)
+  return redis.call('HDEL', PREFIX .. what .. 's:trouble', name) == 1
+end
+
+local function went_wrong(what, name, t)
+  redis.call('HSET', PREFIX .. what .. 's:trouble', name, t)
+end
+
+-- A job ended that schedules fired; only the last one that a schedule fired says how it fares. Whoever cancels one knows.
+local function tell_schedules(id, state, t)
+  for name in string.gmatch(get(id, 'fired_by') or '', '%S+') do
+    if redis.call('HGET', PREFIX .. 'schedules:job', name) == id then
+      if state == 'done' then
+        if went_well('schedule', name, t) then notice(t, 'kind', 'recovered', 'what', 'schedule', 'name', name, 'job', id) end
+      elseif state ~= 'cancelled' then
+        went_wrong('schedule', name, t)
+        notice(t, 'kind', 'failed', 'what', 'schedule', 'name', name, 'job', id, 'error', get(id, 'error') or '')
+      end
+    end
+  end
+end
+
 local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)
@@ -130,6 +202,8 @@ local function finish(id, state, t)
   redis.call('HDEL', key(id), 'waked')
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
+  count('ended:' .. state, 1)
+  tell_schedules(id, state, t)
 end
 
 -- A job that was carried to its end needs its details only for who is still watching.
@@ -144,6 +218,7 @@ end
 --   :again    hash: entry -> the job that is to go on instead of a new one
 --   :active   hash: entry -> job
 --   :ended    hash: entry -> how it ended
+--   :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
 --   :record   hash: request -> what source and target were after it was last carried out; outlives the run
 local UNDER_WAY = { expanding = true, running = true, paused = true }
 
@@ -152,8 +227,39 @@ local function catalog_key(name, part)
   return part and (base .. ':' .. part) or base
 end
 
+-- `by` is 1 for an entry that ended, -1 for one that gets another turn
+local function catalog_count(name, ended, by)
+  local how = cjson.decode(ended)
+  redis.call('HINCRBY', catalog_key(name, 'counts'), how.outcome, by)
+  if how.error ~= cjson.null then
+    redis.call('HINCRBY', catalog_key(name, 'counts'), 'failed:' .. how.error.code, by)
+  end
+end
+
+-- A run came to its end: well, when no entry failed. Whoever cancels one knows.
+local function tell_catalog(name, state, t)
+  if state ~= 'done' and state ~= 'stopped' and state ~= 'failed' then return end
+  local schedule, note = unpack(redis.call('HMGET', catalog_key(name), 'fired_by', 'note'))
+  if schedule and redis.call('HEXISTS', PREFIX .. 'schedules', schedule) == 0 then schedule = false end
+  if state == 'done' and tonumber(redis.call('HGET', catalog_key(name, 'counts'), 'failed') or 0) == 0 then
+    local recovered = went_well('catalog', name, t)
+    if schedule then recovered = went_well('schedule', schedule, t) or recovered end
+    if recovered then
+      notice(t, 'kind', 'recovered', 'what', 'catalog', 'name', name, 'schedule', schedule or '')
+    end
+    return
+  end
+  went_wrong('catalog', name, t)
+  if schedule then went_wrong('schedule', schedule, t) end
+  notice(t, 'kind', 'failed', 'what', 'catalog', 'name', name, 'schedule', schedule or '', 'state', state,
+    'note', note or '', 'entries', redis.call('HLEN', catalog_key(name, 'entries')),
+    'counts', cjson.encode(redis.call('HGETALL', catalog_key(name, 'counts'))))
+end
+
 local function catalog_state(name, state, t)
+  local before = redis.call('HGET', catalog_key(name), 'state')
   redis.call('HSET', catalog_key(name), 'state', state, 'since', t)
+  if state ~= before then tell_catalog(name, state, t) end
   local looked_at = UNDER_WAY[state] or redis.call('HLEN', catalog_key(name, 'active')) > 0
   redis.call(looked_at and 'SADD' or 'SREM', PREFIX .. 'catalogs:looked_at', name)
 end
@@ -162,7 +268,7 @@ end
 local function catalog_start(name, run, definition, t)
   local state = redis.call('HGET', catalog_key(name), 'state')
   if UNDER_WAY[state] or redis.call('HLEN', catalog_key(name, 'active')) > 0 then return 'busy' end
-  for _, part in ipairs({ 'entries', 'todo', 'again', 'ended' }) do redis.call('DEL', catalog_key(name, part)) end
+  for _, part in ipairs({ 'entries', 'todo', 'again', 'ended', 'counts' }) do redis.call('DEL', catalog_key(name, part)) end
   redis.call('DEL', catalog_key(name))
   redis.call('HSET', catalog_key(name), 'run', run, 'definition', definition, 'started', t, 'failures', 0, 'bytes', 0)
   redis.call('SADD', PREFIX .. 'catalogs', name)

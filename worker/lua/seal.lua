@@ -16,6 +16,7 @@ end
 if news > 0 or #ARGV < 7 then -- and not the second answer to one question
   for i, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do
     redis.call('HINCRBY', key(id), what, ARGV[3 + i])
+    count(what, ARGV[3 + i])
   end
 end
 if news > 0 then
