@@ -220,6 +220,21 @@ def cancel(name: Name, output: Output) -> None:
     output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, Text(said), name)
 
 
+@catalog.command("remove")
+@takes(output=read_output)
+def remove(name: Name, output: Output) -> None:
+    """Forget a catalog that has ended, and what it knows of its targets; these stay, and so do its jobs."""
+    from reshard.worker.schedules import Schedules
+
+    with _open() as (store, catalogs):
+        catalogs.remove(name)
+        kept = [seen.schedule for seen in Schedules(store).all()]
+    schedules = [one.name for one in kept if one.catalog is not None and one.catalog.name == name]
+    said = [f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"]
+    said += [f"schedule {one} submits it again: `reshard schedule remove {one}` ends that" for one in schedules]
+    output.result({"catalog": name, "removed": True, "schedules": schedules}, Text("\n".join(said)), name)
+
+
 def _status(seen: Seen) -> list[tuple[str, str]]:
     definition, groups = seen.definition, seen.failures()
     told = [

@@ -173,7 +173,7 @@ def _next(seen: Seen) -> str:
 
 def _last(store: JobStore, seen: Seen) -> str:
     """What became of the last time, and of the job that it fired."""
-    from reshard.pipeline.errors import JobNotFound
+    from reshard.pipeline.errors import CatalogNotFound, JobNotFound
     from reshard.worker.catalogs import Catalogs
 
     if not seen.runs:
@@ -181,7 +181,10 @@ def _last(store: JobStore, seen: Seen) -> str:
     run = seen.runs[0]
     if run.outcome == "fired" and seen.schedule.catalog is not None:
         name = seen.schedule.catalog.name
-        return f"catalog {name}, {Catalogs(store).get(name).state}"
+        try:
+            return f"catalog {name}, {Catalogs(store).get(name).state}"
+        except CatalogNotFound:
+            return f"catalog {name}, removed since"
     if run.outcome != "fired" or run.job is None:
         return _outcome(run)
     try:

@@ -226,6 +226,14 @@ class Catalogs:
             raise CatalogState(name=name, state=fields["state"], why="it is not expanded yet")
         return again
 
+    def remove(self, name: str) -> None:
+        """Forget it and what it knows of its targets, which stay. Raises CatalogNotFound, CatalogState."""
+        answer, found = texts(self._store.run("catalog_remove", name))
+        if answer == "missing":
+            raise CatalogNotFound(name=name)
+        if answer == "refused":
+            raise CatalogState(name=name, state=found, why="only one whose jobs have all ended can be removed")
+
     def standings(self, name: str, entries: Iterable[Entry]) -> list[Standing]:
         """How each entry stands against the last job that carried it out."""
         record = self._record(name)
@@ -247,21 +255,26 @@ class Catalogs:
         """Note what ended and admit what there is room for; returns the catalogs that wait to be expanded."""
         expanding = []
         for name in texts(self._redis.smembers(f"{PREFIX}catalogs:looked_at")):
-            fields = self._fields(name)
             try:
-                definition = Definition.model_validate_json(fields["definition"])
+                if self._look_at(name) == "expanding":
+                    expanding.append(name)
+            except CatalogNotFound as error:
+                log.info("removed, or begun anew, while it was looked at: %s", error)
             except ValidationError as error:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
                     log.error("catalog %s is not for this release and is left to another control: %s", name, error)
-                continue
-            if fields["state"] == "expanding":
-                expanding.append(name)
-                continue
+        return expanding
+
+    def _look_at(self, name: str) -> str:
+        """The state that it was found in."""
+        fields = self._fields(name)
+        definition = Definition.model_validate_json(fields["definition"])
+        if fields["state"] != "expanding":
             active = self._collect(definition, fields["run"])
             if fields["state"] == "running":
                 self._admit(definition, fields["run"], definition.at_once - active)
-        return expanding
+        return fields["state"]
 
     def claim(self, name: str, token: str) -> str:
         """The run that this control is to expand now, or an empty string."""
@@ -353,8 +366,10 @@ class Catalogs:
         )  # fmt: skip
 
     def _entry(self, name: str, number: str) -> Entry:
-        data = self._redis.hget(_key(name, "entries"), number)
-        return Entry.model_validate_json(cast(bytes, data))
+        data = cast("bytes | None", self._redis.hget(_key(name, "entries"), number))
+        if data is None:
+            raise CatalogNotFound(name=name)
+        return Entry.model_validate_json(data)
 
     def _fields(self, name: str) -> dict[str, str]:
         fields = {key.decode(): value.decode() for key, value in _hash(self._redis, _key(name)).items()}

@@ -12,7 +12,7 @@ import redis
 
 from reshard.pipeline.catalog import parse
 from reshard.pipeline.copy import Stopped
-from reshard.pipeline.errors import CatalogState, ReshardError
+from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.pipeline.expand import expand, interleaved
 from reshard.pipeline.stores.open import Context
 from reshard.worker.catalogs import Catalogs, Definition, Entry, entry_of
@@ -73,5 +73,5 @@ class Expander:
     def _refuse(self, name: str, error: ReshardError) -> None:
         try:
             self._catalogs.refuse(name, error)
-        except CatalogState as state:
-            log.info("catalog %s was cancelled meanwhile: %s", name, state)
+        except (CatalogState, CatalogNotFound) as ended:
+            log.info("catalog %s was ended meanwhile: %s", name, ended)

@@ -91,6 +91,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert report.read_text().startswith("# Catalog mine: cancelled\n")
     assert queue("catalog", "status").out.split()[:2] == ["mine", "cancelled"]
     assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
+    assert queue("catalog", "remove", "mine").out.startswith("catalog mine is removed; its targets stay as they are")
+    assert queue("catalog", "status").out == "no catalogs\n"
+    assert queue("catalog", "remove", "mine").err.startswith("error[queue.no_catalog]: ")
 
 
 def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tmp_path: Path) -> None:
@@ -110,3 +113,9 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     queue("catalog", "cancel", "mine")
     queue("schedule", "run", "nightly")
     assert "catalog mine, expanding" in queue("schedule", "list").out
+    refused = queue("catalog", "remove", "mine").err
+    assert refused.startswith("error[queue.catalog_state]: catalog mine is expanding: only one whose jobs have all")
+    queue("catalog", "cancel", "mine")
+    removed = queue("catalog", "remove", "mine").out
+    assert "schedule nightly submits it again: `reshard schedule remove nightly`" in removed
+    assert "catalog mine, removed since" in queue("schedule", "list").out

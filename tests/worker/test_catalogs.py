@@ -251,6 +251,48 @@ def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs
             unknown("nobody")
 
 
+def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+    before = set(store.redis.scan_iter(f"{PREFIX}catalog*"))
+    begin(catalogs, definition(2, at_once=1))
+    (job,) = jobs(catalogs)
+    for state in ("running", "paused"):
+        with pytest.raises(CatalogState, match=f"catalog mirror is {state}: only one whose jobs"):
+            catalogs.remove("mirror")
+        if state == "running":
+            catalogs.pause("mirror")
+    assert catalogs.cancel("mirror") == 1
+    with pytest.raises(CatalogState, match="is cancelled: only one whose jobs"):  # it is not noted yet how it ended
+        catalogs.remove("mirror")
+    assert jobs(catalogs) == []
+    catalogs.remove("mirror")
+    assert set(store.redis.scan_iter(f"{PREFIX}catalog*")) == before
+    assert store.get(job).state == JobState.cancelled
+    with pytest.raises(CatalogNotFound):
+        catalogs.remove("mirror")
+
+
+def test_a_removed_one_knows_nothing_of_its_targets(catalogs: Catalogs, leases: Leases) -> None:
+    wanted = definition(1)
+    for _ in range(2):
+        begin(catalogs, wanted)
+        (job,) = jobs(catalogs)
+        finish(leases, job)
+        assert jobs(catalogs) == []
+        assert catalogs.standings("mirror", [entry for entry, _ in rows(wanted)]) == ["unchanged"]
+        catalogs.remove("mirror")
+
+
+def test_control_goes_on_when_one_is_removed_under_its_hands(
+    catalogs: Catalogs, store: JobStore, leases: Leases
+) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    store.redis.sadd(f"{PREFIX}catalogs:looked_at", "gone")  # as a control sees it that asked just before
+    store.redis.delete(f"{PREFIX}catalog:mirror:entries")
+    assert catalogs.look() == []
+
+
 def test_a_target_that_another_request_has_is_a_failure(catalogs: Catalogs, store: JobStore) -> None:
     other = store.submit(ask("m0", size=12345)).id
     begin(catalogs, definition(1))
