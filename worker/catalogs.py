@@ -239,6 +239,11 @@ class Catalogs:
         record = self._record(name)
         return [_standing(entry, record) for entry in entries]
 
+    def remember(self, name: str, entry: Entry) -> None:
+        """Its target holds just what it asks for, at the commits that it names."""
+        assert entry.request is not None, "what has no target has nothing to hold"
+        self._redis.hset(_key(name, "record"), entry.request.key(), json.dumps([entry.source, entry.target]))
+
     def _record(self, name: str) -> dict[str, list[str]]:
         return {key.decode(): json.loads(data) for key, data in _hash(self._redis, _key(name, "record")).items()}
 

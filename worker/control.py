@@ -85,7 +85,8 @@ class Control:
         return sent
 
     def _expand(self, definition: Definition) -> list[tuple[Entry, ReshardError | None]]:
-        return expanded(definition, Context.from_env(paces(self._store.redis, self._check, self._check)))
+        context = Context.from_env(paces(self._store.redis, self._check, self._check))
+        return expanded(definition, context, self._catalogs)
 
     def _check(self) -> None:
         if self._ending.is_set():

@@ -13,7 +13,7 @@ import redis
 from reshard.pipeline.catalog import parse
 from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
-from reshard.pipeline.expand import expand, interleaved
+from reshard.pipeline.expand import expand, interleaved, stands
 from reshard.pipeline.stores.open import Context
 from reshard.worker.catalogs import Catalogs, Definition, Entry, entry_of
 
@@ -22,10 +22,19 @@ log = logging.getLogger(__name__)
 EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
 
 
-def expanded(definition: Definition, context: Context) -> list[tuple[Entry, ReshardError | None]]:
-    """What a catalog comes to now, owners taking turns; raises BadCatalog, the HubError and AccessError families."""
+def expanded(definition: Definition, context: Context, catalogs: Catalogs) -> list[tuple[Entry, ReshardError | None]]:
+    """What a catalog comes to now, owners taking turns; raises BadCatalog, the HubError and AccessError families.
+
+    Where the broker knows nothing of an entry, its target is asked. What it says is kept at once: asking thousands may
+    take longer than this process lives.
+    """
     wanted = interleaved(expand(parse(definition.text, definition.name), context))
-    return [(entry_of(one), one.error) for one in wanted]
+    entries = [entry_of(one) for one in wanted]
+    standings = catalogs.standings(definition.name, entries)
+    for one, entry, standing in zip(wanted, entries, standings, strict=True):
+        if standing == "unknown" and stands(one, context):
+            catalogs.remember(definition.name, entry)
+    return [(entry, one.error) for entry, one in zip(entries, wanted, strict=True)]
 
 
 class Expander:

@@ -114,15 +114,17 @@ def test_each_night_does_what_changed_and_nothing_else(
     assert "### `source.not_found`: 1 model" in report
     assert f"| {namespace.repo('one')} | `{after['one']}` |" in report
 
-    # The broker lost everything: it works from the targets, and publishes nothing again.
+    # The broker lost everything: it works from the targets, by one call for each and without a job.
     store.redis.flushall()
     namespace.admin.log(reset=True)
-    assert night(here, store, file).counts() == {"same": 4, "failed": 3}
-    assert heads(namespace) == after
-    assert not any(ended.read for _, ended in Catalogs(store).get("mirror").ended)
-    calls = [entry for entry in namespace.admin.log() if entry["path"].startswith("/api/")]
-    assert len(calls) <= 5 + 11 * len(GOOD), "calls that find again what is published"
     assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+    assert heads(namespace) == after
+    assert store.recent() == []
+    calls = [entry for entry in namespace.admin.log() if entry["path"].startswith("/api/")]
+    assert len(calls) <= 2 + len(codes) + 1 + len(GOOD), "what a night costs, and each target's history"
+    namespace.admin.log(reset=True)
+    assert night(here, store, file).counts() == {"unchanged": 4, "failed": 3}
+    assert not [entry for entry in namespace.admin.log() if "/commits/" in entry["path"]]
 
     # What would be done now is said beforehand.
     namespace.admin.put_files(namespace.repo("three-cut"), {"notes.txt": b"somebody else's"})
@@ -131,3 +133,11 @@ def test_each_night_does_what_changed_and_nothing_else(
 
     failures = here.run("catalog", "failures", "mirror").stdout
     assert "usage.collision" in failures and "2 models" in failures
+
+    # The broker lost everything once more, and a target is not as it was left: a job looks, and overwrites nothing.
+    store.redis.flushall()
+    namespace.admin.put_files(namespace.repo("one-cut"), {"config.json": b"{}"})
+    changed = heads(namespace)
+    assert night(here, store, file).counts() == {"unchanged": 2, "same": 1, "failed": 4}
+    assert [repo for repo, _ in Catalogs(store).get("mirror").failures()["target.drift"]] == [namespace.repo("one")]
+    assert heads(namespace) == changed

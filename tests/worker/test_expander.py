@@ -1,0 +1,112 @@
+"""Expanding a catalog of 60 models, with the Hub's budget enforced in proportion to one of thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from reshard.pipeline.catalog import parse, request_for
+from reshard.pipeline.errors import HubError
+from reshard.pipeline.request import Request
+from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.retry import OwnPace
+from reshard.worker.catalogs import Catalogs, Definition
+from reshard.worker.expander import Expander, expanded
+from reshard.worker.jobs import JobStore
+from reshard.worker.scripts import PREFIX
+from tests.support import mirror
+from tests.support.hub import HubProcess
+from tests.support.procs import wait_for
+
+COUNT = 60
+QUOTA, WINDOW = 25, 1  # calls in so many seconds; the real Hub's are 1,000 in 300
+LISTS = 2  # calls that tell every source and every target
+
+
+def definition(count: int = COUNT) -> Definition:
+    entries = "".join(f"- repo: them/m{number}\n" for number in range(count))
+    return Definition(
+        name="mirror", text=f"name: mirror\ndefaults: {{to: 'us/{{name}}', size: 5kB}}\nentries:\n{entries}"
+    )
+
+
+def requests(definition: Definition) -> list[Request]:
+    catalog = parse(definition.text, "c.yaml")
+    return [request_for(catalog, entry, entry.repo or "") for entry in catalog.entries]
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    """A Hub with all the sources and, published from them, all the targets."""
+    folder = tmp_path_factory.mktemp("mirror")
+    with HubProcess(folder / "hub", users=["them:hf_them", "us:hf_us"]) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.endpoint)
+        patch.setenv("HF_TOKEN", "hf_us")
+        first, *rest = requests(definition())
+        template = mirror.publish(hub, first, folder / "model")
+        hub.kill()
+        mirror.write(folder / "hub", hub.endpoint, template, rest, published=True)
+        yield hub.start()
+
+
+@pytest.fixture
+def hub(mirrored: HubProcess, monkeypatch: pytest.MonkeyPatch) -> HubProcess:
+    monkeypatch.setenv("HF_ENDPOINT", mirrored.endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_us")
+    mirrored.admin.reset()
+    return mirrored
+
+
+def night(catalogs: Catalogs) -> dict[str, int]:
+    """One run from its submission until nothing is left but jobs; what became of the entries."""
+    catalogs.submit(definition())
+    expander = Expander(catalogs, lambda wanted: expanded(wanted, Context.from_env(), catalogs))
+
+    def look() -> bool:
+        expander.look(catalogs.look())
+        return catalogs.get("mirror").state != "expanding"
+
+    wait_for(look, "the expanding", 60)
+    catalogs.look()
+    return catalogs.get("mirror").counts()
+
+
+def calls(hub: HubProcess, part: str = "/api/") -> int:
+    """Those that were answered, by what is in their paths."""
+    return sum(part in request["path"] and request["status"] == 200 for request in hub.admin.log())
+
+
+def test_a_night_without_a_record_costs_a_call_each_and_the_next_one_a_share(hub: HubProcess, store: JobStore) -> None:
+    hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": WINDOW}})
+    assert night(Catalogs(store)) == {"unchanged": COUNT}
+    assert calls(hub) == COUNT + LISTS
+    assert any(request["status"] == 429 for request in hub.admin.log()), "the budget was no obstacle"
+    assert store.recent() == []
+
+    hub.admin.log(reset=True)
+    assert night(Catalogs(store)) == {"unchanged": COUNT}
+    assert calls(hub) == LISTS
+
+
+def test_what_changed_becomes_a_job_and_nothing_else(hub: HubProcess, store: JobStore) -> None:
+    hub.admin.put_files("them/m7", {"notes.txt": b"new"})
+    hub.admin.put_files("us/m8", {"mine.txt": b"somebody else's"})
+    assert night(Catalogs(store)) == {"unchanged": COUNT - 2}
+    assert {str(job.request.source) for job in store.recent()} == {"them/m7", "them/m8"}
+
+
+def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
+    hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnPace, "sleep", lambda self, seconds: None)
+    hub.admin.fault("/commits/", "status", status=503, skip=20)
+    catalogs = Catalogs(store)
+    with pytest.raises(HubError):
+        expanded(definition(), Context.from_env(), catalogs)
+    found = store.redis.hlen(f"{PREFIX}catalog:mirror:record")
+    assert calls(hub, "/commits/") == 20 >= found > 0
+    hub.admin.clear_faults()
+    hub.admin.log(reset=True)
+    expanded(definition(), Context.from_env(), catalogs)
+    assert calls(hub, "/commits/") == COUNT - found
