@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,11 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
         "notes": [*notes, *_notes(model, source, ties)],
     }
     try:
-        report = expected if output is None else load_report(model_class, model_config, output)[0]
+        report = expected
+        if output is not None:
+            lost = _unmentioned(model, source.keys() - output.keys() - {*ties, *ties.values(), *expected.unexpected})
+            report = load_report(model_class, model_config, output)[0]
+            report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
     verdict |= {field: _shortened(getattr(report, field)) for field in Report.__annotations__}
@@ -339,14 +343,25 @@ def _notes(model: Any, specs: Specs, ties: Mapping[str, str]) -> list[str]:
     both = [f"{target} = {source}" for target, source in ties.items() if target in specs and source in specs]
     if both:
         notes.append(f"tied by the class and stored twice, so their bytes should be equal: {_few(both)}")
-    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    if patterns:
-        ignored = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    if ignored := _matching(model, "_keys_to_ignore_on_load_unexpected", specs):
         built = model.state_dict().keys()
-        names = [name for name in specs if name not in built and ignored.search(name)]
-        if names:
+        if names := [name for name in ignored if name not in built]:
             notes.append(f"{len(names)} tensors are neither required nor used by the class: {_few(names)}")
     return notes
+
+
+def _unmentioned(model: Any, lost: Iterable[str]) -> list[str]:
+    """Those of the output's lost names that the loader is told not to miss: a class may do without whole submodels."""
+    return _matching(model, "_keys_to_ignore_on_load_missing", lost)
+
+
+def _matching(model: Any, attribute: str, names: Iterable[str]) -> list[str]:
+    """The names that one of the class's lists of patterns is about."""
+    patterns = getattr(model, attribute, None) or ()
+    if not patterns:
+        return []
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    return [name for name in names if ignored.search(name)]
 
 
 def _difference(expected: Report, report: Report) -> str:

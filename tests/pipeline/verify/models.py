@@ -27,6 +27,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "rotary_dim": 4}),
     "bert": ("BertForMaskedLM", {**_SMALL, "intermediate_size": 48}),
     "bert-base": ("BertModel", {**_SMALL, "intermediate_size": 48}),
+    "bart": (
+        "BartForConditionalGeneration",
+        {
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "vocab_size": 96,
+            "max_position_embeddings": 16,
+        },
+    ),
     "mixtral": ("MixtralForCausalLM", {**_LLAMA, "num_local_experts": 4}),
     "whisper": (
         "WhisperForConditionalGeneration",

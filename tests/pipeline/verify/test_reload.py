@@ -53,6 +53,15 @@ def test_one_required_tensor_wrong_fails_and_is_named(name: str, fault: str, sav
     assert victim.rsplit(".", 2)[-2] in found.reason
 
 
+def test_a_tensor_that_the_class_would_not_miss_is_missed(saved: GetSaved, reload: Reload) -> None:
+    model = saved("bart")
+    broken = {name: spec for name, spec in model.specs.items() if name != "final_logits_bias"}
+    assert len(broken) == len(model.specs) - 1
+    found = reload.check(model.config, model.specs, broken)
+    assert (found.result, found.missing) == ("failed", ("final_logits_bias",))
+    assert reload.check(model.config, broken).result == "clean"
+
+
 def test_an_honest_model_that_is_not_clean_is_a_report_not_a_failure(saved: GetSaved, reload: Reload) -> None:
     model = saved("bert")
     extra = {"bert.pooler.dense.weight": ("F32", (32, 32)), "cls.seq_relationship.weight": ("F32", (2, 32))}

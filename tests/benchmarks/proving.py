@@ -1,0 +1,109 @@
+"""What it costs to hold every byte of two checkpoints against each other: `verify --deep` beside plain reading.
+
+Plain reading takes every byte of both sides through the same sources and drops it, one side after the other. From the
+disk and over HTTP, what is computed hides behind what is waited for. From the page cache it cannot: BLAKE3 takes longer
+than a copy in memory does, so there the figure is reported and not required.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from reshard.pipeline.limits import GB, MB
+from reshard.pipeline.places import Place, parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.verify import verify
+from tests.benchmarks.figures import Figure
+from tests.support.hub import HubProcess
+from tests.support.measured import measured
+from tests.support.models import save_single
+
+HERE = "tests.benchmarks.proving"
+RUNS = 5  # of each, alternating
+SIZE = 2 * GB  # bytes of one side
+LIMIT = 1.3  # times
+
+
+def proving(folder: Path) -> Iterator[Figure]:
+    """`--deep` of a fresh cut against its source, between folders and over HTTP from the Hub on loopback."""
+    noise = np.random.default_rng(5)
+    shape = 10 * MB
+    tensors = {f"t.{i}": noise.integers(0, 2**16, shape, dtype=np.uint16) for i in range(SIZE // (2 * shape))}
+    save_single(folder / "model", tensors)
+    places = str(folder / "model"), str(folder / "cut")
+    request = Request(source=parse_place(places[0]), target=parse_place(places[1]), options=Options(size=200 * MB))
+    run(request, Context.from_env())
+    for kept, kind in ((False, "must"), (True, "aim")):
+        cost = measured(f"{HERE}:do_ratio", *places, kept)
+        where = "the page cache" if kept else "the disk"
+        yield Figure(f"verify --deep from {where}, to reading both", cost.result, "x", LIMIT, kind)
+    with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
+        for name, place in zip(("you/model", "you/cut"), places, strict=True):
+            hub.admin.create_repo(name)
+            hub.admin.import_files(name, {path.name: path for path in Path(place).iterdir() if path.is_file()})
+        env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you", "HF_HOME": str(folder / "hf")}
+        cost = measured(f"{HERE}:do_ratio", "you/model", "you/cut", True, env=env | {"HF_HUB_DISABLE_XET": "1"})
+    yield Figure("verify --deep over HTTP, to reading both", cost.result, "x", LIMIT, "must")
+
+
+def do_ratio(source: str, output: str, kept: bool) -> float:
+    """The median time of a deep verification over that of reading both sides once.
+
+    Unless ``kept``, the kernel is told before each to forget what it has of the files, which are folders' then.
+    """
+    context = Context.from_env()
+    places = parse_place(source), parse_place(output)
+    with closing(Reload()) as reload:
+
+        def deep() -> None:
+            theirs, ours = (open_source(place, context) for place in places)
+            checks = verify(ours, theirs, reload, deep=True)
+            assert "failed" not in {check.result for check in checks}
+
+        def plain() -> None:
+            for place in places:
+                read_all(place, context)
+
+        def fresh(work: Callable[[], None]) -> float:
+            if not kept:
+                forget(source, output)
+            return timed(work)
+
+        fresh(plain)
+        took = [(fresh(plain), fresh(deep)) for _ in range(RUNS)]
+    return median(deep for _, deep in took) / median(plain for plain, _ in took)
+
+
+def read_all(place: Place, context: Context) -> None:
+    source: Source = open_source(place, context)
+    for path, file in source.files().items():
+        if path.endswith(".safetensors"):
+            for _ in source.read(file, 0, file.size):
+                pass
+
+
+def forget(*folders: str) -> None:
+    """Drop the files of ``folders`` from the page cache."""
+    for folder in folders:
+        for path in Path(folder).glob("*.safetensors"):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
