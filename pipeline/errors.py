@@ -19,6 +19,7 @@ A job keeps ``to_dict()``, and ``from_dict`` gives the same error back on anothe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -42,8 +43,9 @@ class ReshardError(Exception):
         return self.hint.format_map(self.facts)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; ``from_dict`` reads it."""
-        return {"code": self.code, "message": str(self), "hint": self.next_step, "facts": self.facts}
+        """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
+        facts = json.loads(json.dumps(self.facts, default=str))
+        return {"code": self.code, "message": str(self), "hint": self.next_step, "facts": facts}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> ReshardError:

@@ -132,7 +132,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut})
     sets = finder.sets()
     if not sets:
-        raise NoWeights(place=source.place, found=_what_else(listing, uncut))
+        raise NoWeights(place=str(source.place), found=_what_else(listing, uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 

@@ -53,7 +53,7 @@ def open_checkpoints(source: Source, found: Found) -> Opened:
         first += len(part.files)
     full = [checkpoint for checkpoint in checkpoints if checkpoint.tensors]
     if not full:
-        raise NoWeights(place=source.place, found=f"; {found.files[0].path} holds no tensor")
+        raise NoWeights(place=str(source.place), found=f"; {found.files[0].path} holds no tensor")
     empty = {found.files[i].path: "it holds no tensor" for c in checkpoints if not c.tensors for i in c.files}
     chosen, duplicates = _without_twins(full, found.files)
     return Opened(found.files, tuple(chosen), duplicates | empty)

@@ -173,7 +173,9 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
         except AnswerLost:
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause *= 2
-    raise HubUnreachable(endpoint=target.place, what=f"{races} commits of {what[:12]} were overtaken or got no answer")
+    raise HubUnreachable(
+        endpoint=str(target.place), what=f"{races} commits of {what[:12]} were overtaken or got no answer"
+    )
 
 
 def find(plan: Plan, target: Target, at: str) -> str | None:
