@@ -1,0 +1,286 @@
+"""What a scrape says, over real HTTP, of a real broker."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from reshard.pipeline.copy import Moved
+from reshard.pipeline.errors import HubUnreachable, NoWeights
+from reshard.pipeline.plan import Plan
+from reshard.worker.catalogs import Catalogs
+from reshard.worker.control import Control
+from reshard.worker.jobs import JobState, JobStore, open_redis
+from reshard.worker.leases import Leases
+from reshard.worker.metrics import serve
+from reshard.worker.notify import HOOKS, Command, Notifier
+from reshard.worker.schedules import LATE, Schedules
+from reshard.worker.scripts import PREFIX
+from reshard.worker.settings import Settings
+from tests.support.procs import Broker, Machine, wait_for
+from tests.worker.conftest import ask, claimed, planned, receipts
+from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.test_schedules import DAY, Clock, nightly
+
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+
+
+class Scrape(dict[str, dict[tuple[str, ...], float]]):
+    """Sample -> the values of its labels -> figure."""
+
+    def one(self, name: str, *labels: str) -> float:
+        return self[name][labels]
+
+
+def page(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def scrape(port: int) -> Scrape:
+    found = Scrape()
+    for family in text_string_to_metric_families(page(port)):
+        found.setdefault(family.name, {})
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+@contextmanager
+def serving(url: str) -> Iterator[int]:
+    """The port at which the broker's figures are."""
+    client = open_redis(url, timeout=1)
+    server = serve(client, 0, "127.0.0.1")
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def port(broker: Broker) -> Iterator[int]:
+    with serving(broker.url) as port:
+        yield port
+
+
+def now(store: JobStore) -> float:
+    seconds, micros = store.redis.time()
+    return seconds + micros / 1e6
+
+
+def test_jobs_are_counted_by_state_and_failures_by_code(store: JobStore, leases: Leases, port: int) -> None:
+    for number in range(3):
+        fail(leases, store.submit(ask(f"bad{number}")).id)
+    store.submit(ask("waits"))
+    away = claimed(leases, store.submit(ask("again")).id, "plan")
+    leases.again(away, HubUnreachable(endpoint="https://hub", what="refused").to_dict(), 10)
+    store.redis.lpush(f"{PREFIX}bulk", "a wake")
+    seen = scrape(port)
+    assert {state: value for (state,), value in seen["reshard_jobs"].items() if value} == {
+        "failed": 3, "queued": 1, "planning": 1,
+    }  # fmt: skip
+    assert seen["reshard_queue_length"] == {("interactive",): 0, ("started",): 0, ("bulk",): 1}
+    assert seen["reshard_job_failures_total"] == {(NoWeights.code,): 3}
+    assert seen["reshard_step_retries_total"] == {(HubUnreachable.code,): 1}
+
+    # What became of jobs is still known when they are not.
+    for job in store.recent([JobState.failed]):
+        store.delete(job.id)
+    seen = scrape(port)
+    assert seen.one("reshard_jobs", "failed") == 0
+    assert seen.one("reshard_jobs_ended_total", "failed") == 3
+    assert seen.one("reshard_jobs_ended_total", "done") == 0
+
+
+def test_bytes_add_up_over_jobs(store: JobStore, leases: Leases, port: int, plan: Plan) -> None:
+    for name in ("one", "two"):
+        job = planned(store, leases, plan, ask(name))
+        leases.release(claimed(leases, job, "check"), "not now")
+        lease = leases.claim(job)
+        assert lease is not None
+        if lease.kind == "check":
+            assert leases.done(lease, []) == "ok"
+            lease = claimed(leases, job, "group:00000")
+        assert leases.seal(lease, receipts(plan, lease.group), Moved(100, 20, 3)) == "ok"
+        assert leases.seal(lease, receipts(plan, lease.group), Moved(100, 20, 3)) == "ok"  # its answer was lost
+    seen = scrape(port)
+    found = [seen.one(f"reshard_{what}_bytes_total") for what in ("read", "uploaded", "deduplicated")]
+    assert found == [200, 40, 6]
+
+
+def test_a_schedule_says_when_it_last_ended_well_and_what_it_owes(store: JobStore, leases: Leases, port: int) -> None:
+    clock = Clock("2026-06-01T12:00")
+    schedules = Schedules(store, clock)
+    due = schedules.add(nightly())
+    name = "reshard_schedule_{}_timestamp_seconds".format
+    seen = scrape(port)
+    assert seen[name("next")] == {("nightly",): due}
+    for never in ("last_success", "last_run", "unmet", "trouble"):
+        assert seen[name(never)] == {}
+
+    clock.now = due + 1
+    schedules.fire_due()
+    seen = scrape(port)
+    assert (seen.one(name("unmet"), "nightly"), seen.one(name("next"), "nightly")) == (due, due + DAY)
+    assert seen.one(name("last_run"), "nightly") == due + 1
+
+    (job,) = store.recent()
+    fail(leases, job.id)
+    clock.now = due + DAY
+    schedules.fire_due()
+    seen = scrape(port)
+    assert seen.one(name("unmet"), "nightly") == due, "the first time that was not met"
+    assert abs(seen.one(name("trouble"), "nightly") - now(store)) < 60
+    assert seen[name("last_success")] == {}
+
+    finish(leases, store.recent()[0].id)
+    seen = scrape(port)
+    assert abs(seen.one(name("last_success"), "nightly") - now(store)) < 60
+    assert seen[name("unmet")] == seen[name("trouble")] == {}
+
+    clock.now = due + 2 * DAY + LATE + 1
+    schedules.fire_due()
+    assert scrape(port).one(name("unmet"), "nightly") == due + 2 * DAY
+    schedules.pause("nightly")
+    seen = scrape(port)
+    assert seen[name("next")] == seen[name("unmet")] == {}, "a paused one owes nothing"
+    schedules.remove("nightly")
+    assert not any(scrape(port)[name(what)] for what in ("last_success", "last_run", "next", "unmet", "trouble"))
+
+
+def test_a_catalogs_models_are_counted_by_how_they_ended(store: JobStore, leases: Leases, port: int) -> None:
+    catalogs = Catalogs(store)
+    begin(catalogs, definition(5, at_once=2))
+    first, second = jobs(catalogs)
+    entries = scrape(port)["reshard_catalog_entries"]
+    assert (entries["mirror", "active"], entries["mirror", "todo"]) == (2, 3)
+    fail(leases, first)
+    finish(leases, second)
+    while active := jobs(catalogs):
+        finish(leases, active[0])
+    seen = scrape(port)
+    entries = {labels: value for labels, value in seen["reshard_catalog_entries"].items() if value}
+    assert entries == {("mirror", "same"): 4, ("mirror", "failed"): 1}
+    assert seen["reshard_catalog_failures"] == {("mirror", NoWeights.code): 1}
+    assert seen["reshard_catalog_last_success_timestamp_seconds"] == {}
+    assert ("mirror",) in seen["reshard_catalog_trouble_timestamp_seconds"]
+
+    catalogs.retry("mirror")
+    (again,) = jobs(catalogs)
+    assert scrape(port)["reshard_catalog_failures"] == {("mirror", NoWeights.code): 0}
+    finish(leases, again)
+    jobs(catalogs)
+    seen = scrape(port)
+    assert abs(seen.one("reshard_catalog_last_success_timestamp_seconds", "mirror") - now(store)) < 60
+    assert seen["reshard_catalog_trouble_timestamp_seconds"] == {}
+
+
+def test_processes_give_signs_of_life(store: JobStore, leases: Leases, port: int) -> None:
+    assert scrape(port)["reshard_processes"] == {("control",): 0, ("worker",): 0}
+    assert scrape(port)["reshard_heartbeat_timestamp_seconds"] == {}
+    Control(store, leases, Settings()).look(listen=0.1)
+    seen = scrape(port)
+    assert seen["reshard_processes"] == {("control",): 1, ("worker",): 0}
+    assert abs(seen.one("reshard_heartbeat_timestamp_seconds", "control") - now(store)) < 5
+    assert seen.one("reshard_broker_memory_bytes") == pytest.approx(store.redis.info("memory")["used_memory"], rel=0.2)
+
+
+def test_notices_are_counted_by_what_became_of_them(store: JobStore, leases: Leases, port: int) -> None:
+    hook = Command(["false"])
+    notifier = Notifier(store, [hook])
+    notifier.listen()
+    schedules = Schedules(store)
+    schedules.add(nightly())
+    fail(leases, schedules.run("nightly").job or "")
+    seen = scrape(port)
+    assert seen["reshard_notices_waiting"] == {("command",): 1, ("url",): 0}
+    assert set(seen["reshard_notices_total"]) == {(h, r) for h in HOOKS for r in ("told", "failed", "dropped")}
+    assert notifier.tell(hook) == "again"
+    seen = scrape(port)
+    assert seen.one("reshard_notices_total", "command", "failed") == 1
+    assert seen.one("reshard_notices_waiting", "command") == 1
+
+
+def cost(store: JobStore, port: int) -> tuple[int, int]:
+    """The commands and the bytes that one scrape asks of the broker."""
+    scrape(port)  # connections are there now
+    before = store.redis.info("stats")
+    scrape(port)
+    after = store.redis.info("stats")
+    return tuple(after[name] - before[name] for name in ("total_commands_processed", "total_net_output_bytes"))
+
+
+def test_a_scrape_costs_the_same_however_many_jobs_there_are(store: JobStore, leases: Leases, port: int) -> None:
+    Schedules(store).add(nightly())
+    begin(Catalogs(store), definition(5))
+    few = cost(store, port)
+    with store.redis.pipeline(transaction=False) as pipeline:
+        for first in range(0, 100_000, 1000):
+            members = {f"job{number:06}": number for number in range(first, first + 1000)}
+            pipeline.zadd(f"{PREFIX}jobs", members)
+            pipeline.zadd(f"{PREFIX}jobs:done", members)
+        pipeline.hset(f"{PREFIX}catalog:mirror:ended", mapping={str(n): "{}" for n in range(10_000)})
+        pipeline.execute()
+    commands, answered = cost(store, port)
+    assert commands == few[0]
+    assert answered < few[1] + 500, "numbers with more digits, and no more of them"
+    assert scrape(port).one("reshard_jobs", "done") == 100_000
+
+
+def test_a_broker_that_is_away_is_said_and_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Broker(tmp_path_factory.mktemp("away")) as broker, serving(broker.url) as port:
+        assert scrape(port).one("reshard_broker_up") == 1
+        broker.kill()
+        assert scrape(port) == {"reshard_broker_up": {(): 0}}
+        broker.start()
+        assert scrape(port).one("reshard_broker_up") == 1
+
+
+def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("metrics")
+    with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_METRICS_PORT=str(port)) as machine:
+        first, second = machine.control(), machine.control()
+        assert f"metrics on http://127.0.0.1:{port}/metrics" in first.said()
+        assert f"no metrics from this process: 127.0.0.1:{port}" in second.said()
+        seen = wait_for(lambda: scrape(port), "the answer")
+        assert seen.one("reshard_processes", "control") == 2
+        assert second.alive()
+
+
+def test_the_documentation_has_every_figure_and_no_other(store: JobStore, port: int) -> None:
+    named = set(re.findall(r"\breshard_[a-z_]+\b", OPERATIONS.read_text()))
+    assert named == {figure(family) for family in text_string_to_metric_families(page(port))}
+
+
+def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: Leases, port: int) -> None:
+    (block,) = re.findall(r"```yaml\n(groups:.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    rules = [rule for group in yaml.safe_load(block)["groups"] for rule in group["rules"]]
+    begin(Catalogs(store), definition(1))
+    finish(leases, jobs(Catalogs(store))[0])
+    jobs(Catalogs(store))
+    clock = Clock("2026-06-01T12:00")
+    clock.now = Schedules(store, clock).add(nightly())
+    Schedules(store, clock).fire_due()
+    families = list(text_string_to_metric_families(page(port)))
+    labels = {figure(family): {name for sample in family.samples for name in sample.labels} for family in families}
+    for rule in rules:
+        (name,) = re.findall(r"reshard_[a-z_]+", rule["expr"])
+        asked = re.findall(r'(?<=max by \()\w+|\w+(?==")', rule["expr"])
+        assert asked and set(asked) <= labels[name], rule["alert"]
+
+
+def figure(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
