@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from reshard.cli.output import Output, console, human_bytes
 
@@ -51,6 +50,15 @@ class _Silent:
 
 class _Terminal:
     def __init__(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

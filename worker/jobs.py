@@ -21,15 +21,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import redis
 
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
 from reshard.pipeline.places import Hub
-from reshard.pipeline.plan import Plan, decode_head, decode_shard
 from reshard.pipeline.request import Request
 from reshard.worker.scripts import PREFIX, Scripts, job_key, texts
+
+if TYPE_CHECKING:
+    from reshard.pipeline.plan import Plan
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -254,6 +256,8 @@ class JobStore:
     @_answering
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made and some time after the job is done."""
+        from reshard.pipeline.plan import decode_head, decode_shard  # which `reshard list` need not wait for
+
         fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
         if b"head" not in fields:
             return None
