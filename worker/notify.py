@@ -39,6 +39,7 @@ from reshard.worker.settings import (
 
 log = logging.getLogger(__name__)
 
+JSON = {"content-type": "application/json"}
 IN_ENVIRONMENT = ("id", "kind", "what", "name", "text", "next")
 STDERR = 2  # a command's own words belong in control's log, and a person's --json stays JSON
 
@@ -65,9 +66,9 @@ class Notice:
     counts: Mapping[str, int] | None = None  # outcome -> entries of the catalog
     codes: Mapping[str, int] | None = None  # error code -> how often
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; what hooks are given."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def to_json(self) -> bytes:
+        """What hooks are given."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
     @classmethod
     def test(cls) -> Notice:
@@ -152,7 +153,7 @@ class Command:
         self._arguments = list(arguments)
 
     def tell(self, notice: Notice) -> None:
-        told = {f"RESHARD_NOTICE_{what.upper()}": getattr(notice, what) for what in IN_ENVIRONMENT}
+        told = {f"RESHARD_NOTICE_{what.upper()}": _plain(getattr(notice, what)) for what in IN_ENVIRONMENT}
         try:
             process = subprocess.Popen(
                 self._arguments, env=os.environ | told, stdin=subprocess.PIPE, stdout=STDERR, start_new_session=True
@@ -160,7 +161,7 @@ class Command:
         except OSError as error:
             raise NoticeFailed(hook=self.name, why=f"it cannot be started: {error.strerror}") from None
         try:
-            process.communicate(json.dumps(notice.to_dict()).encode(), timeout=NOTIFY_TIMEOUT)
+            process.communicate(notice.to_json(), timeout=NOTIFY_TIMEOUT)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with all that it started
             process.wait()
@@ -180,7 +181,7 @@ class Url:
 
     def tell(self, notice: Notice) -> None:
         try:
-            with self._client.stream("POST", self._url, json=notice.to_dict()) as answer:
+            with self._client.stream("POST", self._url, content=notice.to_json(), headers=JSON) as answer:
                 status = answer.status_code
         except httpx2.TransportError as error:
             raise NoticeFailed(hook=self.name, why=describe(error)) from None
@@ -259,6 +260,11 @@ class Notifier:
         else:
             log.info("%s: told by the %s hook", said, hook.name)
         return ended
+
+
+def _plain(text: str) -> str:
+    """As an environment variable can hold it."""
+    return text.encode(errors="replace").decode().replace("\0", " ")
 
 
 def _ms(seconds: float) -> int:

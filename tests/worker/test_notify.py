@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -453,6 +453,13 @@ def test_a_command_gets_the_notice_on_stdin_and_no_shell_in_between(
 def test_a_command_that_does_not_end_well_did_not_take_it(arguments: list[str], why: str) -> None:
     with pytest.raises(NoticeFailed, match=why):
         Command(arguments).tell(Notice.test())
+
+
+def test_what_a_hub_says_is_passed_on_whatever_it_says(receiver: Receiver, url: Url) -> None:
+    odd = replace(Notice.test(), text="half a pair \ud800, a nul \0 and \u00e9")
+    Command(["true"]).tell(odd)
+    url.tell(odd)
+    assert receiver.posted[0]["text"] == odd.text
 
 
 def test_a_command_that_reads_nothing_may_take_it_all_the_same() -> None:
