@@ -15,6 +15,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.open import Context, open_source, open_target
+from tests.support.canary import touch
 
 CANARY = "ran"  # what hostile files would leave in the folder that they lie in
 
@@ -24,16 +25,6 @@ class Refusal:
     what: str
     code: str
     message: str
-
-
-class _Runs:
-    """A pickle of this one writes the canary when it is loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = str(folder / CANARY)
-
-    def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return open, (self._path, "w")
 
 
 def _tensorflow(folder: Path) -> None:
@@ -54,13 +45,13 @@ def _pointer(name: str) -> Callable[[Path], None]:
 
 
 def _runs(folder: Path) -> None:
-    torch.save({"weight": torch.ones(3), "more": _Runs(folder)}, folder / "pytorch_model.bin")
+    torch.save({"weight": torch.ones(3), "more": touch(folder / CANARY)}, folder / "pytorch_model.bin")
 
 
 def _runs_in_metadata(folder: Path) -> None:
     import pickle
 
-    (folder / ".metadata").write_bytes(pickle.dumps(_Runs(folder)))
+    (folder / ".metadata").write_bytes(pickle.dumps(touch(folder / CANARY)))
     (folder / "__0_0.distcp").write_bytes(b"PK")
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from reshard.pipeline.errors import LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.pipeline.conftest import Run, upload
+from tests.support.canary import touch
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, save_single
 
@@ -258,18 +259,10 @@ def test_a_flipped_byte_in_a_record_is_told_by_its_crc(folder: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-class Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return open, (str(self.path), "w")
-
-
 def test_a_pickle_that_wants_to_run_something_is_refused_and_runs_nothing(
     folder: Path, tmp_path: Path, go: Run
 ) -> None:
-    torch.save({"weight": torch.ones(3), "canary": Canary(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    torch.save({"weight": torch.ones(3), "canary": touch(tmp_path / "ran")}, folder / "pytorch_model.bin")
     with pytest.raises(UnsafePickle, match="nothing was run"):
         go(folder, tmp_path / "out", size=SIZE)
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import subprocess
 import sys
@@ -42,6 +41,7 @@ from reshard.pipeline.formats.safetensors import parse_header
 from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.gather import runs
 from reshard.pipeline.tensors import Piece, StoredFile, Tensor
+from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
 
 MIB = 1 << 20
@@ -366,19 +366,11 @@ def test_chunks_that_are_not_what_the_metadata_says_are_refused(
         opened(folder)
 
 
-class Runs:
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.canary}",)
-
-
 def test_nothing_in_the_metadata_or_in_a_chunk_is_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     in_metadata = halves(tmp_path / "a")
-    in_metadata.metadata.planner_data["w"] = Runs(canary)
-    in_chunk = halves(tmp_path / "b", chunk=lambda part: {"w": part, "x": Runs(canary)})
+    in_metadata.metadata.planner_data["w"] = touch(canary)
+    in_chunk = halves(tmp_path / "b", chunk=lambda part: {"w": part, "x": touch(canary)})
     for made in (in_metadata, in_chunk):
         with pytest.raises(UnsafePickle, match="system; nothing was run"):
             opened(made.write())

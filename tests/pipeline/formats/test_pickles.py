@@ -8,7 +8,9 @@ import os
 import pickle
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from reshard.pipeline.errors import BadPickle, CheckpointError, PickleCutShort, 
 from reshard.pipeline.formats import pickles
 from reshard.pipeline.formats.pickles import Global, Made, Mapping, Persistent, load
 from reshard.pipeline.limits import PICKLE_MEMORY_BASE, PICKLE_MEMORY_FACTOR
+from tests.support.canary import Runs
 from tests.support.pieces import flat_memory
 
 ALLOWED = frozenset({"collections.OrderedDict", "builtins.set", "__builtin__.set", "_codecs.encode"})
@@ -89,16 +92,6 @@ def test_calls_states_and_persistent_ids_are_remembered_and_not_made() -> None:
 # ------------------------------------------------------------------------------------------------- nothing is run
 
 
-class Runs:
-    """Pickles as a call of ``function`` with ``args``."""
-
-    def __init__(self, function: object, *args: object) -> None:
-        self._reduced = (function, args)
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return self._reduced
-
-
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize(
     ("function", "name"),
@@ -111,7 +104,7 @@ class Runs:
     ],
 )
 def test_a_call_outside_of_the_list_is_refused_and_not_made(
-    function: object, name: str, protocol: int, tmp_path: Path
+    function: Callable[..., Any], name: str, protocol: int, tmp_path: Path
 ) -> None:
     canary = tmp_path / "canary"
     code = f"open({str(canary)!r}, 'w')"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, CheckpointError, UnsafePickle, Unsupported
 from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.tensors import StoredFile
+from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
 
 MIB = 1 << 20
@@ -103,17 +103,9 @@ def test_a_view_of_a_part_of_a_storage_as_the_oldest_files_name_it(tmp_path: Pat
 # ---------------------------------------------------------------------------------------------------------- lies
 
 
-class Runs:
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.canary}",)
-
-
 def test_nothing_is_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    path = saved(tmp_path, {"w": torch.zeros(2), "x": Runs(canary)})
+    path = saved(tmp_path, {"w": torch.zeros(2), "x": touch(canary)})
     with pytest.raises(UnsafePickle, match="system; nothing was run"):
         assert_equal_to_torch(path, {})
     assert not canary.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 import zipfile
@@ -33,6 +32,7 @@ from reshard.pipeline.formats.safetensors import parse_header
 from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.tensors import StoredFile
+from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
 
 MIB = 1 << 20
@@ -310,17 +310,9 @@ def test_tensors_that_safetensors_cannot_hold_are_refused_by_name(
         opened(path)
 
 
-class Runs:
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch {self.canary}",)
-
-
 def test_a_pickle_that_runs_something_is_refused_and_does_not(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    path = saved(tmp_path, {"w": torch.zeros(2), "x": Runs(canary)})
+    path = saved(tmp_path, {"w": torch.zeros(2), "x": touch(canary)})
     with pytest.raises(UnsafePickle, match=r"pytorch_model\.bin asks to run (posix|nt|os)\.system; nothing was run"):
         opened(path)
     assert not canary.exists()

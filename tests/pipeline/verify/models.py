@@ -17,6 +17,16 @@ Specs = dict[str, tuple[str, tuple[int, ...]]]
 
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 _LLAMA = {**_SMALL, "intermediate_size": 48, "num_key_value_heads": 2}
+_SEQ2SEQ = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "vocab_size": 96,
+}
 
 # Class and config of every honest model; each is another way in which names in files and in the model differ.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,37 +37,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "rotary_dim": 4}),
     "bert": ("BertForMaskedLM", {**_SMALL, "intermediate_size": 48}),
     "bert-base": ("BertModel", {**_SMALL, "intermediate_size": 48}),
-    "bart": (
-        "BartForConditionalGeneration",
-        {
-            "d_model": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
-            "vocab_size": 96,
-            "max_position_embeddings": 16,
-        },
-    ),
+    "bart": ("BartForConditionalGeneration", {**_SEQ2SEQ, "max_position_embeddings": 16}),
     "mixtral": ("MixtralForCausalLM", {**_LLAMA, "num_local_experts": 4}),
     "whisper": (
         "WhisperForConditionalGeneration",
-        {
-            "d_model": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
-            "vocab_size": 96,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-        },
+        {**_SEQ2SEQ, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
     ),
 }
 

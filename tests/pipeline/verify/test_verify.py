@@ -21,6 +21,7 @@ from reshard.pipeline.verify.checks import Check
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify
 from tests.pipeline.verify import models
+from tests.support.canary import touch
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 
 Verify = Callable[..., dict[str, Check]]
@@ -192,12 +193,8 @@ def test_an_output_that_cannot_be_opened_is_a_finding_and_a_source_an_error(
 
 
 def test_a_hostile_pickle_is_a_finding_and_is_not_run(tmp_path: Path, look: Verify) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "was run",)
-
     (tmp_path / "evil").mkdir()
-    torch.save({"w": torch.zeros(3), "x": Evil()}, tmp_path / "evil" / "pytorch_model.bin")
+    torch.save({"w": torch.zeros(3), "x": touch(tmp_path / "was run")}, tmp_path / "evil" / "pytorch_model.bin")
     ((finding, *_),) = failed(look(tmp_path / "evil")).values()
     assert "asks to run" in finding
     assert not (tmp_path / "was run").exists()
