@@ -1,6 +1,6 @@
 """Every model class of transformers that builds from a default config: honest passes, one tensor wrong fails.
 
-Long: an hour of processor time in all, so in parts. Layouts come from transformers' own reverse conversion.
+Long: half an hour of processor time in all, so in parts. Layouts come from transformers' own reverse conversion.
 """
 
 from __future__ import annotations
@@ -44,17 +44,32 @@ def layouts(names: list[str]) -> Iterator[tuple[str, bytes, Specs]]:
             print(f"{name} does not build: {' '.join(str(error).split())[:120]}")
 
 
-def faults(specs: Specs, free: list[str]) -> Iterator[tuple[str, str, Specs]]:
-    """One tensor that nothing is tied to, dropped, renamed and reshaped."""
-    for fault in ("dropped", "renamed", "reshaped"):
-        name = random.Random(fault).choice(free)
+def victims(free: list[str]) -> dict[str, str]:
+    """A tensor for each fault, of those that nothing is tied to."""
+    return {fault: random.Random(fault).choice(free) for fault in ("dropped", "renamed", "reshaped")}
+
+
+def with_faults(specs: Specs, faults: dict[str, str]) -> Specs:
+    broken = {name: spec for name, spec in specs.items() if name not in faults.values()}
+    for fault, name in faults.items():
         dtype, shape = specs[name]
-        broken = {key: spec for key, spec in specs.items() if key != name}
         if fault == "renamed":
             broken[f"{name}_old"] = (dtype, shape)
         if fault == "reshaped":
             broken[name] = (dtype, (*shape, 3))
-        yield fault, name, broken
+    return broken
+
+
+def unseen(config: bytes, specs: Specs, faults: dict[str, str], reload: Reload) -> Iterator[str]:
+    """Faults that are not found. All are tried at once, and alone where that does not name each of them."""
+    found = reload.check(config, specs, with_faults(specs, faults))
+    said = {name.partition(":")[0] for name in (*found.missing, *found.mismatched)}
+    if found.result == "failed" and said >= set(faults.values()):
+        return
+    for fault, name in faults.items():
+        found = reload.check(config, specs, with_faults(specs, {fault: name}))
+        if found.result != "failed":
+            yield f"{name} {fault} is {found.result}, {found.reason}"
 
 
 @pytest.mark.slow
@@ -70,11 +85,8 @@ def test_every_class_passes_when_honest_and_fails_when_not(part: int, reload: Re
             wrong.append(f"{name}: {honest.result}, {honest.reason}")
             continue
         checked += 1
-        tied = {*honest.ties, *honest.ties.values()}
-        for fault, victim, broken in faults(specs, sorted(specs.keys() - tied)):
-            found = reload.check(config, specs, broken)
-            if found.result != "failed":
-                wrong.append(f"{name}: {victim} {fault} is {found.result}, {found.reason}")
+        free = sorted(specs.keys() - {*honest.ties, *honest.ties.values()})
+        wrong += [f"{name}: {fault}" for fault in unseen(config, specs, victims(free), reload)]
     print(f"{checked} of {len(names)} classes checked")
     assert wrong == []
     assert checked > len(names) * 0.8
