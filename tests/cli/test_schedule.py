@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from reshard.worker import broker
+from reshard.worker.catalogs import Catalogs
+from reshard.worker.jobs import JobStore
+from reshard.worker.schedules import Schedules
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Done, Run
 from tests.cli.test_queue import Queue
+from tests.worker.conftest import another
+from tests.worker.test_catalogs import begin, definition, finish, jobs
+from tests.worker.test_schedules import nightly
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +69,21 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     ):
         assert done.code == code
         assert done.err.splitlines()[-2].startswith(said)
+
+
+def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        schedules, catalogs = Schedules(store), Catalogs(store)
+        schedules.add(nightly("watched"))
+        assert re.search("^watched .* no success yet$", queue("schedule", "list").out, re.MULTILINE)
+        begin(catalogs, definition(1))
+        for job in (schedules.run("watched").job or "", *jobs(catalogs)):
+            finish(another(store), job)
+        jobs(catalogs)
+        expected = schedules.get("watched").success, catalogs.get("mirror").success
+    for command in (("schedule", "show", "watched"), ("catalog", "status")):
+        assert re.search(r"last success \d+ s ago", queue(*command).out), command
+    shown = [
+        queue(*command, "--json").documents[0] for command in (("schedule", "show", "watched"), ("catalog", "status"))
+    ]
+    assert tuple(seen["success"] for seen in shown) == expected
