@@ -28,7 +28,7 @@ from reshard.worker.notify import Notifier, hooks
 from reshard.worker.pace import paces
 from reshard.worker.presence import announce, withdraw
 from reshard.worker.schedules import Schedules
-from reshard.worker.scripts import PREFIX, texts
+from reshard.worker.scripts import PREFIX, Scripts, texts
 from reshard.worker.settings import HEARTBEAT, Settings
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,7 @@ class Control:
         self._schedules.fire_due()
         self._expander.look(self._catalogs.look())
         sent = self._leases.due()
-        if time.monotonic() - self._cleaned >= JANITOR:
-            self.clean()
+        if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()
         return sent
 
@@ -99,7 +98,11 @@ class Control:
         deleted = 0
         for state in ("done", "failed", "cancelled", "published_unverified"):
             old = texts(self._store.redis.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, JANITOR_BATCH))
-            deleted += sum(self._store.run("delete", id) for id in old)
+            with self._store.redis.pipeline(transaction=False) as pipeline:
+                delete = Scripts(pipeline)
+                for id in old:
+                    delete("delete", id)
+                deleted += sum(pipeline.execute())
         return deleted
 
 

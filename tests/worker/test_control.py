@@ -73,6 +73,24 @@ def test_old_jobs_are_deleted_and_running_ones_never(store: JobStore, control: C
     assert store.get(running).state == JobState.queued
 
 
+def test_more_old_jobs_than_a_look_may_delete_go_with_the_next_looks(
+    store: JobStore, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reshard.worker.control.JANITOR_BATCH", 2)
+    running = store.submit(ask(name="running")).id
+    store.redis.zincrby(f"{PREFIX}jobs:queued", -31 * 86_400_000, running)
+    for name in "abcde":
+        old = store.submit(ask(name=name)).id
+        store.cancel(old)
+        store.redis.zincrby(f"{PREFIX}jobs:cancelled", -31 * 86_400_000, old)
+    left = []
+    for _ in range(4):
+        control.look(listen=0.01)
+        left.append(len(store.recent()))
+    assert left == [4, 2, 1, 1]
+    assert store.get(running).state == JobState.queued
+
+
 def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("control")
     with Broker(folder) as broker, Machine(folder, broker.url) as machine:
