@@ -195,4 +195,4 @@ def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:
     lost = {name: n for shard in shards for name, n in receipts[shard.digest].overflows.items()}
     if not lost:
         return ""
-    return f"the cast made {sum(lost.values()):,} values of {len(lost):,} tensors infinite, such as in {min(lost)}"
+    return f"values that the cast made infinite: {sum(lost.values()):,}; tensors: {len(lost):,}, such as {min(lost)}"

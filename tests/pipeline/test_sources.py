@@ -219,7 +219,7 @@ def test_a_cast_is_torchs_own_and_the_config_follows(folder: Path, tmp_path: Pat
     dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[wanted]
     report = go(folder, tmp_path / "out", size=SIZE, dtype=wanted)
     (read_back,) = [check for check in report.checks if check.name == "read back"]
-    infinite = "the cast made 1 values of 1 tensors infinite, such as in wide" if wanted == "float16" else ""
+    infinite = "values that the cast made infinite: 1; tensors: 1, such as wide" if wanted == "float16" else ""
     assert read_back.reason == infinite
     wide = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
     expected = {name: tensor.to(dtype) if tensor.dtype in wide else tensor for name, tensor in state.items()}
