@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from reshard.pipeline.copy import Moved
-from reshard.pipeline.errors import HubUnreachable, NoWeights
+from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.plan import Plan
-from reshard.worker.catalogs import Catalogs
+from reshard.worker.catalogs import Catalogs, Ended
 from reshard.worker.control import Control
 from reshard.worker.jobs import JobState, JobStore, open_redis
 from reshard.worker.leases import Leases
@@ -28,7 +30,7 @@ from reshard.worker.scripts import PREFIX
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import ask, claimed, planned, receipts
-from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
+from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
 from tests.worker.test_schedules import DAY, Clock, nightly
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
@@ -184,6 +186,25 @@ def test_a_catalogs_models_are_counted_by_how_they_ended(store: JobStore, leases
     seen = scrape(port)
     assert abs(seen.one("reshard_catalog_last_success_timestamp_seconds", "mirror") - now(store)) < 60
     assert seen["reshard_catalog_trouble_timestamp_seconds"] == {}
+
+
+def test_a_catalog_that_is_expanded_again_is_counted_once(store: JobStore, port: int) -> None:
+    catalogs = Catalogs(store)
+    wanted = definition(2)
+    catalogs.submit(wanted)
+    run = catalogs.claim("mirror", "one")
+    absent = SourceNotFound(repo="them/m0", endpoint="https://hub")
+    (entry, _), other = rows(wanted)
+    ended = json.dumps(asdict(Ended("failed", error=absent.to_dict())))
+    # It died over it after its first rows.
+    assert store.run("catalog_fill", "mirror", run, "one", 0, 0, entry.model_dump_json(), ended) == 1
+    assert scrape(port).one("reshard_catalog_failures", "mirror", "source.not_found") == 1
+    assert catalogs.fill("mirror", run, "one", [(entry, absent), other])
+    seen = scrape(port)
+    assert seen.one("reshard_catalog_failures", "mirror", "source.not_found") == 1
+    assert {labels[1]: value for labels, value in seen["reshard_catalog_entries"].items() if value} == {
+        "failed": 1, "todo": 1,
+    }  # fmt: skip
 
 
 def test_processes_give_signs_of_life(store: JobStore, leases: Leases, port: int) -> None:

@@ -231,11 +231,15 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
 ) -> None:
     catalogs = Catalogs(store)
-    begin(catalogs, definition(3, at_once=1, max_failures=0))
-    fail(leases, jobs(catalogs)[0])
-    jobs(catalogs)
+    begin(catalogs, definition(3, at_once=2, max_failures=0))
+    first, second = jobs(catalogs)
+    fail(leases, first)
+    assert jobs(catalogs) == [second]
     (notice,) = told(notifier, receiver)
     assert notice["text"].startswith("catalog mirror: stopped: more than 0 failed; 1 of 3 models failed: ")
+    finish(leases, second)
+    assert jobs(catalogs) == []
+    assert told(notifier, receiver) == [], "its last job says nothing new"
     catalogs.cancel("mirror")
     assert told(notifier, receiver) == []
 
