@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 INTERRUPT = signal.SIGUSR2  # SIGUSR1 is the pool's
 LOOK = 0.2  # seconds between two looks at the drain flag; it is one byte of shared memory
+RENEWALS_OF_A_LEASE = 4  # at least so many are due in the time of one, however short an operator makes it
 RETRY_FIRST, RETRY_MAX = 0.5, 5.0  # seconds between two tries to reach the broker
 
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class Keeper:
         self.lease = lease
         self._leases = leases
         self._settings = settings
+        self._renewals = min(RENEWALS, settings.lease / RENEWALS_OF_A_LEASE)
         self._stall = settings.stall if lease.kind == "group" else STEP_STALL
         self.begun = False  # in this claim
         self._stop: Reason | None = None
@@ -167,7 +169,7 @@ class Keeper:
         while not self._ended.wait(LOOK):
             if drain.overdue(self._settings.drain):
                 self._hand_over()
-            if time.monotonic() - renewed >= RENEWALS:
+            if time.monotonic() - renewed >= self._renewals:
                 self._renew()
                 if self._deaf and self._reason() is not None:
                     signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)

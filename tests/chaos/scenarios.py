@@ -57,8 +57,9 @@ def worker_killed(service: Service, transport: Transport, moment: Moment) -> Non
     service.expect_event(work, "lost")
 
 
-def child_killed(service: Service, transport: Transport) -> None:
-    work, _ = caught(service, transport, MOMENTS["copying"])
+def child_killed(service: Service, transport: Transport, moment: Moment = MOMENTS["copying"]) -> None:
+    """One child of a worker dies, and its brothers go on."""
+    work, _ = caught(service, transport, moment)
     worker, child = service.holder(work)
     service.kill_child(child)
     service.admin.clear_faults()

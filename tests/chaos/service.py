@@ -41,7 +41,7 @@ SOURCES: dict[Transport, str] = {"http": "plain", "xet": "xet"}  # one model, st
 
 CONCURRENCY = 2  # of each worker
 MACHINES = 2
-LEASE = 2.0  # seconds; so that the dead are missed soon
+LEASE = 1.2  # seconds; so that the dead are missed soon
 FILES, SHARDS = 4, 4  # source files, and shards of each
 SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
 PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
@@ -94,6 +94,7 @@ class Service:
         hub: HubProcess,
         server: Path | None = None,
         command: Callable[[int], Sequence[str]] = worker_command,
+        machines: int = MACHINES,
         **environment: str,
     ) -> None:
         self.folder = folder
@@ -101,6 +102,7 @@ class Service:
         self.admin = hub.admin
         self.broker = Broker(folder, server)
         self._command = command
+        self._machines = machines
         self._environment = {
             "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "RESHARD_LEASE": str(LEASE),
             "RESHARD_BACKOFF_FIRST": "0.2", "RESHARD_BACKOFF_MAX": "2", "PYTHONPATH": str(ROOT),
@@ -111,10 +113,12 @@ class Service:
     def __enter__(self) -> Service:
         self.broker.start()
         self.machines = [
-            Machine(self.folder / f"machine-{n}", self.broker.url, **self._environment) for n in range(MACHINES)
+            Machine(self.folder / f"machine-{n}", self.broker.url, **self._environment) for n in range(self._machines)
         ]
         self.workers = [self._worker(machine) for machine in self.machines]
-        self.controls = [self.machines[0].control()]
+        self._start_control()
+        for machine, worker in zip(self.machines, self.workers, strict=True):
+            machine.await_sign_of(worker)
         self._client = self.broker.client()
         self.store = JobStore(self._client, self.broker.url)
         return self
@@ -128,7 +132,10 @@ class Service:
         self.broker.kill()
 
     def _worker(self, machine: Machine) -> Proc:
-        return machine.start("worker", self._command(CONCURRENCY))
+        return machine.launch("worker", self._command(CONCURRENCY))
+
+    def _start_control(self) -> None:
+        self.controls = [self.machines[0].control()]
 
     # ---------------------------------------------------------------------------------------------------- jobs
 
@@ -239,10 +246,14 @@ class Service:
         """Start again whatever is dead."""
         if not self.broker.alive():
             self.broker.start()
-        for n, machine in enumerate(self.machines):
-            if not self.workers[n].alive():
-                self.workers[n] = self._worker(machine)
-        self.controls = [control for control in self.controls if control.alive()] or [self.machines[0].control()]
+        dead = [n for n, worker in enumerate(self.workers) if not worker.alive()]
+        for n in dead:
+            self.workers[n] = self._worker(self.machines[n])
+        self.controls = [control for control in self.controls if control.alive()]
+        if not self.controls:
+            self._start_control()
+        for n in dead:
+            self.machines[n].await_sign_of(self.workers[n])
 
     # ---------------------------------------------------------------------------------------------- invariants
 

@@ -216,6 +216,9 @@ def of_theirs(deed: Deed, code: str = "") -> Row:
 WEATHER: dict[str, Row] = {
     "429 storm": Row(storm, transports=BOTH),
     "503 on every endpoint": Row(each_once("status", status=503), transports=BOTH),
+    "503 on every endpoint, with a word of when": Row(
+        each_once("status", status=503, headers={"Retry-After": "0"}), transports=BOTH
+    ),
     "reset before the answer": Row(each_once("reset"), transports=BOTH),
     "answer cut after its head": Row(each_once("truncate", "GET", after=0), transports=BOTH),
     "answer cut in its body": Row(each_once("truncate", "GET", after=20), transports=BOTH),
@@ -240,7 +243,7 @@ WEATHER: dict[str, Row] = {
         deed=the_target_is_moved(elsewhere), moment=COMMITTING, called=elsewhere, state=FAILED, code="target.moved"
     ),
     "an object is lost": Row(deed=an_object_is_lost, moment=COPIED),
-    "Hub away": Row(deed=the_hub_dies(3), moment=COPYING),
+    "Hub away": Row(deed=the_hub_dies(1), moment=COPYING),
     "source renamed": of_theirs(the_source_is_renamed),
     "source gated": of_theirs(the_source_is_gated, "source.gated"),
     "source force-pushed": of_theirs(the_source_is_squashed),
@@ -272,13 +275,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 # Waits that the weather itself asks for make these slow; `make test-all` has them, and Xet for all.
 SLOW = {
-    "429 storm", "reset before the answer", "every answer cut in its head", "answer cut after its head",
+    "429 storm",
+    "503 on every endpoint",
+    "reset before the answer",
+    "every answer cut in its head",
+    "answer cut after its head",
     "tokens and URLs expire",
-}  # fmt: skip
+}
+QUICK_OVER_XET = {"503 on every endpoint, with a word of when"}
 CASES = [
     pytest.param(
         name, transport, id=f"{name}-{transport}",
-        marks=[pytest.mark.slow] if name in SLOW or (transport == "xet" and name != "503 on every endpoint") else [],
+        marks=[pytest.mark.slow] if name in SLOW or (transport == "xet" and name not in QUICK_OVER_XET) else [],
     )
     for name, row in WEATHER.items() for transport in row.transports
 ]  # fmt: skip

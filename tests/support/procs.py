@@ -177,17 +177,24 @@ class Machine:
 
     def start(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
         """What ``command`` becomes, once it has said that it is there."""
-        name = f"{kind}-{len(self.processes)}"
-        process = Proc(name, command, self.env | environment, self.folder)
+        process = self.launch(kind, command, **environment)
+        self.await_sign_of(process)
+        return process
+
+    def launch(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
+        """The same, not waited for: several start in the time of one."""
+        process = Proc(f"{kind}-{len(self.processes)}", command, self.env | environment, self.folder)
         self.processes.append(process)
+        return process
+
+    def await_sign_of(self, process: Proc) -> None:
         with JobStore.at(self._url) as store:
 
             def there() -> bool:
-                assert process.alive(), f"{name} ended:\n{process.said()[-3000:]}"
+                assert process.alive(), f"{process.name} ended:\n{process.said()[-3000:]}"
                 return any(found.pid == process.pid for found in store.processes())
 
-            wait_for(there, f"{name}'s first sign of life", START)
-        return process
+            wait_for(there, f"{process.name}'s first sign of life", START)
 
     def __enter__(self) -> Machine:
         return self

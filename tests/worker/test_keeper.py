@@ -56,6 +56,19 @@ def ticks_until_stopped(kept: Keeper) -> str:
     return reason
 
 
+def test_a_short_lease_is_renewed_well_before_its_end(
+    store: JobStore, leases: Leases, group: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RENEWALS", 60)
+
+    def end() -> float:
+        return store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
+
+    first = end()
+    with Keeper(leases, group, QUICK.model_copy(update={"lease": 0.4})):
+        wait_for(lambda: end() > first, "a renewal", 10)
+
+
 def test_progress_reaches_the_store(store: JobStore, leases: Leases, group: Lease) -> None:
     with Keeper(leases, group, QUICK) as kept:
         kept.tick(1234)
