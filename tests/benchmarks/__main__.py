@@ -5,28 +5,27 @@ A list of {name, value, unit, target, kind: must or aim, met}; ends with 1 when 
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from reshard.worker import broker
 from reshard.worker.settings import Settings
-from tests.benchmarks.figures import Figure, save
+from tests.benchmarks.figures import Figure, fastest_command, save
+from tests.benchmarks.finished import finished
 from tests.benchmarks.loading import loading
+from tests.benchmarks.nights import nights
+from tests.benchmarks.proving import proving
+from tests.benchmarks.tiny import tiny
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
 
 OUT = Path(__file__).parents[2] / "build" / "bench.json"
 JOBS = "tests.pipeline.jobs"
-COMMAND = Path(sys.executable).parent / "reshard"
 MODEL = 2 * GB  # bytes; enough that anything which grows with the model shows
-REPEATS = 5  # of what takes a fraction of a second; the fastest counts, because the machine only ever adds to it
 
 
 def copying(folder: Path) -> Iterator[Figure]:
@@ -62,37 +61,30 @@ def planning(folder: Path) -> Iterator[Figure]:
 
 def answering(folder: Path) -> Iterator[Figure]:
     """How long a person waits for --help and for a submission."""
-    yield Figure("reshard --help, time", fastest("--help"), "s", 0.3, "aim")
+    yield Figure("reshard --help, time", fastest_command("--help"), "s", 0.3, "aim")
     settings = Settings(broker_url=None, data_dir=folder / "service")
     url = broker.start(settings)
     try:
-        submit = fastest("submit", "a/model", "--to", "b/model", env={"RESHARD_BROKER_URL": url})
+        submit = fastest_command("submit", "a/model", "--to", "b/model", env={"RESHARD_BROKER_URL": url})
     finally:
         broker.stop(settings)
     yield Figure("reshard submit, time", submit, "s", 1.0, "aim")
 
 
-def fastest(*arguments: str, env: dict[str, str] | None = None) -> float:
-    """Seconds that the command takes, at best."""
-    took = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        subprocess.run([COMMAND, *arguments], env=os.environ | (env or {}), check=True, capture_output=True)
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-
-BENCHMARKS: tuple[Callable[[Path], Iterator[Figure]], ...] = (answering, planning, copying, loading)
+BENCHMARKS: tuple[Callable[[Path], Iterator[Figure]], ...] = (
+    answering, planning, copying, loading, proving, finished, tiny, nights,
+)  # fmt: skip
 
 
 def main() -> int:
+    """All of them, or those that are named."""
     figures = []
-    for benchmark in BENCHMARKS:
+    for benchmark in [b for b in BENCHMARKS if b.__name__ in sys.argv[1:] or len(sys.argv) == 1]:
         with tempfile.TemporaryDirectory(prefix="reshard-bench-") as folder:
             for figure in benchmark(Path(folder)):
                 met = "met" if figure.met else "MISSED"
                 print(
-                    f"{figure.name:38} {figure.value:8.2f} {figure.unit:5} {figure.kind} {figure.target:g}: {met}",
+                    f"{figure.name:48} {figure.value:8.2f} {figure.unit:5} {figure.kind} {figure.target:g}: {met}",
                     flush=True,
                 )
                 figures.append(figure)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from reshard.pipeline import publication
 from reshard.pipeline.planner import request_key
 from reshard.pipeline.request import Request
-from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context
 from reshard.pipeline.tensors import Pin
-from reshard.pipeline.verify.reload import Reload
 from tests.support.hub import HubProcess
 from tests.support.hub.git import Commit
 from tests.support.hub.hub import Hub
 from tests.support.hub.repo import MAIN, Repo
 from tests.support.hub.settings import Settings
+from tests.support.measured import measured
 from tests.support.models import arrays, numbered, save_sharded
 
 TRAILER = "Reshard-Publication: "
@@ -37,7 +34,7 @@ class Template:
     target: str
 
 
-def publish(hub: HubProcess, request: Request, folder: Path) -> Template:
+def publish(hub: HubProcess, request: Request, folder: Path, token: str) -> Template:
     """Upload a model of 20 kB in two files as the request's source, and carry the request out."""
     save_sharded(folder, numbered(arrays(4, 2000), 2))
     (folder / "config.json").write_text('{"model_type": "none-of-ours", "architectures": ["Nobody"]}')
@@ -45,8 +42,8 @@ def publish(hub: HubProcess, request: Request, folder: Path) -> Template:
     source, target = str(request.source), str(request.target)
     hub.admin.create_repo(source)
     hub.admin.put_files(source, files, lfs=[name for name in files if name.endswith(".safetensors")])
-    with closing(Reload()) as reload:
-        run(request, Context.from_env(), reload=reload)
+    env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token, "HF_HOME": str(folder.parent / "hf")}
+    measured("tests.pipeline.jobs:do_run", source, target, request.options.model_dump(mode="json"), env=env)
     return Template(source, target)
 
 

@@ -40,11 +40,9 @@ def requests(definition: Definition) -> list[Request]:
 def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A Hub with all the sources and, published from them, all the targets."""
     folder = tmp_path_factory.mktemp("mirror")
-    with HubProcess(folder / "hub", users=["them:hf_them", "us:hf_us"]) as hub, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_ENDPOINT", hub.endpoint)
-        patch.setenv("HF_TOKEN", "hf_us")
+    with HubProcess(folder / "hub", users=["them:hf_them", "us:hf_us"]) as hub:
         first, *rest = requests(definition())
-        template = mirror.publish(hub, first, folder / "model")
+        template = mirror.publish(hub, first, folder / "model", "hf_us")
         hub.kill()
         mirror.write(folder / "hub", hub.endpoint, template, rest, published=True)
         yield hub.start()

@@ -1,0 +1,103 @@
+"""What the queue costs a job: 200 models of 20 kB by one worker process, and by loops that have no queue.
+
+One loop is what a person would write in a shell, `reshard run` for one model after the other; each of these starts
+Python and the reload child anew. The other calls the pipeline from one process and keeps its reload child warm, as the
+worker does: what a job costs more than that is the queue's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options, Request
+from reshard.worker.jobs import JobState, JobStore
+from tests.benchmarks.figures import COMMAND, Figure
+from tests.support import mirror
+from tests.support.hub import HubProcess
+from tests.support.measured import measured
+from tests.support.procs import Broker, Machine, wait_for
+
+COUNT = 200
+COMMANDS = 20  # runs of the command; each takes seconds, and they are alike
+SIZE = 5000  # bytes
+
+
+def tiny(folder: Path) -> Iterator[Figure]:
+    """The time of one small job, three ways."""
+    with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
+        env = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_TOKEN": "hf_you",
+            "HF_HOME": str(folder / "hf"),
+            "RESHARD_TMPDIR": str(folder),
+        }
+        _fill(hub, folder / "model")
+        queue = _queue(folder, env)
+        loop = measured("tests.benchmarks.tiny:loop", COUNT, env=env, timeout=1200).result
+        command = _commands(env)
+    yield Figure("tiny job by a worker, target: 1.2 commands", queue, "s", 1.2 * command, "must")
+    yield Figure("tiny job by a worker, target: 1.2 of a loop", queue, "s", 1.2 * loop, "aim")
+
+
+def request(number: int, by: str) -> Request:
+    options = Options(size=SIZE)
+    return Request(source=Hub(repo=f"them/m{number}"), target=Hub(repo=f"you/{by}{number}"), options=options)
+
+
+def loop(count: int) -> float:
+    """Seconds of each job in a loop over the pipeline, once its reload child is warm."""
+    from reshard.pipeline.reshard import run
+    from reshard.pipeline.stores.open import Context
+    from reshard.pipeline.verify.reload import Reload
+
+    context = Context.from_env()
+    with closing(Reload()) as reload:
+        run(request(0, "loop"), context, reload=reload)
+        start = time.perf_counter()
+        for number in range(1, count):
+            run(request(number, "loop"), context, reload=reload)
+        return (time.perf_counter() - start) / (count - 1)
+
+
+def _queue(folder: Path, env: dict[str, str]) -> float:
+    with (
+        Broker(folder) as broker,
+        Machine(folder, broker.url, **env) as machine,
+        JobStore.at(broker.url) as store,
+    ):
+        machine.control()
+        machine.worker(concurrency=1)
+        store.submit(_bulk(0))
+        wait_for(lambda: store.counts()[JobState.done] == 1, "the warm-up", 120)
+        start = time.perf_counter()
+        for number in range(1, COUNT):
+            store.submit(_bulk(number))
+        wait_for(lambda: store.counts()[JobState.done] == COUNT, "the last job's end", 1800)
+        return (time.perf_counter() - start) / (COUNT - 1)
+
+
+def _bulk(number: int) -> Request:
+    return request(number, "queue").model_copy(update={"priority": "bulk"})
+
+
+def _commands(env: dict[str, str]) -> float:
+    start = time.perf_counter()
+    for number in range(COMMANDS):
+        asked = request(number, "command")
+        command = [COMMAND, "run", str(asked.source), "--to", str(asked.target), "--size", str(SIZE), "--quiet"]
+        subprocess.run(command, env=os.environ | env, check=True, capture_output=True)
+    return (time.perf_counter() - start) / COMMANDS
+
+
+def _fill(hub: HubProcess, folder: Path) -> None:
+    first, *rest = (request(number, "first") for number in range(COUNT))
+    template = mirror.publish(hub, first, folder, "hf_you")
+    hub.kill()
+    mirror.write(hub.directory, hub.endpoint, template, rest, published=False)
+    hub.start()
