@@ -14,4 +14,9 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [] if "not slow" in config.option.markexpr else [f"random kills: CHAOS_SEED={os.environ['CHAOS_SEED']}"]
+    if "not slow" in config.option.markexpr:
+        return []
+    from tests.chaos.service import servers
+
+    there = ", ".join(name for name, path in servers().items() if path)
+    return [f"random kills: CHAOS_SEED={os.environ['CHAOS_SEED']}, on {there}"]

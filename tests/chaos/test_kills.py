@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS
 from tests.chaos.service import TRANSPORTS, Service, Transport, servers
 from tests.support.hub.process import HubProcess
+from tests.support.procs import Broker
 
 Scenario = Callable[[Service, Transport], None]
 SHORT: list[Scenario] = [
@@ -64,6 +66,13 @@ def test_no_temporary_file_is_left_on_any_machine(whole: Service) -> None:
     scenarios.all_killed(whole, "http")
     whole.stop()
     assert whole.leftovers() == []
+
+
+@pytest.mark.parametrize("server", by_server())
+def test_a_server_is_the_program_that_it_is_called(tmp_path: Path, server: Path) -> None:
+    """So that a schedule for the embedded server never runs on whatever the service would prefer."""
+    with Broker(tmp_path, server) as broker, closing(broker.client()) as client:
+        assert Path(client.info("server")["executable"]) == server
 
 
 @pytest.mark.slow

@@ -42,13 +42,14 @@ class Schedule:
 
 
 def drawn(seed: str, number: int) -> Schedule:
-    """The schedule that ``seed`` and ``number`` always give, on the servers of this machine in turn."""
+    """The schedule that ``seed`` and ``number`` always give; servers and transports take turns."""
     draw = random.Random(f"{seed}-{number}")
-    there = [name for name, path in servers().items() if path]
+    there = [(name, transport) for name, path in servers().items() if path for transport in TRANSPORTS]
+    server, transport = there[number % len(there)]
     moments = sorted(draw.randrange(REQUESTS) for _ in range(draw.randint(1, 4)))
     events = tuple(Event(after, draw.choice(list(EVENTS)), draw.random() < 0.5) for after in moments)
     commit = draw.choice([None, None, "lost_response", "reset"])
-    return Schedule(there[number % len(there)], draw.choice(TRANSPORTS), commit, events)
+    return Schedule(server, transport, commit, events)
 
 
 # ---------------------------------------------------------------------------------------------------------- events
