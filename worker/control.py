@@ -115,7 +115,7 @@ def main(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
-    control = Control(store, Leases(store, send, "control"), settings)
+    control = Control(store, Leases(store, send, "control", settings.lease), settings)
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:

@@ -62,6 +62,7 @@ class Leases:
         self._send = send
         self._worker = worker
         self._lease = _ms(lease)
+        self._resend = _ms(min(RESEND, lease))  # a dead worker may have had the wake, too
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
@@ -76,7 +77,7 @@ class Leases:
         token = uuid4().hex
         wake, unit, attempts, error, state, dead = texts(
             self._store.run(
-                "claim", job, token, self._worker, self._lease, _ms(RESEND), str(self._schema), _ms(HAND_BACK)
+                "claim", job, token, self._worker, self._lease, self._resend, str(self._schema), _ms(HAND_BACK)
             )
         )
         self._wake(wake, job)
@@ -106,7 +107,7 @@ class Leases:
         rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
         return self._answer(
             lease,
-            "planned", lease.job, lease.token, _ms(RESEND), str(plan.schema), plan.digest, stored.head,
+            "planned", lease.job, lease.token, self._resend, str(plan.schema), plan.digest, stored.head,
             len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
         )  # fmt: skip
 
@@ -114,7 +115,7 @@ class Leases:
         """The unit is finished; ``result`` is JSON-able."""
         return self._answer(
             lease,
-            "done", lease.job, lease.unit, lease.token, _ms(RESEND), _ms(KEEP_DETAILS), json.dumps(result),
+            "done", lease.job, lease.unit, lease.token, self._resend, _ms(KEEP_DETAILS), json.dumps(result),
         )  # fmt: skip
 
     def begin(self, lease: Lease) -> Answer:
@@ -131,7 +132,7 @@ class Leases:
 
     def release(self, lease: Lease, why: str) -> Answer:
         """Hand the unit back unfinished; costs no attempt."""
-        return self._answer(lease, "release", lease.job, lease.unit, lease.token, _ms(RESEND), why)
+        return self._answer(lease, "release", lease.job, lease.unit, lease.token, self._resend, why)
 
     def void(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
@@ -143,7 +144,7 @@ class Leases:
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
             self._store.run(
-                "void", lease.job, lease.unit, lease.token, _ms(RESEND), VOIDS, json.dumps(error), len(groups),
+                "void", lease.job, lease.unit, lease.token, self._resend, VOIDS, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip
@@ -152,7 +153,7 @@ class Leases:
 
     def due(self) -> int:
         """Send the wakes of every job that has waited long enough; returns how many."""
-        answer = texts(self._store.run("due", _ms(RESEND), _ms(BUSY_RESEND), DUE_AT_ONCE))
+        answer = texts(self._store.run("due", self._resend, _ms(BUSY_RESEND), DUE_AT_ONCE))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self._wake(queue, job)
         return len(answer) // 2
@@ -160,7 +161,7 @@ class Leases:
     def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
         return self._answer(
             lease,
-            "fail", lease.job, lease.unit, lease.token, _ms(RESEND), json.dumps(error), verdict, _ms(after),
+            "fail", lease.job, lease.unit, lease.token, self._resend, json.dumps(error), verdict, _ms(after),
         )  # fmt: skip
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
