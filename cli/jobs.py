@@ -13,6 +13,7 @@ from typer import Argument, Option
 from reshard.cli.arguments import Job, State, read_output, takes
 from reshard.cli.outcome import moved, outcome, told_check
 from reshard.cli.output import Output, ago, count, human_bytes, lines
+from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def status(
             output.result(facts, report_text(facts), facts["result"])
         else:
             record = store.get(job)
-            output.result(record.to_dict(), lines(describe(record)), record.state)
+            why = None if record.state.ended else waits(store, record.request.priority == "bulk")
+            output.result(record.to_dict() | {"waits": why}, lines(describe(record, why)), record.state)
 
 
 @takes(output=read_output)
@@ -76,6 +78,9 @@ def list_(
         records = store.recent(
             [JobState(s.value) for s in state or ()], limit=sum(store.counts().values()) if all_ else limit
         )
+        why = waits(store, bulk=False)
+    if why:
+        output.say(Text(why))
     if output.json:
         for record in records:
             output.document(record.to_dict())
@@ -152,7 +157,7 @@ def _row(job: JobRecord) -> tuple[str, ...]:
     return job.id, _progress(job), ago(job.since), f"{job.request.source} -> {job.request.target}"
 
 
-def describe(job: JobRecord) -> list[tuple[str, str]]:
+def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
     """A job for people, one ``what, figure`` after the other."""
     request = job.request
     told = [
@@ -167,8 +172,7 @@ def describe(job: JobRecord) -> list[tuple[str, str]]:
     if job.read:
         told.append(moved(job.read, job.uploaded, job.deduplicated, job.expected))
     told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
-    if job.note:
-        told.append(("waits", job.note))
+    told += [("waits", why) for why in (waits, job.note) if why]
     if job.last_error and not job.error:
         told.append(("trouble", f"{job.last_error['message']} (tried again)"))
     if job.error:
@@ -216,10 +220,12 @@ def _show_service(store: JobStore, output: Output) -> None:
     from reshard.worker.jobs import without_password
 
     counts = {str(state): number for state, number in store.counts().items() if number}
-    waiting, processes = store.waiting(), store.processes()
+    waiting, processes, why = store.waiting(), store.processes(), waits(store, bulk=True)
     broker = without_password(store.url)
     told = [("broker", broker)]
-    told += [(process.kind, _process(process)) for process in processes]
+    if why:
+        told.append(("waits", why))
+    told += [(process.kind, process_text(process)) for process in processes]
     for kind in missing(processes):
         told.append((kind, f"none is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
     told.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
@@ -228,6 +234,7 @@ def _show_service(store: JobStore, output: Output) -> None:
             "broker": broker,
             "jobs": counts,
             "waiting": waiting,
+            "waits": why,
             "processes": [asdict(process) for process in processes],
         },
         lines(told),
@@ -239,7 +246,8 @@ def missing(processes: Sequence[Process]) -> list[str]:
     return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
 
 
-def _process(process: Process) -> str:
+def process_text(process: Process) -> str:
+    """Where a process runs, since when, and whether it takes nothing more."""
     copies = f", {count(process.concurrency, 'copy')} at once" if process.kind == "worker" else ""
-    leaving = ", finishing" if process.draining else ""
+    leaving = ", takes nothing new" if process.draining else ""
     return f"{process.host} pid {process.pid}, {process.version}, up since {ago(process.started)}{copies}{leaving}"

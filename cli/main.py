@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import catalog, doctor, jobs, plan, run, schedule, service, submit, verify
+from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, submit, verify
 from reshard.cli.errors import guarded
 
 app = Typer(
@@ -32,6 +32,7 @@ app.command("retry")(jobs.retry)
 app.command("rollback")(jobs.rollback)
 app.add_typer(catalog.catalog)
 app.add_typer(schedule.schedule)
+app.add_typer(fleet.fleet)
 app.command("up")(service.up)
 app.command("down")(service.down)
 app.command("worker")(service.worker)

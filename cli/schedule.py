@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from zoneinfo import ZoneInfo
 
 from rich.text import Text
 from typer import Argument, Option, Typer
@@ -17,6 +15,7 @@ from reshard.cli.arguments import read_output, read_request_if_any, takes
 from reshard.cli.catalog import read_definition
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output, lines, succeeded
+from reshard.cli.waits import moment
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
@@ -82,7 +81,7 @@ def add(
         first = schedules.add(kept)
         if "control" in missing(store.processes()):
             output.say(Text("no control is running, and nothing fires without one: start one with `reshard control`"))
-    said = f"schedule {name}: {_what(kept)}, first on {_moment(first, tz)}"
+    said = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
     output.result({"schedule": name, "next": first}, Text(said), name)
 
 
@@ -116,7 +115,7 @@ def show(name: Name, output: Output) -> None:
         ("success", succeeded(seen.success)),
         ("what", _what(kept)),
         ("asked by", kept.request.asked_by if kept.request else kept.catalog.asked_by if kept.catalog else ""),
-        *(("run", f"{_moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
+        *(("run", f"{moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
     output.result(seen.to_dict() | {"last": last}, lines(told), _next(seen))
 
@@ -147,7 +146,7 @@ def resume(name: Name, output: Output) -> None:
     with _open() as (_, schedules):
         first = schedules.resume(name)
         tz = schedules.get(name).schedule.tz
-    output.result({"schedule": name, "next": first}, Text(f"schedule {name} goes on, on {_moment(first, tz)}"), name)
+    output.result({"schedule": name, "next": first}, Text(f"schedule {name} goes on, on {moment(first, tz)}"), name)
 
 
 @schedule.command("remove")
@@ -168,7 +167,7 @@ def _what(kept: Schedule) -> str:
 
 
 def _next(seen: Seen) -> str:
-    return "paused" if seen.next is None else _moment(seen.next, seen.schedule.tz)
+    return "paused" if seen.next is None else moment(seen.next, seen.schedule.tz)
 
 
 def _last(store: JobStore, seen: Seen) -> str:
@@ -201,7 +200,3 @@ def _outcome(run: Run) -> str:
         "busy": f"left out: job {run.job} had the target, with another request",
     }
     return said[run.outcome]
-
-
-def _moment(seconds: float, tz: str) -> str:
-    return datetime.fromtimestamp(seconds, ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M %Z")

@@ -10,6 +10,7 @@ from typer import Option
 from reshard.cli.arguments import Priority, read_output, read_request, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output
+from reshard.cli.waits import waits
 from reshard.pipeline.request import Request
 
 
@@ -33,6 +34,8 @@ def submit(
             text.append(f"\nfollow it with `reshard watch {job}`")
         for kind in missing(store.processes()):
             output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
-        output.result({"job": job, "existed": existed}, text, job)
+        if why := waits(store, request.priority == "bulk"):
+            output.say(Text(why))
+        output.result({"job": job, "existed": existed, "waits": why}, text, job)
         if watch:
             follow(store, job, output)

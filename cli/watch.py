@@ -15,6 +15,7 @@ from reshard.cli.jobs import end
 from reshard.cli.outcome import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
+from reshard.cli.waits import waits
 from reshard.pipeline.errors import BrokerUnavailable
 from reshard.worker.jobs import Job, JobStore
 
@@ -72,10 +73,13 @@ class _Follower:
     def _show(self, job: Job) -> None:
         if job.shards and not self.read:
             self._show_plan(job)
-        if job.note != self._waits:
-            self._waits = job.note
-            if job.note:
-                self._bar.say(Text(f"waiting: {job.note}"))
+        why = waits(self._store, job.request.priority == "bulk") or job.note
+        if why != self._waits and not job.state.ended:
+            self._waits = why
+            if self._output.json:
+                self._output.document({"waits": why})
+            elif why:
+                self._bar.say(Text(f"waiting: {why}"))
         self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes)
 
     def _show_plan(self, job: Job) -> None:

@@ -137,6 +137,12 @@ class BadCatalog(UsageError):
     hint = "{fix}"
 
 
+class BadLimit(UsageError):
+    code = "usage.limit"
+    message = "{what}"
+    hint = "as in `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
+
+
 class EntriesWrong(UsageError):
     code = "usage.entries"
     message = "{file}: {count} cannot be done"
@@ -538,6 +544,12 @@ class BrokerUnavailable(QueueError):
     retryable = True
     message = "the broker at {url} does not answer: {why}"
     hint = "start it again; jobs go on by themselves when it is back"
+
+
+class WorkerNotFound(QueueError):
+    code = "queue.no_worker"
+    message = "{which} is called {name}; there are: {workers}"
+    hint = "see `reshard fleet status`"
 
 
 class ScheduleNotFound(QueueError):

@@ -17,7 +17,8 @@ from kombu.exceptions import OperationalError
 
 from reshard.worker import drain
 from reshard.worker.broker import broker_url
-from reshard.worker.jobs import HEALTH_CHECK, QUEUES, Process, open_redis
+from reshard.worker.fleet import Fleet
+from reshard.worker.jobs import HEALTH_CHECK, QUEUES, JobStore, Process, open_redis
 from reshard.worker.presence import announce, withdraw
 from reshard.worker.scripts import PREFIX
 from reshard.worker.settings import HEARTBEAT, settings
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 WAKE = "reshard.wake"
+DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained
 PRESENCE_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
 
 VISIBILITY = 2 * 3600  # seconds; a backstop only: a lost wake is sent again within seconds, a doubled one does nothing
@@ -86,10 +88,47 @@ def send(queue: str, job: str) -> None:
         log.warning("the wake of job %s is left to the control process: %s", job, error)
 
 
+class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Whether an operator has this worker drained (fleet.py): then it consumes nothing and its children hand back."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def start(self, worker: Any) -> None:
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._store = JobStore(open_redis(broker_url(settings()), timeout=PRESENCE_TIMEOUT))
+        self._fleet = Fleet(self._store)
+        self._drained = False
+        self._begun = False
+        self._look(worker)  # before anybody is told that it is there
+        self._timer = worker.timer.call_repeatedly(DRAIN_LOOK, self._look, (worker,))
+
+    def stop(self, worker: Any) -> None:
+        self._timer.cancel()
+
+    terminate = stop
+
+    def _look(self, worker: Any) -> None:
+        try:
+            if not self._begun:
+                self._fleet.begin(self._name)  # whatever was said, it was said of another process with our pid
+                self._begun = True
+            drained = self._fleet.drained(self._name)
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
+            return  # Presence says so
+        consumer = getattr(worker, "consumer", None)
+        if drained == self._drained or consumer is None or consumer.task_consumer is None:
+            return
+        self._drained = drained
+        drain.from_afar(drained)
+        for name in QUEUES:
+            (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
+        log.warning("this worker is drained" if drained else "this worker takes work again")
+
+
 class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """The sign of life of a worker's main process, from the timer of its event loop."""
 
-    requires = ("celery.worker.components:Timer",)
+    requires = ("celery.worker.components:Timer", Drained)
 
     def start(self, worker: Any) -> None:
         host, pid = socket.gethostname(), os.getpid()
@@ -116,5 +155,5 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
             log.warning("no sign of life, the broker is away: %s", error)
 
 
-app.steps["worker"].add(Presence)
+app.steps["worker"].update({Drained, Presence})
 signals.worker_shutting_down.connect(drain.in_main)

@@ -77,14 +77,15 @@ class Control:
             self._announced = time.monotonic()
         self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
         self._schedules.fire_due()
-        self._expander.look(self._catalogs.look())
+        waiting = self._catalogs.look()
+        self._expander.look([] if self._leases.fleet.rests() else waiting)
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()
         return sent
 
     def _expand(self, definition: Definition) -> list[tuple[Entry, ReshardError | None]]:
-        context = Context.from_env(paces(self._store.redis, self._check, self._check))
+        context = Context.from_env(paces(self._store.redis, self._check, self._check, bulk=True))
         return expanded(definition, context, self._catalogs)
 
     def _check(self) -> None:

@@ -25,36 +25,47 @@ HANDED_OVER = 75  # exit code of a child that gave its work back: EX_TEMPFAIL of
 
 _RUN, _DRAIN, _NOW = 0, 1, 2
 
-_shared = mmap.mmap(-1, 1)  # anonymous and shared: what the parent writes, its forked children read
+_shared = mmap.mmap(-1, 2)  # anonymous and shared: what the parent writes, its forked children read
+_SIGNAL, _AFAR = 0, 1  # what the signals say, and whether an operator has it drained for now (fleet.py)
 _own = _RUN  # what this process alone was told
 _since: float | None = None  # when this process first saw that it shall end
 
 
 def wanted() -> bool:
-    """Whether this process shall end soon."""
-    return max(_shared[0], _own) != _RUN
+    """Whether this process shall take nothing new and hand back what it has."""
+    return bool(_told_to_end() or _shared[_AFAR])
+
+
+def _told_to_end() -> int:
+    return max(_shared[_SIGNAL], _own)
 
 
 def overdue(limit: float) -> bool:
-    """Whether it should have ended by now: ``limit`` seconds after it first saw, or at once after a second signal."""
+    """Whether that should be over by now: ``limit`` seconds after it first saw, or at once after a second signal."""
     global _since
     if not wanted():
+        _since = None
         return False
-    if max(_shared[0], _own) == _NOW:
+    if _told_to_end() == _NOW:
         return True
     _since = _since or time.monotonic()
     return time.monotonic() - _since > limit
 
 
+def from_afar(drained: bool) -> None:
+    """In the main process: an operator has this worker drained, or has it take work again."""
+    _shared[_AFAR] = int(drained)
+
+
 def in_main(**_: Any) -> None:
     """On the first signal to the main process (Celery's ``worker_shutting_down``)."""
-    _shared[0] = max(_shared[0], _DRAIN)
+    _shared[_SIGNAL] = max(_shared[_SIGNAL], _DRAIN)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, _again)
 
 
 def _again(number: int, frame: FrameType | None) -> None:
-    _shared[0] = _NOW
+    _shared[_SIGNAL] = _NOW
     signal.signal(signal.SIGALRM, lambda number, frame: os._exit(128 + signal.SIGTERM))
     signal.setitimer(signal.ITIMER_REAL, GRACE)
 

@@ -24,6 +24,7 @@ from reshard.pipeline.plan import Receipt
 from reshard.worker import drain
 from reshard.worker.leases import NOTHING, Lease, Leases
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
+from reshard.worker.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ INTERRUPT = signal.SIGUSR2  # SIGUSR1 is the pool's
 LOOK = 0.2  # seconds between two looks at the drain flag; it is one byte of shared memory
 RENEWALS_OF_A_LEASE = 4  # at least so many are due in the time of one, however short an operator makes it
 RETRY_FIRST, RETRY_MAX = 0.5, 5.0  # seconds between two tries to reach the broker
+
+GIVE_WAY = frozenset({"plan", "check", "group"})  # what may be begun again; what publishes is better ended
 
 R = TypeVar("R")
 
@@ -52,6 +55,8 @@ class Keeper:
         self._yield = False
         self._at_boundary = True
         self._bytes = 0  # since the last seal
+        self._read = self._noted = 0  # bytes since the claim, and how many of them the fleet knows of
+        self._throttle = Throttle(leases.fleet.bandwidth, leases.fleet.take, self.check)
         self._moved = time.monotonic()
         self._deaf = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
@@ -67,17 +72,21 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        try:
+            self._note()
+        except AWAY as error:
+            log.warning("%s: what it read last is not counted, the broker is away: %s", self.lease.unit, error)
 
     # ------------------------------------------------------------------------------------- what the work calls
 
     def tick(self, count: int) -> None:
-        """``count`` bytes came; raises Stopped when the work shall end."""
+        """``count`` bytes came; waits where they came too fast, and raises Stopped when the work shall end."""
         self._bytes += count
-        if self._at_boundary and self._yield:
-            self._deaf = False
-            raise Stopped("yield")
+        self._read += count
+        self._heed_turn()
         self._at_boundary = False
         self.check()
+        self._throttle.spend(count)
 
     def hurried(self) -> bool:
         """Whether the copy should seal what it has, because somebody else's turn has come."""
@@ -86,9 +95,16 @@ class Keeper:
     def check(self) -> None:
         """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
         self.alive()
+        if self.lease.kind in GIVE_WAY:
+            self._heed_turn()
         if (reason := self._reason()) is not None:
             self._deaf = False
             raise Stopped(reason)
+
+    def _heed_turn(self) -> None:
+        if self._at_boundary and self._yield:
+            self._deaf = False
+            raise Stopped("yield")
 
     def alive(self) -> None:
         """The same from a thread that cannot be stopped, such as one that sends; never raises."""
@@ -179,6 +195,7 @@ class Keeper:
         progress = time.monotonic() - self._moved < self._stall
         try:
             self._save()
+            self._note()
             answer = self._leases.renew(self.lease, self._bytes, progress)
         except AWAY as error:
             log.warning("%s of %s is not renewed, the broker is away: %s", self.lease.unit, self.lease.job, error)
@@ -189,6 +206,11 @@ class Keeper:
                 self._yield = True
             elif answer != "ok":
                 self._stop = _REASONS[answer]
+
+    def _note(self) -> None:
+        if read := self._read - self._noted:
+            self._leases.fleet.note(read, self.lease.bulk)
+            self._noted += read
 
     def _save(self) -> None:
         with self._saving:

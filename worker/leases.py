@@ -19,6 +19,7 @@ from reshard.pipeline.copy import Moved
 from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
+from reshard.worker.fleet import Fleet
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.scripts import job_key, texts
 from reshard.worker.settings import BUSY_RESEND, HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
@@ -41,6 +42,7 @@ class Lease:
     last_error: dict[str, Any] | None  # of the attempt before
     state: JobState  # when it was claimed
     dead: str | None  # the token of an owner who never handed back
+    bulk: bool
 
     @property
     def kind(self) -> Kind:
@@ -55,9 +57,16 @@ class Leases:
     """The worker's half of the job store. Every method may raise redis-py's ConnectionError and TimeoutError."""
 
     def __init__(
-        self, store: JobStore, send: Callable[[str, str], None], worker: str, lease: float = LEASE, schema: int = SCHEMA
+        self,
+        store: JobStore,
+        send: Callable[[str, str], None],
+        worker: str,
+        lease: float = LEASE,
+        schema: int = SCHEMA,
+        fleet: Fleet | None = None,
     ) -> None:
         """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
+        self.fleet = fleet or Fleet(store)
         self._store = store
         self._send = send
         self._worker = worker
@@ -75,22 +84,24 @@ class Leases:
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now."""
         token = uuid4().hex
-        wake, unit, attempts, error, state, dead = texts(
+        wake, unit, attempts, error, state, dead, priority = texts(
             self._store.run(
-                "claim", job, token, self._worker, self._lease, self._resend, str(self._schema), _ms(HAND_BACK)
+                "claim", job, token, self._worker, self._lease, self._resend, str(self._schema), _ms(HAND_BACK),
+                *self.fleet.look(),
             )
-        )
+        )  # fmt: skip
         self._wake(wake, job)
         if not unit:
             return None
         last_error = json.loads(error) if error else None
-        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None)
+        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
 
     def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
         """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
         step = self._store.run(
-            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), _ms(YIELD_PAUSE)
-        )
+            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), _ms(YIELD_PAUSE),
+            *self.fleet.look(),
+        )  # fmt: skip
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
 
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
@@ -153,7 +164,7 @@ class Leases:
 
     def due(self) -> int:
         """Send the wakes of every job that has waited long enough; returns how many."""
-        answer = texts(self._store.run("due", self._resend, _ms(BUSY_RESEND), DUE_AT_ONCE))
+        answer = texts(self._store.run("due", self._resend, _ms(BUSY_RESEND), DUE_AT_ONCE, *self.fleet.look()))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self._wake(queue, job)
         return len(answer) // 2

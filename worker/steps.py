@@ -140,9 +140,8 @@ class Step:
 
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
-        self._context = replace(
-            Context.from_env(paces(self._leases.redis, self._keeper.check, self._keeper.alive)), tmpdir=self._tmpdir
-        )
+        pace = paces(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
+        self._context = replace(Context.from_env(pace), tmpdir=self._tmpdir)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {

@@ -35,7 +35,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
 from reshard.pipeline.stores.protocols import Commit, Visibility
-from reshard.pipeline.stores.retry import Pace, Retry, describe, is_transient
+from reshard.pipeline.stores.retry import Pace, Retry, allowance, describe, is_transient
 from reshard.pipeline.tensors import StoredFile
 
 if TYPE_CHECKING:
@@ -141,8 +141,13 @@ class HubApi:
                 self._client = httpx2.Client(
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
+                    event_hooks={"response": [self._heard]},
                 )
             return self._client
+
+    def _heard(self, response: httpx2.Response) -> None:
+        if self.own(str(response.request.url)) and (left := allowance(response)) is not None:
+            self.pace.heard(left)
 
     def close(self) -> None:
         with self._lock:

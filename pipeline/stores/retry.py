@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httpx2
 
@@ -20,11 +20,25 @@ from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_M
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 
 
+class Allowance(NamedTuple):
+    """What the Hub says is left of one fixed window, in the ``RateLimit`` headers of its answers."""
+
+    kind: str  # api, resolve
+    left: int  # calls
+    seconds: int  # until the window ends
+    quota: int  # calls of a whole window
+    window: int  # seconds of it
+
+
 class Pace(Protocol):
     """Who decides when the next request to one Hub with one credential may go; may raise to stop the work."""
 
     def before(self, kind: str) -> None:
         """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
+        ...
+
+    def heard(self, allowance: Allowance) -> None:
+        """Called after each answer that says what is left; never raises."""
         ...
 
     def slow_down(self, seconds: float) -> None:
@@ -50,6 +64,9 @@ class OwnPace:
     def before(self, kind: str) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
             self.sleep(wait)
+
+    def heard(self, allowance: Allowance) -> None:
+        """One process alone goes on until it is told to wait."""
 
     def slow_down(self, seconds: float) -> None:
         with self._lock:
@@ -112,6 +129,17 @@ def wait_asked(response: httpx2.Response) -> float | None:
     if limits is not None and limits.remaining == 0:
         return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
     return None
+
+
+def allowance(response: httpx2.Response) -> Allowance | None:
+    """What an answer says is left, by the IETF draft's ``RateLimit`` and ``RateLimit-Policy`` headers, if it does."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
+
+    limits = parse_ratelimit_headers(response.headers)
+    if limits is None or not limits.limit or not limits.window_seconds:
+        return None
+    kind = "resolve" if limits.resource_type == "resolvers" else limits.resource_type
+    return Allowance(kind, limits.remaining, limits.reset_in_seconds, limits.limit, limits.window_seconds)
 
 
 def describe(problem: httpx2.TransportError) -> str:

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,57 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
         kept.tick(1)
         kept.sealed(receipts(plan, 0)[:1], Moved())
         assert ticks_until_stopped(kept) == "yield"
+
+
+def test_what_is_read_is_counted_as_it_comes_and_to_the_last_byte(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan, ask(priority="bulk"))
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    with Keeper(leases, lease, QUICK) as kept:
+        kept.tick(1000)
+        wait_for(lambda: leases.fleet.seen().read == 1000, "the first bytes")
+        kept.tick(234)
+    assert leases.fleet.seen().read == 1234
+
+
+def test_a_copy_that_waits_for_its_share_of_the_line_is_not_hung(store: JobStore, leases: Leases, group: Lease) -> None:
+    leases.fleet.limit({"bandwidth": "1MB/s"})
+    with Keeper(leases, group, QUICK.model_copy(update={"stall": 0.6})) as kept:
+        kept.tick(1_500_000)  # the line was free: it may go on at once
+        first = store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
+        kept.tick(100_000)
+        wait_for(
+            lambda: (store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0) - first > 1000, "renewals"
+        )
+
+
+def test_a_cancel_is_heard_while_a_copy_waits_for_its_share(store: JobStore, leases: Leases, group: Lease) -> None:
+    leases.fleet.limit({"bandwidth": "1MB/s"})
+    cancel = threading.Timer(0.3, lambda: store.cancel(group.job))
+    with Keeper(leases, group, QUICK) as kept:
+        kept.tick(100_000_000)
+        cancel.start()
+        began = time.monotonic()
+        assert ticks_until_stopped(kept) == "cancel"
+        assert time.monotonic() - began < 10
+    cancel.join()
+
+
+@pytest.mark.parametrize(
+    "unit, gives_way", [("plan", True), ("check", True), ("group:00000", True), ("publish", False), ("confirm", False)]
+)
+def test_bulk_work_that_waits_for_calls_makes_room_for_interactive_work_unless_it_publishes(
+    store: JobStore, leases: Leases, unit: str, gives_way: bool
+) -> None:
+    job = store.submit(ask(priority="bulk")).id
+    lease = claimed(leases, job, "plan")
+    with Keeper(leases, replace(lease, unit=unit), QUICK) as kept:
+        kept._yield = True
+        if gives_way:
+            with pytest.raises(Stopped, match="yield"):
+                kept.check()
+        else:
+            kept.check()
 
 
 @pytest.fixture

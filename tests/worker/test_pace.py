@@ -1,15 +1,27 @@
-"""One budget of calls for all workers: who is told to wait tells the others."""
+"""One budget of calls for all workers: who is told to wait tells the others, and bulk work leaves the last calls."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from reshard.pipeline.copy import Stopped
+from reshard.pipeline.limits import WAIT_MAX
+from reshard.pipeline.stores.credentials import Credential
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.retry import Allowance
 from reshard.worker.jobs import JobStore
-from reshard.worker.pace import SharedPace, paces
+from reshard.worker.pace import RESERVE, SharedPace, paces
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.procs import Broker
+
+__all__ = ["hub", "hub_process", "namespace"]
 
 BUDGET = "http://hub someone"
 
@@ -58,3 +70,141 @@ def test_without_a_broker_a_worker_waits_on_its_own() -> None:
     pace = SharedPace(BUDGET, away, nothing, nothing)
     pace.slow_down(0.4)
     assert waited(pace) > 0.2
+
+
+# ---------------------------------------------------------------------------------------------- one budget for all
+
+SAID = Allowance("api", left=10, seconds=30, quota=10, window=30)  # at the beginning of a window of ten calls
+
+
+def stopped() -> None:
+    raise Stopped("cancel")
+
+
+def calls(pace: SharedPace, kind: str = "api") -> int:
+    """How many calls may go before one would have to wait."""
+    for made in range(100):
+        try:
+            pace.before(kind)
+        except Stopped:
+            return made
+    return 100
+
+
+def hurried(store: JobStore, bulk: bool) -> SharedPace:
+    """A pace that stops where it would have to wait."""
+    return paces(store.redis, stopped, nothing, bulk)(BUDGET)
+
+
+def test_bulk_work_leaves_the_last_calls_of_a_window_to_interactive_work(store: JobStore) -> None:
+    bulk, interactive = hurried(store, bulk=True), hurried(store, bulk=False)
+    bulk.heard(SAID)
+    assert calls(bulk) == 10 - int(10 * RESERVE)
+    assert calls(interactive) == int(10 * RESERVE)
+    assert calls(interactive) == calls(bulk) == 0
+
+
+def test_calls_of_one_kind_leave_those_of_the_other_alone(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID)
+    interactive.heard(SAID._replace(kind="resolve", left=3))
+    assert (calls(interactive), calls(interactive, "resolve")) == (10, 3)
+
+
+def test_where_a_hub_says_nothing_nobody_waits(store: JobStore) -> None:
+    assert calls(hurried(store, bulk=True)) == 100
+
+
+def test_an_answer_that_was_overtaken_gives_no_calls_back(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=2))
+    interactive.heard(SAID._replace(left=7, seconds=29))
+    assert calls(interactive) == 2
+
+
+def test_calls_that_somebody_else_made_with_the_token_count(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID)
+    interactive.heard(SAID._replace(left=1))
+    assert calls(interactive) == 1
+
+
+def test_a_new_window_brings_new_calls_and_an_old_ones_answer_takes_none(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=0, seconds=5))
+    assert calls(interactive) == 0
+    interactive.heard(SAID._replace(left=9))
+    interactive.heard(SAID._replace(left=0, seconds=5))
+    assert calls(interactive) == 9
+
+
+def test_when_a_window_is_over_its_calls_are_there_again_and_are_counted(store: JobStore) -> None:
+    bulk = hurried(store, bulk=True)
+    bulk.heard(SAID._replace(left=0, seconds=0))
+    assert calls(bulk) == 8
+
+
+def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> None:
+    made: list[int] = []
+    hurried(store, bulk=False).heard(SAID)
+    threads = [threading.Thread(target=lambda: made.append(calls(hurried(store, bulk=False)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(made) == 10
+
+
+def test_a_window_that_never_ends_is_not_waited_for_for_ever(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=0, seconds=10**9))
+    assert interactive._take("api") <= WAIT_MAX
+
+
+QUOTA, WINDOW = 20, 3  # calls, in so many seconds
+
+
+def test_on_a_small_budget_interactive_calls_never_wait_for_bulk_ones(store: JobStore, namespace: Namespace) -> None:
+    """Bulk work wants more than its part of a window; nobody is ever turned away."""
+    namespace.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": WINDOW}})
+    namespace.admin.log(reset=True)
+    waits: dict[bool, float] = {True: 0.0, False: 0.0}
+
+    def api(bulk: bool) -> HubApi:
+        class Watched(SharedPace):
+            def sleep(self, seconds: float) -> None:
+                waits[bulk] += seconds
+                resting.set()
+                super().sleep(seconds)
+
+        credential = Credential("HF_TOKEN", SecretStr(namespace.token))
+        return HubApi(namespace.endpoint, credential, Watched(BUDGET, store.redis, nothing, nothing, bulk))
+
+    resting = threading.Event()
+    bulk, interactive = api(bulk=True), api(bulk=False)
+    work = threading.Thread(target=lambda: [bulk.whoami() for _ in range(QUOTA)])
+    work.start()
+    assert resting.wait(30)
+    for _ in range(int(QUOTA * RESERVE)):
+        interactive.whoami()
+    assert waits[False] == 0
+    assert work.is_alive(), "bulk work waits for the next window"
+    work.join()
+    answers = [entry["status"] for entry in namespace.admin.log() if entry["path"].startswith("/api/")]
+    assert len(answers) == QUOTA + int(QUOTA * RESERVE)
+    assert set(answers) == {200}
+    assert waits[True] >= WINDOW - 1
+
+
+def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, broker: Broker) -> None:
+    hurried(store, bulk=False).heard(SAID)
+    script = (
+        "import sys\n"
+        "from reshard.worker.jobs import open_redis\n"
+        "from reshard.worker.pace import SharedPace\n"
+        f"pace = SharedPace({BUDGET!r}, open_redis(sys.argv[1]), lambda: None, lambda: None, bulk=True)\n"
+        "for _ in range(8): pace.before('api')\n"
+    )
+    subprocess.run([sys.executable, "-c", script, broker.url], check=True, timeout=60)
+    assert calls(hurried(store, bulk=True)) == 0
+    assert calls(hurried(store, bulk=False)) == 2

@@ -74,6 +74,38 @@ local function queue(id)
   return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
 end
 
+-- What operators said to all workers (fleet.py). A process is a worker without its child's number.
+local FLEET = PREFIX .. 'fleet'
+
+local function paused()
+  return redis.call('HEXISTS', FLEET, 'paused') == 1
+end
+
+local function drained(worker)
+  return redis.call('HEXISTS', FLEET .. ':drained', string.match(worker, '^(.*)%.%d+$') or worker) == 1
+end
+
+-- `night` is when the night began, `shut` is 1 outside of the window; both by whoever knows time zones.
+local function bulk_rests(night, shut)
+  if tonumber(shut) == 1 then return true end
+  local most = redis.call('HGET', FLEET, 'night_bytes')
+  return most and tonumber(redis.call('GET', FLEET .. ':night:' .. night) or 0) >= tonumber(most)
+end
+
+-- Whether this job is to wait. One whose commit was begun is carried to its end.
+local function rests(id, night, shut)
+  local state = get(id, 'state')
+  if get(id, 'priority') ~= 'bulk' or state == 'committing' or state == 'confirming' then return false end
+  return bulk_rests(night, shut)
+end
+
+-- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
+local function hold(id, t)
+  redis.call('HDEL', key(id), 'waked')
+  redis.call('ZREM', PREFIX .. 'due', id)
+  redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
+end
+
 -- Looks at what is left of a job, notes when to look again, and returns the queue to send a wake to, or ''.
 -- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
 local function settle(id, t, resend)
@@ -199,6 +231,7 @@ local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)
   redis.call('ZREM', PREFIX .. 'due', id)
+  redis.call('ZREM', PREFIX .. 'held', id)
   redis.call('HDEL', key(id), 'waked')
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end

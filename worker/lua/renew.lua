@@ -1,4 +1,5 @@
--- id, unit, token, bytes since the last seal, lease ms, 1 if there was progress, yield pause ms
+-- id, unit, token, bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, night, 1 if the window
+-- is shut
 -- -> 'ok' | 'lost' | 'cancelled' | 'yield'
 -- Without progress the lease runs out by itself, and whoever claims the unit next makes this token worthless.
 local id, name, token = ARGV[1], ARGV[2], ARGV[3]
@@ -6,6 +7,7 @@ if get(id, 'state') == 'cancelled' then return 'cancelled' end
 if not owns(id, name, token) then return 'lost' end
 set_unit(id, name, 'bytes', ARGV[4])
 if ARGV[6] == '1' then redis.call('ZADD', key(id, 'todo'), now() + tonumber(ARGV[5]), name) end
+if paused() or rests(id, ARGV[8], ARGV[9]) then return 'yield' end
 if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
   return 'yield'

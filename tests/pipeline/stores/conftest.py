@@ -17,6 +17,7 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.stores.retry import Allowance
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
@@ -37,7 +38,11 @@ class Impatient:
     kinds: list[str] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     slowed: list[float] = field(default_factory=list)
+    heard_of: list[Allowance] = field(default_factory=list)
     sent: int = 0
+
+    def heard(self, allowance: Allowance) -> None:
+        self.heard_of.append(allowance)
 
     def before(self, kind: str) -> None:
         self.kinds.append(kind)
