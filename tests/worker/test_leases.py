@@ -408,6 +408,16 @@ def test_a_lost_wake_is_sent_again_as_soon_as_the_queue_is_empty(store: JobStore
     assert wakes.take() == ["interactive"] * 2
 
 
+def test_a_lost_wake_is_not_waited_for_longer_than_a_lease(store: JobStore, wakes: Wakes) -> None:
+    quick = Leases(store, wakes, "worker-a", lease=2)
+    job = store.submit(ask()).id
+    assert quick.due() == 1
+    age(store, job, 1)
+    assert quick.due() == 0
+    age(store, job, 1.1)
+    assert quick.due() == 1
+
+
 def test_a_wake_that_stands_in_line_is_not_doubled(store: JobStore, leases: Leases, wakes: Wakes) -> None:
     job = store.submit(ask()).id
     assert leases.due() == 1
