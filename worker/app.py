@@ -113,15 +113,16 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
                 self._fleet.begin(self._name)  # whatever was said, it was said of another process with our pid
                 self._begun = True
             drained = self._fleet.drained(self._name)
-        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
-            return  # Presence says so
-        consumer = getattr(worker, "consumer", None)
-        if drained == self._drained or consumer is None or consumer.task_consumer is None:
+            consumer = getattr(worker, "consumer", None)
+            if drained == self._drained or consumer is None or consumer.task_consumer is None:
+                return
+            drain.from_afar(drained)
+            for name in QUEUES:
+                (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, OperationalError) as error:
+            log.warning("whether this worker is drained is asked again, the broker is away: %s", error)
             return
         self._drained = drained
-        drain.from_afar(drained)
-        for name in QUEUES:
-            (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
         log.warning("this worker is drained" if drained else "this worker takes work again")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,8 @@ from hypothesis import strategies as st
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import BadLimit, WorkerNotFound
 from reshard.pipeline.plan import Plan
+from reshard.worker import drain
+from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
 from reshard.worker.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
 from reshard.worker.hours import Hours
@@ -20,6 +25,7 @@ from reshard.worker.leases import DUE_AT_ONCE, Leases
 from reshard.worker.presence import announce
 from reshard.worker.scripts import PREFIX
 from reshard.worker.settings import HAND_BACK, LEASE, Settings
+from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
 
 NIGHT = Hours("22:00", "06:00")
@@ -366,6 +372,12 @@ def test_where_the_zone_is_not_known_bulk_work_is_left_to_others(
 
 
 def test_catalogs_are_not_expanded_while_bulk_work_rests(store: JobStore, leases: Leases, fleet: Fleet) -> None:
+    text = "name: mirror\ndefaults: {to: 'us/{name}', size: 1MB}\nentries: [{repo: them/model}]\n"
+    Catalogs(store).submit(Definition(name="mirror", text=text))
+    fleet.limit({"window": "22:00-06:00"})
+    Control(store, leases, Settings()).look(listen=1)
+    assert store.redis.hget(f"{PREFIX}catalog:mirror", "expander") is None
+    fleet.limit({"window": "none"})
     assert not fleet.rests()
     fleet.limit({"window": "22:00-06:00"})
     assert fleet.rests()
@@ -443,6 +455,32 @@ def test_who_was_drained_and_is_gone_is_forgotten(store: JobStore, fleet: Fleet)
     lives(store, "here:8")
     fleet.drain("here:8")
     assert store.redis.hkeys(DRAINED) == [b"here:8"]
+
+
+def test_a_new_process_with_the_pid_of_a_drained_one_takes_work(
+    store: JobStore, fleet: Fleet, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESHARD_BROKER_URL", broker.url)  # the module cannot do without
+    from reshard.worker import app
+
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    store.redis.hset(DRAINED, name, 1)
+    monkeypatch.setattr(app, "broker_url", lambda settings: broker.url)
+    timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
+    app.Drained(None).start(SimpleNamespace(timer=timer, consumer=None))
+    assert not fleet.drained(name)
+
+
+def test_the_time_to_drain_counts_anew_each_time() -> None:
+    drain.from_afar(True)
+    wait_for(lambda: drain.overdue(0.2), "the end of the first time")
+    drain.from_afar(False)
+    assert not drain.wanted()
+    assert not drain.overdue(0.2)
+    drain.from_afar(True)
+    assert drain.wanted()
+    assert not drain.overdue(0.2)
+    drain.from_afar(False)
 
 
 def test_what_each_worker_is_at_is_known(store: JobStore, wakes: Wakes, plan: Plan, fleet: Fleet) -> None:

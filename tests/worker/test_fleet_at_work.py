@@ -36,7 +36,7 @@ def test_a_pause_hands_a_copy_back_survives_the_broker_and_costs_nothing(site: S
     fleet = Fleet(site.store)
     job = site.submit(size=SHARD, exclude=("model*",))
     wait_for(lambda: sum(held.bytes for held in site.store.get(job).held) > SHARD // 2, "the middle of a shard", 60)
-    assert site.machine.run("fleet", "pause", "--reason", "the line is down").returncode == 0
+    fleet.pause("me", "the line is down")
     wait_for(lambda: site.store.get(job).held == (), "the copy's end")
     assert {event["why"] for event in events(site, job, "released")} == {"yield"}
     sealed = len(events(site, job, "sealed"))
@@ -45,7 +45,6 @@ def test_a_pause_hands_a_copy_back_survives_the_broker_and_costs_nothing(site: S
     site.broker.kill()
     site.broker.start()
     wait_for(lambda: len(site.store.processes()) == 2, "worker and control being back")
-    assert "the line is down" in site.machine.run("status").stdout
     later = site.submit("later")
     assert "the line is down" in site.machine.run("status", later).stdout
     site.space.admin.clear_faults()
@@ -67,7 +66,8 @@ def test_a_drained_worker_hands_back_rests_and_takes_work_again(site: Site) -> N
     job = site.submit()
     site.copying(job)
     drained = name(first, site)
-    assert site.machine.run("fleet", "drain", drained).returncode == 0
+    fleet = Fleet(site.store)
+    fleet.drain(drained)
     wait_for(lambda: site.store.get(job).held == (), "the hand-back")
     assert {event["why"] for event in events(site, job, "released")} == {"drain"}
     wait_for(lambda: "this worker is drained" in first.said(), "its resting")
@@ -79,17 +79,15 @@ def test_a_drained_worker_hands_back_rests_and_takes_work_again(site: Site) -> N
     after = [event["worker"] for event in events(site, job, "claimed")][-3:]
     assert {worker.rpartition(".")[0] for worker in after} == {name(second, site)}
     assert first.alive()
-    shown = site.machine.run("fleet", "status").stdout
-    assert f"{drained}: drained" in shown
 
-    second.terminate()
-    second.wait(30)
-    assert site.machine.run("fleet", "undrain", drained).returncode == 0
+    second.kill()
+    fleet.undrain(drained)
     site.assert_published_once(site.submit("again"), "again")
 
 
 @pytest.mark.slow
 def test_a_step_that_outlives_the_drain_is_handed_back_and_its_worker_rests(site: Site) -> None:
+    """Also when the broker goes away meanwhile, and every connection is made anew."""
     rule = site.hold()
     worker = site.machine.worker(RESHARD_DRAIN="1")
     job = site.submit()
@@ -98,6 +96,11 @@ def test_a_step_that_outlives_the_drain_is_handed_back_and_its_worker_rests(site
     fleet.drain(name(worker, site))
     wait_for(lambda: site.store.get(job).held == (), "the hand-back")
     site.space.admin.clear_faults()
+    site.broker.kill()
+    site.broker.start()
+    wait_for(lambda: len(site.store.processes()) == 2, "worker and control being back")
+    wait_for(lambda: site.store.waiting()["interactive"] == 1, "a wake that nobody takes")
+    assert site.store.get(job).held == ()
     fleet.undrain(name(worker, site))
     site.assert_published_once(job)
     assert {event["attempt"] for event in events(site, job, "claimed")} == {"1"}

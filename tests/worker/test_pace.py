@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import httpx2
 import pytest
 import redis
 from pydantic import SecretStr
@@ -194,6 +195,16 @@ def test_on_a_small_budget_interactive_calls_never_wait_for_bulk_ones(store: Job
     assert len(answers) == QUOTA + int(QUOTA * RESERVE)
     assert set(answers) == {200}
     assert waits[True] >= WINDOW - 1
+
+
+def test_only_the_hub_itself_says_what_is_left(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    api = HubApi("https://hub", None, interactive)
+    headers = {"RateLimit": '"api";r=2;t=30', "RateLimit-Policy": '"fixed window";"api";q=10;w=30'}
+    api._heard(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
+    assert calls(interactive) == 100
+    api._heard(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
+    assert calls(interactive) == 2
 
 
 def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, broker: Broker) -> None:
