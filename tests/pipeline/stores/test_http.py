@@ -70,7 +70,15 @@ def test_progress_makes_the_attempts_count_anew(source: Source, hub: HubAdmin) -
 
 @pytest.mark.parametrize(
     ("action", "options"),
-    [("reset", {}), ("status", {"status": 503}), ("status", {"status": 500}), ("status", {"status": 408})],
+    [
+        ("reset", {}),
+        ("truncate_head", {"after": 12, "fin": True}),  # in the status line
+        ("truncate_head", {"after": 100, "fin": True}),  # in the headers
+        ("truncate_head", {"after": 100}),
+        ("status", {"status": 503}),
+        ("status", {"status": 500}),
+        ("status", {"status": 408}),
+    ],
 )
 def test_a_passing_failure_is_waited_out(
     source: Source, hub: HubAdmin, pace: Impatient, action: str, options: dict[str, int]

@@ -32,6 +32,12 @@ from tests.support.hub.fixtures import Namespace
 
 SMALL = Change("Small", "digest d1", (Addition("x.json", content=b"{}"),), ())
 
+NO_ANSWER: list[dict[str, object]] = [  # to what was carried out
+    {"action": "lost_response"},
+    {"action": "truncate_head", "after": 12, "fin": True},
+    {"action": "truncate_head", "after": 60, "fin": False},
+]
+
 
 @pytest.fixture
 def repo(namespace: Namespace, hub: HubAdmin) -> str:
@@ -170,10 +176,13 @@ def test_a_branch_that_went_away_is_a_conflict(context: Context, repo: str, name
 # ------------------------------------------------------------------------------------------------------- one commit
 
 
-def test_a_commit_whose_answer_is_lost_may_stand(context: Context, repo: str, hub: HubAdmin) -> None:
+@pytest.mark.parametrize("fault", NO_ANSWER)
+def test_a_commit_whose_answer_is_lost_may_stand(
+    context: Context, repo: str, hub: HubAdmin, fault: dict[str, object]
+) -> None:
     target = target_at(repo, context)
     base = target.prepare(private=True)
-    hub.fault("POST .*/commit/main", "lost_response", times=1)
+    hub.fault("POST .*/commit/main", times=1, **fault)  # type: ignore[arg-type]
     with pytest.raises(AnswerLost):
         target.commit(SMALL, base)
     assert [c.message for c in target.history(target.head(), base)] == ["digest d1"]
@@ -340,11 +349,11 @@ def test_a_pull_request_of_ours_is_found_again(proposal: HubTarget, hub: HubAdmi
     assert proposal.request("other0", proposal.head(), "x", "y").branch == "refs/pr/1"
 
 
-@pytest.mark.parametrize("fault", ["lost_response", "reset"])
+@pytest.mark.parametrize("fault", [*NO_ANSWER, {"action": "reset"}])
 def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
-    proposal: HubTarget, repo: str, hub: HubAdmin, fault: str
+    proposal: HubTarget, repo: str, hub: HubAdmin, fault: dict[str, object]
 ) -> None:
-    hub.fault("POST .*/discussions", fault, times=1)
+    hub.fault("POST .*/discussions", times=1, **fault)  # type: ignore[arg-type]
     goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
     assert next(proposal.api.pull_requests(repo, proposal.api.whoami()["name"])).number == 1

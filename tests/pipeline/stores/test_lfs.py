@@ -86,10 +86,14 @@ def test_a_large_object_goes_up_in_parts(sink: LfsSink, hub: HubAdmin) -> None:
         ("PUT /_lfs", "reset_upload", {"after": 500_000}),
         ("PUT /_lfs", "status", {"status": 500}),
         ("PUT /_lfs", "lost_response", {}),
+        ("PUT /_lfs", "truncate_head", {"after": 12, "fin": True}),
+        ("PUT /_lfs", "truncate_head", {"after": 60, "fin": True}),
         ("PUT /_lfs", "status", {"status": 403}),  # a signed URL that expired
         ("POST .*/objects/batch", "status", {"status": 503}),
+        ("POST .*/objects/batch", "truncate_head", {"after": 60, "fin": True}),
         ("POST .*/objects/verify", "lost_response", {}),
         ("POST .*/complete", "lost_response", {}),
+        ("POST .*/complete", "truncate_head", {"after": 60, "fin": True}),
     ],
 )
 def test_a_passing_failure_is_waited_out(
