@@ -171,8 +171,13 @@ def failures(name: Name, output: Output) -> None:
     }
     rows = []
     for code, group in facts.items():
-        rows.append((code, count(len(group), "model"), str(group[0]["hint"])))
-        rows += [("", item["repo"], f"job {item['job'] or '-'}: {item['message']}") for item in group[:SHOWN]]
+        alike = len({item["hint"] for item in group}) == 1  # most name the model
+        rows.append((code, count(len(group), "model"), str(group[0]["hint"]) if alike else ""))
+        for item in group[:SHOWN]:
+            rows.append(("", item["repo"], f"job {item['job'] or '-'}: {item['message']}"))
+            rows += [] if alike else [("", "", item["hint"])]
+        rows += [("", f"{len(group) - SHOWN:,} more", "--json has them all")] if len(group) > SHOWN else []
+    rows += [("next", "", f"when it is mended, `reshard catalog retry {name} --only CODE`")] if rows else []
     output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
 
 

@@ -79,6 +79,15 @@ def ago(moment: float) -> str:
     return f"{seconds} s ago"
 
 
+def lasted(seconds: float) -> str:
+    """``48 s``, ``7 min 20 s``, ``3 h 12 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, left = divmod(whole, 60)
+    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def succeeded(moment: float | None) -> str:
     """When something last ended well, in seconds since the epoch."""
     return "no success yet" if moment is None else f"last success {ago(moment)}"

@@ -107,6 +107,7 @@ class Seen:
     todo: int
     active: dict[str, str]  # repo -> job
     ended: tuple[tuple[str, Ended], ...]  # repo, how
+    targets: tuple[str | None, ...]  # of each in ``ended``, as it is typed; None where its template gives none
     success: float | None  # when a run of it last ended with nothing failed
 
     def counts(self) -> dict[str, int]:
@@ -139,7 +140,10 @@ class Seen:
             "counts": self.counts(),
             "read": sum(ended.read for _, ended in self.ended),
             "uploaded": sum(ended.uploaded for _, ended in self.ended),
-            "ended": [{"repo": repo, **asdict(ended)} for repo, ended in self.ended],
+            "ended": [
+                {"repo": repo, "target": target, **asdict(ended)}
+                for (repo, ended), target in zip(self.ended, self.targets, strict=True)
+            ],
         }
 
 
@@ -178,7 +182,8 @@ class Catalogs:
             fields, entries, active, ended, todo, success = pipeline.execute()
         if not fields:
             raise CatalogNotFound(name=name)
-        repos = {number: json.loads(entry)["repo"] for number, entry in entries.items()}
+        asked = {number: json.loads(entry) for number, entry in entries.items()}
+        how = sorted(ended.items(), key=_numbered)
         return Seen(
             definition=Definition.model_validate_json(fields[b"definition"]),
             state=cast(State, fields[b"state"].decode()),
@@ -188,8 +193,9 @@ class Catalogs:
             note=fields[b"note"].decode() if b"note" in fields else None,
             entries=len(entries),
             todo=todo,
-            active={repos[number]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
-            ended=tuple((repos[n], Ended(**json.loads(data))) for n, data in sorted(ended.items(), key=_numbered)),
+            active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
+            ended=tuple((asked[number]["repo"], Ended(**json.loads(data))) for number, data in how),
+            targets=tuple(_target(asked[number]["request"]) for number, _ in how),
             success=None if success is None else int(success) / 1000,
         )
 
@@ -326,7 +332,7 @@ class Catalogs:
             except JobNotFound as error:
                 self._end(definition, run, number, Ended("failed", job, error=error.to_dict()))
                 continue
-            self._end(definition, run, number, _how(seen), _record(entry, seen))
+            self._end(definition, run, number, _how(entry, seen), _record(entry, seen))
         return at_work
 
     def _admit(self, definition: Definition, run: str, room: int) -> None:
@@ -412,26 +418,43 @@ def _standing(entry: Entry, record: dict[str, list[str]]) -> Standing:
     return "unchanged" if source == entry.source else "source"
 
 
-def _how(job: Job) -> Ended:
+def _target(request: dict[str, Any] | None) -> str | None:
+    """``acme/model``, behind its endpoint where it is not the worker's own."""
+    if request is None:
+        return None
+    target = request["target"]
+    return f"{target['endpoint'].rstrip('/')}/{target['repo']}" if target.get("endpoint") else str(target["repo"])
+
+
+def _how(entry: Entry, job: Job) -> Ended:
     published = job.published or {}
     if job.state == JobState.done:
-        outcome: Outcome = "same" if published.get("found") else "published"
+        outcome: Outcome = "published" if _made_one(entry, job) else "same"
         return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
     if job.state == JobState.cancelled:
         return Ended("cancelled", job.id, None, job.read, job.uploaded)
     return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, job.error)
 
 
+def _made_one(entry: Entry, job: Job) -> bool:
+    """Whether the commit is the job's own: one that it found may be, when its maker did not live to say so.
+
+    Only a job that had something to do went on to confirm it.
+    """
+    published = job.published or {}
+    return not published.get("found") or (bool(job.confirmed) and published.get("commit") != entry.target)
+
+
 def _record(entry: Entry, job: Job) -> tuple[str, str]:
     """The key of what was asked, and what source and target are now that it is carried out; empty where unknown.
 
-    A job that found its commit there made none: the target is what it was, whoever else committed to it since.
+    After a job that made no commit the target is what it was, whoever else committed to it since.
     The commit of the source is the one that was listed: a job that read a newer one is merely asked once more.
     """
     request, published = entry.request, job.published or {}
     if request is None or job.state != JobState.done or not _default_branch(request):
         return "", ""
-    target = entry.target if published.get("found") else published.get("commit")
+    target = published.get("commit") if _made_one(entry, job) else entry.target
     if entry.source is None or target is None:
         return "", ""
     return request.key(), json.dumps([entry.source, target])

@@ -19,6 +19,7 @@ from reshard.pipeline.errors import (
     SourceNotFound,
     UsageError,
 )
+from reshard.pipeline.plan import Plan
 from reshard.pipeline.publish import Published
 from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
 from reshard.worker.expander import Expander
@@ -26,7 +27,7 @@ from reshard.worker.jobs import JobState, JobStore, submission
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import ask, claimed
+from tests.worker.conftest import ask, claimed, copied
 
 Rows = list[tuple[Entry, ReshardError | None]]
 
@@ -132,6 +133,22 @@ def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs
     finish(leases, job)
     assert jobs(catalogs) == []
     begin(catalogs, wanted, rows(wanted, target="t1"))
+    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+
+
+def test_a_commit_whose_maker_died_is_the_jobs_own(
+    store: JobStore, catalogs: Catalogs, leases: Leases, plan: Plan
+) -> None:
+    wanted = definition(1)
+    begin(catalogs, wanted)
+    (job,) = jobs(catalogs)
+    assert copied(store, leases, plan, rows(wanted)[0][0].request) == job
+    found = asdict(Published("ours", "main", found=True))  # by the next worker, in the target's history
+    assert leases.done(claimed(leases, job, "publish"), found) == "ok"
+    assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back"}]) == "ok"
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").counts() == {"published": 1}
+    begin(catalogs, wanted, rows(wanted, target="ours"))
     assert catalogs.get("mirror").counts() == {"unchanged": 1}
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from reshard.cli.catalog_report import markdown
 from reshard.worker.catalogs import Catalogs, Seen
 from reshard.worker.jobs import JobStore
 from tests.support.hub.process import HubProcess
 from tests.support.procs import Broker, Machine, Proc, wait_for
-from tests.worker.mixed import FORCED, LAB, LAB_TOKEN, MODELS, TOKEN, US, World, build, credentials, table
+from tests.worker.mixed import FORCED, LAB, LAB_TOKEN, MODELS, PUBLISHED, TOKEN, US, World, build, credentials, table
 
 AT_ONCE = 6  # jobs; more than the workers take, so that some wait when a worker dies
 PATIENCE = 240.0  # seconds; the long form takes two minutes on an idle machine, and ours is shared
@@ -128,6 +129,11 @@ def test_each_model_ends_as_the_table_says(night: Night, hub: HubProcess, tmp_pa
     assert world.became(seen) == table(names), json.dumps(seen.to_dict()["ended"], indent=1)
     assert seen.state == "done"
     world.check()
+    page = markdown(seen)
+    assert {code for code in table(names).values() if f"\n### `{code}`: " in page} == {*table(names).values()} - {
+        PUBLISHED
+    }
+    assert page.count("/commit/") == list(table(names).values()).count(PUBLISHED)
 
 
 def test_there_are_sixty() -> None:

@@ -112,7 +112,7 @@ def test_each_night_does_what_changed_and_nothing_else(
     report = (tmp_path / "report.md").read_text()
     assert "# Catalog mirror: done" in report
     assert "### `source.not_found`: 1 model" in report
-    assert f"| {namespace.repo('one')} | `{after['one']}` |" in report
+    assert f"| {namespace.repo('one-cut')} | [`{after['one'][:8]}`]({namespace.endpoint}/" in report
 
     # The broker lost everything: it works from the targets, by one call for each and without a job.
     store.redis.flushall()
