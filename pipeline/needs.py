@@ -23,7 +23,7 @@ from reshard.pipeline.stores.protocols import Visibility
 from reshard.pipeline.tensors import StoredFile
 
 # Calls of one job, counted on the Hub of the tests; tests/pipeline/test_needs.py counts them again.
-_SOURCE_CALLS, _TARGET_CALLS = 4, 10  # info, listings, history, the commit: whatever the size of the model
+_SOURCE_CALLS, _TARGET_CALLS = 3, 8  # info, listings, history, the commit: whatever the size of the model
 _LISTINGS = 5  # of source and target, each of which has pages
 _LFS_CALLS = 3  # for a shard: where to put it, whether it arrived, whether it is still there
 _SMALL_FILES = 9  # that are read through the resolver: indexes, configs, the card, and again at the end

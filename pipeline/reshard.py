@@ -46,16 +46,16 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
 
     With a ``plan`` it is the very state that was planned; raises SourceChanged when there is none any more.
     """
-    own = _open(request.source, context, request, plan.pin if plan else None)
+    own = _open(request.source, context, request, plan.pin if plan else None, plan.transports.source if plan else "")
     lender = request.options.config_from
     if lender is None:
         return own
     return Borrowing(own, _open(lender, context, request, plan.lender if plan else None))
 
 
-def _open(place: Hub | Folder, context: Context, request: Request, pin: Pin | None) -> Source:
+def _open(place: Hub | Folder, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
     try:
-        source = open_source(place, context, pin.commit if pin else None, request.options.transport)
+        source = open_source(place, context, pin.commit if pin else None, request.options.transport, chosen)
     except RevisionNotFound as error:
         if pin is None:
             raise

@@ -80,7 +80,8 @@ class HubTarget:
         self._choose = cache(choose)
         self._pull_request = pull_request
         self._open: dict[str, list[Batch]] = {}
-        self._visibility: Visibility | None = None  # as it was seen last
+        self._visibility: Visibility = "private"  # until it was looked at
+        self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
 
     @property
     def transport(self) -> str:
@@ -179,7 +180,9 @@ class HubTarget:
             raise refusal.as_target(self.place.repo) from refusal
 
     def at(self, commit: str) -> Source:
-        return HubSource(self.api, self.place, commit, self._visibility or self.state().visibility)
+        if commit not in self._past:
+            self._past[commit] = HubSource(self.api, self.place, commit, self._visibility)
+        return self._past[commit]
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         try:

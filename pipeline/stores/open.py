@@ -107,11 +107,16 @@ class Context:
 
 
 def open_source(
-    place: Hub | Folder, context: Context, revision_override: str | None = None, transport: Transport = "auto"
+    place: Hub | Folder,
+    context: Context,
+    revision_override: str | None = None,
+    transport: Transport = "auto",
+    chosen: str = "",
 ) -> Source:
     """The source at ``place``, pinned to what it is now; raises the SourceError and AccessError families.
 
-    ``revision_override`` is read instead of the place's own revision.
+    ``revision_override`` is read instead of the place's own revision. ``chosen`` is the transport by which it was read
+    when it was planned, which need not be found out again.
     """
     if isinstance(place, Folder):
         return FolderSource.open(place)
@@ -119,8 +124,11 @@ def open_source(
         place = place.model_copy(update={"revision": revision_override})
     api = context.api(place, "read")
     source = HubSource.open(api, place)
-    if transport == "http" or not _xet_here(context, transport):
+    if "http" in (transport, chosen) or not _xet_here(context, transport):
         return source
+    xet = XetSource(api, place, source.pin.commit, source.visibility, context.memory_limit)
+    if chosen == "xet":
+        return xet
     route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
     try:
@@ -128,7 +136,7 @@ def open_source(
     except Refusal as refusal:
         raise refusal.as_source(place.repo, place.revision) from refusal
     if offered:
-        return XetSource(api, place, source.pin.commit, source.visibility, context.memory_limit)
+        return xet
     if transport == "xet" and not stored_so:
         return source  # nothing in it is stored that way, so there is nothing to insist on
     return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")

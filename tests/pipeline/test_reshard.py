@@ -16,6 +16,10 @@ from reshard.pipeline.errors import (
     TargetDrifted,
     TargetMoreVisible,
 )
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.request import Request
+from reshard.pipeline.reshard import source_of
+from reshard.pipeline.stores.open import Context
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -185,6 +189,16 @@ def test_somebody_elses_commit_on_top_of_ours_is_nothing_to_do_either(model: Pat
     again = go(repo, on_hub.repo("target"), size=SIZE)
     assert again.published.found and again.published.commit == first.published.commit
     assert len([r for r in on_hub.admin.log() if r["path"].startswith("/api/")]) <= 7, "and the files of both commits"
+
+
+def test_what_was_planned_is_opened_again_by_one_call(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    made = go(repo, on_hub.repo("target"), size=SIZE).plan
+    request = Request(source=parse_place(repo), target=parse_place(on_hub.repo("target")))
+    on_hub.admin.log(reset=True)
+    source = source_of(request, Context.from_env(), made)
+    assert (source.pin, source.transport) == (made.pin, made.transports.source)
+    assert len(on_hub.admin.log()) == 1, "that its commit is still there"
 
 
 def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run) -> None:
