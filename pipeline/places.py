@@ -108,6 +108,11 @@ def _from_url(url: str) -> Hub:
     return Hub(repo=_repo("/".join(segments[:2]), url), revision=revision, endpoint=endpoint)
 
 
+def check_repo(repo: str) -> str:
+    """``repo`` if it is ``user/repo`` by the Hub's rule for names, else BadPlace."""
+    return _repo(repo, repo)
+
+
 def _repo(repo: str, value: str) -> str:
     owner, slash, name = repo.partition("/")
     if not slash:

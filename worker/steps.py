@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -313,22 +314,24 @@ def _given_up(lease: Lease, last: dict[str, Any] | None) -> TooManyAttempts:
 # -------------------------------------------------------------------------------------------------- of this process
 
 
+ACCOUNT_AGE = 60.0  # seconds until an organisation is looked for that the token's owner may have joined meanwhile
+_accounts: dict[tuple[str, str], tuple[float, list[str]]] = {}  # by endpoint and credential: when asked, and the answer
+
+
 def namespaces(target: Hub, context: Context) -> list[str]:
     """The namespaces of the token that would write to ``target``: its owner's and its organisations'."""
     api = context.api(target, "write")
     if api.credential is None:
         raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", who="worker")
-    if (api.endpoint, api.credential.id) not in _accounts:
+    asked, names = _accounts.get((api.endpoint, api.credential.id), (float("-inf"), []))
+    if target.namespace not in names and time.monotonic() - asked >= ACCOUNT_AGE:
         try:
             account = api.whoami()
         except Refusal as refusal:
             raise refusal.as_target(target.repo) from refusal
         names = [account["name"], *(org["name"] for org in account.get("orgs", ()))]
-        _accounts[api.endpoint, api.credential.id] = names
-    return _accounts[api.endpoint, api.credential.id]
-
-
-_accounts: dict[tuple[str, str], list[str]] = {}  # by endpoint and credential; a token's owner never changes
+        _accounts[api.endpoint, api.credential.id] = time.monotonic(), names
+    return names
 
 
 @cache

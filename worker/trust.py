@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Folder, Hub, check_repo
 from reshard.pipeline.request import Request
 from reshard.worker.settings import Settings
 
@@ -19,8 +19,13 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     """Raises TargetNotAllowed, SourceNotAllowed or FolderNotAllowed unless every place of ``request`` is allowed.
 
     ``own(target)`` names the namespaces of the token that would write there; it is asked only where no list is set.
+    Raises BadPlace for what is no repository: a request may come from a client that did not read it as `reshard` does,
+    and `us/../them/model` would be taken for ours.
     """
     sources = [place for place in (request.source, request.options.config_from) if place is not None]
+    for place in (*sources, request.target):
+        if isinstance(place, Hub):
+            check_repo(place.repo)
     for place in sources:
         if isinstance(place, Folder):
             _check_folder(place, settings.allowed_folders)

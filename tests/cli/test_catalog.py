@@ -44,10 +44,12 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
 
     with file.open("a") as more:
         more.write(f"- repo: {namespace.repo('none')}\n")
+        more.write(f"- {{repo: {namespace.repo('one')}, credential: boss, to: '{namespace.repo('other')}'}}\n")
     wrong = reshard("catalog", "check", file, env=env)
     assert wrong.code == 2
     assert "source.not_found" in wrong.out
-    assert wrong.err.splitlines()[0] == f"error[usage.entries]: {file}: 1 model cannot be done"
+    assert "access.credential_unknown: RESHARD_CREDENTIALS has no credential boss" in wrong.out
+    assert wrong.err.splitlines()[0] == f"error[usage.entries]: {file}: 2 models cannot be done"
 
 
 def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: Path) -> None:

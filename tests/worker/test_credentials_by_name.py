@@ -94,6 +94,23 @@ def test_a_token_for_every_namespace_widens_no_list_and_no_ownership(
         guard(request(Hub(repo="them/model"), Hub(repo=f"{lab}/cut", **by_lab)), listed)
 
 
+def test_an_organisation_that_was_joined_later_is_found(
+    lab: str, namespace: Namespace, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reshard.worker import steps
+
+    joined = request(Hub(repo="them/model"), Hub(repo=f"org-{lab}/cut"))
+    with pytest.raises(TargetNotAllowed):
+        guard(joined, Settings())
+    namespace.admin.create_org(f"org-{lab}", {namespace.name: "write"})
+    namespace.admin.log(reset=True)
+    with pytest.raises(TargetNotAllowed):  # not asked for each job that is refused
+        guard(joined, Settings())
+    assert namespace.admin.log() == []
+    monkeypatch.setattr(steps, "ACCOUNT_AGE", 0.0)
+    guard(joined, Settings())
+
+
 def test_each_entry_of_a_catalog_is_asked_for_with_its_own(lab: str, namespace: Namespace) -> None:
     secret, cut = f"{lab}/secret", namespace.repo("cut")
     entries = [

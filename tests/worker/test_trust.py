@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.settings import Settings
@@ -61,6 +61,13 @@ def test_a_list_of_targets_replaces_the_tokens(
     else:
         with pytest.raises(TargetNotAllowed):
             check(request(target=target), Settings(), nobody_asks)
+
+
+@pytest.mark.parametrize("repo", ["us/../them/model", "us/..", "us/model/../../them/model", "us/model?x=", "us"])
+def test_what_is_no_repository_is_in_no_namespace(repo: str) -> None:
+    for asked in (request(source=repo), request(target=repo), request(config_from=repo)):
+        with pytest.raises(BadPlace):
+            check(asked, Settings(allowed_targets=("*",)), us)
 
 
 def test_sources_are_free_unless_a_list_is_set() -> None:

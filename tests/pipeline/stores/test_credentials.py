@@ -131,6 +131,9 @@ def test_a_name_gets_its_own_entries_and_the_one_that_serves(named: Credentials)
     assert token(named.find(DEFAULT_ENDPOINT, "team", "write", "team")) == "team-write"
     assert token(named.find(DEFAULT_ENDPOINT, "org", "read")) == "team"  # of equal ones the first
     assert token(named.find(DEFAULT_ENDPOINT, "somebody", "read")) == "default"
+    assert [known.scope for known in named.references()] == [
+        " (team) for org", " (team) for team, to write", " for org", "",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
