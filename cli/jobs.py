@@ -143,7 +143,8 @@ def rollback(job: Job, output: Output) -> None:
     with open_store() as store:
         record = store.get(job)
     published = record.published
-    if published is None or published["found"]:
+    # One that it found is its own where there was something to do: then whoever made it did not live to say so.
+    if published is None or (published["found"] and not record.confirmed):
         raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
     ref, request = published["ref"], record.request
     place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target

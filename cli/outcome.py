@@ -21,10 +21,11 @@ def outcome(
 ) -> list[tuple[str, str]]:
     """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
     told = [told_check(check) for check in checks]
+    idle = not told  # a commit that was found after checks is the job's own, whose answer was lost
     told += [("source bytes", f"{how}: {_some(files)}") for how, files in bytes_.items()]
     if published:
         ref = f", {published['ref']}" if published["ref"] else ""
-        found = " was there already: nothing was done" if published["found"] else ""
+        found = " was there already: nothing was done" if published["found"] and idle else ""
         told.append(("commit", f"{published['commit']}{ref}{found}"))
     return [*told, ("where", target)]
 
