@@ -70,6 +70,14 @@ def test_shares_follow_each_other_without_a_gap(store: JobStore) -> None:
     assert share.wait + time.monotonic() - began >= 5 * SHARE + 0.49
 
 
+def test_with_a_new_limit_nobody_waits_behind_what_was_taken_under_the_old_one(store: JobStore) -> None:
+    fleet = Fleet(store)
+    fleet.limit({"bandwidth": "1kB/s"})
+    fleet.take(10**9)
+    fleet.limit({"bandwidth": "100MB/s"})
+    assert fleet.take(1).wait == 0
+
+
 def test_what_nobody_took_is_not_saved_up(store: JobStore) -> None:
     fleet = Fleet(store)
     fleet.limit({"bandwidth": "10MB/s"})
