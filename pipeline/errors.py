@@ -39,8 +39,8 @@ class ReshardError(Exception):
 
     @property
     def next_step(self) -> str:
-        """The hint with its facts filled in."""
-        return self.hint.format_map(self.facts)
+        """The hint with its facts filled in; ``JOB`` where it speaks of one and there is none."""
+        return self.hint.format_map({"job": "JOB", **self.facts})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
@@ -391,7 +391,7 @@ class ModelCheckRequired(ProofError):
 class ReadBackDiffers(ProofError):
     code = "proof.read_back"
     message = "commit {commit} of {place} is not what was planned: {why}"
-    hint = "the commit stands: look at it, and undo it by `reshard rollback JOB` if it is wrong"
+    hint = "the commit stands: look at it, and undo it by `reshard rollback {job}` if it is wrong"
 
 
 class VerifyFailed(ProofError):
@@ -419,7 +419,7 @@ class TargetMoreVisible(TargetError):
 class TargetConflict(TargetError):
     code = "target.conflict"
     message = "{target} changed while we worked: {what}"
-    hint = "look at the change; `reshard retry JOB --onto-head` replaces it, and `run` starts over with --overwrite"
+    hint = "look at the change; `reshard retry {job} --onto-head` replaces it, and `run` starts over with --overwrite"
 
 
 class TargetDrifted(TargetError):

@@ -94,9 +94,11 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                     keeper.finish(lambda: leases.release(lease, reason))
             except Hopeless as hopeless:
                 error = hopeless.error
+                error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error)
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
             except ReshardError as error:
+                error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s: %s", lease.unit, lease.job, error)
                 _trouble(leases, lease, keeper, settings, error, step.unsure(error))
             except AWAY:
