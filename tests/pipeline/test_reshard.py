@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 
 from reshard.pipeline.errors import (
     Oversize,
     ReshardError,
+    SourceChanged,
     SourceCorrupt,
     TargetConflict,
     TargetDrifted,
@@ -199,6 +201,17 @@ def test_what_was_planned_is_opened_again_by_one_call(model: Path, on_hub: Names
     source = source_of(request, Context.from_env(), made)
     assert (source.pin, source.transport) == (made.pin, made.transports.source)
     assert len(on_hub.admin.log()) == 1, "that its commit is still there"
+
+
+def test_what_was_planned_is_gone_after_a_force_push(model: Path, on_hub: Namespace, go: Run) -> None:
+    source = upload(on_hub, "model", model)
+    made = go(source, on_hub.repo("out"), size=SIZE).plan
+    HfApi(on_hub.endpoint, on_hub.token).super_squash_history(source)
+    request = Request(source=parse_place(source), target=parse_place(on_hub.repo("out")))
+    assert source_of(request, Context.from_env(), made).pin == made.pin  # it can still be read
+    on_hub.admin.forget_commits(source)
+    with pytest.raises(SourceChanged, match=made.pin.commit or "no commit"):
+        source_of(request, Context.from_env(), made)
 
 
 def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run) -> None:
