@@ -64,7 +64,8 @@ def nights(folder: Path) -> Iterator[Figure]:
             name = "10,000 models, 10 new"
             yield Figure(f"{name}: time", night.seconds / 60, "min", 10, "must")
             yield Figure(f"{name}: calls each unchanged", night.idle / (COUNT - CHANGED), "calls", 0.1, "must")
-            yield Figure(f"{name}: calls each new", (night.calls - night.idle) / CHANGED, "calls", 60, "aim")
+            yield Figure(f"{name}: calls each new", (night.calls - night.idle) / CHANGED, "calls", 30, "aim")
+            yield Figure(f"{name}: resolver calls each new", night.resolved / CHANGED, "calls", 40, "aim")
             yield Figure(f"{name}: until submit returns", night.submitting, "s", 3, "must")
             yield Figure(f"{name}: control's processor time", night.control, "s", 60, "aim")
             yield Figure(f"{name}: the broker's memory", night.memory / MB, "MB", 100, "must")
@@ -86,7 +87,9 @@ class Night:
         self.seconds = time.perf_counter() - start
         self.control = _processor(control.pid) - before  # seconds
         self.memory = int(client.info("memory")["used_memory"])  # bytes
-        calls = [call["path"] for call in hub.admin.log() if call["kind"] == "api" and call["status"] != 429]
+        log = [call for call in hub.admin.log() if call["status"] != 429]
+        calls = [call["path"] for call in log if call["kind"] == "api"]
+        self.resolved = sum(call["kind"] == "resolve" for call in log)
         changed = [repo for number in range(CHANGED) for repo in (_source(number), _target(number))]
         self.calls = len(calls)
         self.idle = sum(not any(f"/{repo}{end}" in path for repo in changed for end in "/?") for path in calls)
