@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.card import CARD
-from reshard.pipeline.errors import BadSize, CheckpointError, TargetDrifted, TooLargeForHub
+from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.find import (
     Found,
     foreign_format,
@@ -335,15 +335,11 @@ def _belongs_to(path: str, names: set[Name]) -> bool:
     return False
 
 
-def check_drift(request: Request, before: Before) -> None:
-    """Raises TargetDrifted when someone changed a path that we published, unless the request says --overwrite."""
-    if request.options.overwrite:
-        return
+def drift(before: Before) -> list[str]:
+    """What others did to paths that we published, a line for each; the card belongs to its owner."""
     changed = []
     for path, ours in before.published.items():
         now = before.files.get(path)
         if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
             changed.append(f"{path} {'is gone' if now is None else 'is another file'}")
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise TargetDrifted(target=str(request.target), what=changed[0] + more)
+    return changed

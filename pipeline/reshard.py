@@ -21,13 +21,13 @@ from uuid import uuid4
 
 from reshard.pipeline import publication
 from reshard.pipeline.copy import Attested, Moved, copy
-from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetDrifted, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.plan import Keys, Plan, Receipt, Transports
-from reshard.pipeline.planner import Before, Known, check_drift, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planner import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.publish import Published, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.borrow import Borrowing
@@ -87,6 +87,8 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
     head = target.prepare(private=_private(request, source))
     if head == made.base:
         return made
+    if made.base:  # somebody commits at this very moment
+        return plan(request, source, target, reload)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
     return make_plan(replace(known, before=_look(target, head, last), transports=transports))
@@ -102,13 +104,17 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     published = last.commit if last is not None and last.request == key and not options.force else None
     untouched = published is not None and published == state.head
     before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
-    check_drift(request, before)
-    if published is not None:
+    drifted = drift(before)
+    if drifted and not options.overwrite:
+        more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
+        raise TargetDrifted(target=str(request.target), what=drifted[0] + more)
+    if published is not None and not drifted:
         return _nothing(request, source, lender, key, published, before.head)
     listing = source.files()
     found = find_checkpoints(source, lambda path: excluded(options, path))
     keys = Keys(key, weights_key(found, listing, options))
-    same_weights = last is not None and not options.force and last.weights is not None and last.weights == keys.weights
+    believed = last is not None and not options.force and not drifted
+    same_weights = believed and last is not None and last.weights is not None and last.weights == keys.weights
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     configs = _configs(source, opened)
     known = Known(

@@ -285,6 +285,26 @@ def test_drift_stops_until_it_is_asked_for(model: Path, on_hub: Namespace, go: R
     assert from_hub(on_hub.endpoint, target)("config.json") == (model / "config.json").read_bytes()
 
 
+def test_what_somebody_changed_is_put_right_by_the_same_request_when_asked(
+    model: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"config.json": b'{"mine": true}'})
+    assert not go(repo, target, size=SIZE, overwrite=True).published.found
+    assert from_hub(on_hub.endpoint, target)("config.json") == (model / "config.json").read_bytes()
+    assert go(repo, target, size=SIZE).published.found
+
+
+def test_weights_that_somebody_changed_are_not_believed(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    shard = go(repo, target, size=SIZE).plan.shards[0].path
+    on_hub.admin.put_files(target, {shard: b"x" * 5000}, lfs=[shard])
+    on_hub.admin.put_files(repo, {"LICENSE": b"another"})
+    go(repo, target, size=SIZE, overwrite=True)
+    assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_hub(on_hub.endpoint, repo))
+
+
 def test_a_flipped_byte_at_the_source_never_gets_published(model: Path, on_hub: Namespace, go: Run) -> None:
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     on_hub.admin.create_repo(target)
