@@ -136,7 +136,7 @@ def retry(
 
 @takes(output=read_output)
 def rollback(job: Job, output: Output) -> None:
-    """Undo a job's commit by another one, with your own token. Files that others changed since are left alone."""
+    """Undo a job's commit by another one, with your own token, unless others changed one of its files since."""
     from reshard.pipeline.rollback import rollback as undo
     from reshard.pipeline.stores.open import Context, open_target
 

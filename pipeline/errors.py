@@ -434,6 +434,12 @@ class NothingToRollBack(TargetError):
     hint = "look at the target's history; nothing was changed"
 
 
+class ChangedSince(NothingToRollBack):
+    code = "target.changed_since"
+    message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
+    hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"
+
+
 class TargetMoved(TargetError):
     code = "target.moved"
     message = "{target} is called {name} now, in another namespace"

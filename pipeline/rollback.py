@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from reshard.pipeline import publication
-from reshard.pipeline.errors import NothingToRollBack, TargetConflict
+from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
 from reshard.pipeline.publish import commit_on_head
@@ -16,7 +16,7 @@ from reshard.pipeline.tensors import StoredFile
 def rollback(target: Target, commit: str) -> str:
     """Restore every path that ``commit`` changed to what it was before; returns the commit that stands then.
 
-    Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and TargetConflict
+    Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and ChangedSince
     where somebody changed one of the paths since.
     """
     return commit_on_head(target, commit, lambda head: _undo(target, commit, head), COMMIT_RACES).commit
@@ -38,9 +38,9 @@ def _undo(target: Target, commit: str, head: str) -> Change | str:
         raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
     past, present, now = target.at(before[0].id), target.at(commit), target.at(head)
     changed = [p for p in {*past.files(), *present.files()} if _differ(past.files().get(p), present.files().get(p))]
-    for path in sorted(changed):
-        if _differ(present.files().get(path), now.files().get(path)):
-            raise TargetConflict(target=str(target.place), what=f"{path} was changed since {commit[:12]}")
+    if theirs := sorted(path for path in changed if _differ(present.files().get(path), now.files().get(path))):
+        more = f" and {len(theirs) - 1:,} more" if len(theirs) > 1 else ""
+        raise ChangedSince(commit=commit, target=str(target.place), paths=f"{theirs[0]}{more}")
     additions = tuple(_restored(past, past.files()[path]) for path in sorted(changed) if path in past.files())
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
     return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)

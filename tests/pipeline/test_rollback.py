@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import NothingToRollBack, TargetConflict
+from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.rollback import rollback
@@ -66,11 +66,12 @@ def test_files_of_others_stay(repo: str, on_hub: Namespace, go: Run) -> None:
     assert on_hub.admin.read(repo, "theirs.txt") == b"theirs"
 
 
-def test_a_path_that_somebody_changed_since_is_a_conflict(repo: str, on_hub: Namespace, go: Run) -> None:
+def test_a_path_that_somebody_changed_since_is_named(repo: str, on_hub: Namespace, go: Run) -> None:
     published = go(repo, repo, size=SIZE).published.commit
     head = on_hub.admin.put_files(repo, {"README.md": b"# Mine\n"})
-    with pytest.raises(TargetConflict, match=r"README\.md"):
+    with pytest.raises(ChangedSince, match=r"README\.md") as refused:
         rollback(place(repo), published)
+    assert "retry" not in refused.value.next_step  # the job is done: there is nothing to retry
     assert on_hub.admin.head(repo) == head
 
 
