@@ -142,20 +142,22 @@ def rollback(job: Job, output: Output) -> None:
 
     with open_store() as store:
         record = store.get(job)
-    published = record.published
-    # One that it found is its own where there was something to do: then whoever made it did not live to say so.
-    if published is None or (published["found"] and not record.confirmed):
-        raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
-    ref, request = published["ref"], record.request
-    place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
-    options = request.options.model_copy(update={"pr": False, "branch": None})
-    commit = undo(open_target(place, options, Context.from_env()), published["commit"])
+        published = record.published
+        # One that it found is its own where there was something to do: then whoever made it did not live to say so.
+        if published is None or (published["found"] and not record.confirmed):
+            raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
+        ref, request = published["ref"], record.request
+        place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
+        options = request.options.model_copy(update={"pr": False, "branch": None})
+        commit = undo(open_target(place, options, Context.from_env()), published["commit"])
+        store.undone(record.id, commit)
     said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")
     output.result({"job": record.id, "undone": published["commit"], "commit": commit}, said, commit)
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
-    return job.id, _progress(job), ago(job.since), f"{job.request.source} -> {job.request.target}"
+    undone = f", undone by {job.undone[:12]}" if job.undone else ""
+    return job.id, _progress(job) + undone, ago(job.since), f"{job.request.source} -> {job.request.target}"
 
 
 def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
@@ -180,7 +182,8 @@ def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
         error = ReshardError.from_dict(job.error)
         told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
     told += [("note", note) for note in job.notes]
-    return told + outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
+    told += outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
+    return [*told, *([("undone by", job.undone)] if job.undone else [])]
 
 
 def report_of(job: JobRecord) -> dict[str, Any]:

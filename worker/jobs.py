@@ -96,6 +96,7 @@ class Job:
     checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
     published: dict[str, Any] | None = None  # commit, ref, url, found
     confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
+    undone: str | None = None  # the commit that rolled the published one back
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
@@ -205,6 +206,12 @@ class JobStore:
             why = "there is nothing to retry" if what == JobState.done else "it is still under way"
             raise WrongState(job=id, state=what, why=why)
         return JobState(what)
+
+    @_answering
+    def undone(self, id: str, commit: str) -> None:
+        """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
+        if not self.run("undone", id, commit):
+            raise JobNotFound(job=id)
 
     @_answering
     def delete(self, id: str) -> None:
@@ -380,6 +387,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),
+        undone=fields.get("undone"),
     )
 
 

@@ -204,6 +204,21 @@ def test_retry_anew_plans_again_and_keeps_the_receipts(store: JobStore, leases: 
     assert set(leases.receipts(job, [r.shard for r in receipts(plan, 0)])) == {r.shard for r in receipts(plan, 0)}
 
 
+def test_a_job_knows_which_commit_undid_its_own_until_it_goes_on(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    assert leases.fail(claimed(leases, job, "plan"), NOT_FOUND, unsure=False) == "ok"
+    store.undone(job, "c0ffee")
+    assert (store.get(job).undone, store.recent()[0].undone) == ("c0ffee", "c0ffee")
+    store.retry(job)
+    assert store.get(job).undone is None
+
+
+def test_a_job_that_was_forgotten_is_not_brought_back_by_its_undoing(store: JobStore) -> None:
+    with pytest.raises(JobNotFound):
+        store.undone("forgotten", "c0ffee")
+    assert not store.redis.exists(job_key("forgotten"))
+
+
 def test_retry_is_refused_while_another_job_has_the_target(store: JobStore, leases: Leases, plan: Plan) -> None:
     first = store.submit(ask()).id
     store.cancel(first)

@@ -68,7 +68,9 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
     assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))
 
     undone = answer(machine, "rollback", job)
-    assert undone["commit"] == namespace.admin.head(target)
+    assert undone["commit"] == namespace.admin.head(target) == answer(machine, "status", job)["undone"]
+    assert f"undone by {str(undone['commit'])[:12]}" in machine.run("list").stdout
+    assert str(undone["commit"]) in machine.run("status", job).stdout
     assert namespace.admin.read(target, "tokenizer.json") == b"{}"
     assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
 

@@ -20,7 +20,7 @@ free_all(id)
 for _, name in ipairs(redis.call('ZRANGE', todo, 0, -1)) do
   redis.call('HDEL', key(id, 'units'), name .. '.attempts', name .. '.error', name .. '.voids')
 end
-redis.call('HDEL', key(id), 'error', 'last_error', 'note')
+redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone')
 redis.call('HSET', PREFIX .. 'active', target, id)
 
 local next_state = 'copying'
