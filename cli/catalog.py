@@ -212,7 +212,9 @@ def resume(name: Name, output: Output) -> None:
     """Go on where a catalog was paused, or stopped by a limit, which then counts anew."""
     with _open() as (_, catalogs):
         catalogs.resume(name)
-    output.result({"catalog": name, "state": "running"}, Text(f"catalog {name} goes on"), name)
+        state = catalogs.get(name).state
+    said = f"catalog {name} goes on" if state == "running" else f"catalog {name} is {state}"
+    output.result({"catalog": name, "state": state}, Text(said), name)
 
 
 @catalog.command("cancel")

@@ -204,7 +204,7 @@ class Catalogs:
         self._turn(name, "paused", "only one that runs can be paused")
 
     def resume(self, name: str) -> None:
-        """Go on where it was paused or stopped. Raises CatalogNotFound, CatalogState."""
+        """Go on where it was paused or stopped; done when nothing is left. Raises CatalogNotFound, CatalogState."""
         self._turn(name, "running", "only one that is paused or stopped can go on")
 
     def cancel(self, name: str) -> int:

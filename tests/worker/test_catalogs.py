@@ -66,10 +66,10 @@ def jobs(catalogs: Catalogs) -> list[str]:
     return list(catalogs.get("mirror").active.values())
 
 
-def finish(leases: Leases, job: str, found: bool = True) -> None:
-    """A job that is done; it found its commit there, or made one."""
+def finish(leases: Leases, job: str, found: bool = True, source: str = "s1") -> None:
+    """A job that is done with the ``source`` that it read; it found its commit there, or made one."""
     lease = claimed(leases, job, "plan")
-    assert leases.done(lease, asdict(Published(f"commit-of-{job}", None, found))) == "ok"
+    assert leases.done(lease, {**asdict(Published(f"commit-of-{job}", "main", found)), "source": source}) == "ok"
 
 
 def fail(leases: Leases, job: str) -> None:
@@ -125,7 +125,7 @@ def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs
     begin(catalogs, wanted)
     (job,) = jobs(catalogs)
     lease = claimed(leases, job, "plan")
-    assert leases.done(lease, asdict(Published("ours", None, False))) == "ok"
+    assert leases.done(lease, {**asdict(Published("ours", "main", False)), "source": "s1"}) == "ok"
     assert jobs(catalogs) == []
     begin(catalogs, wanted, rows(wanted, target="t1"))
     assert len(jobs(catalogs)) == 1  # the list shows what it was before, so it is asked
@@ -136,6 +136,22 @@ def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs
     assert catalogs.get("mirror").counts() == {"unchanged": 1}
 
 
+def test_a_job_that_read_an_older_source_is_no_reason_to_leave_the_newer_one_out(
+    catalogs: Catalogs, leases: Leases
+) -> None:
+    wanted = definition(1)
+    begin(catalogs, wanted)
+    (job,) = jobs(catalogs)
+    finish(leases, job, source="s0")  # somebody's job of the same request, planned before the source moved
+    assert jobs(catalogs) == []
+    begin(catalogs, wanted)
+    assert len(jobs(catalogs)) == 1
+    finish(leases, jobs(catalogs)[0])
+    assert jobs(catalogs) == []
+    begin(catalogs, wanted)
+    assert catalogs.get("mirror").counts() == {"unchanged": 1}
+
+
 def test_a_commit_whose_maker_died_is_the_jobs_own(
     store: JobStore, catalogs: Catalogs, leases: Leases, plan: Plan
 ) -> None:
@@ -143,7 +159,8 @@ def test_a_commit_whose_maker_died_is_the_jobs_own(
     begin(catalogs, wanted)
     (job,) = jobs(catalogs)
     assert copied(store, leases, plan, rows(wanted)[0][0].request) == job
-    found = asdict(Published("ours", "main", found=True))  # by the next worker, in the target's history
+    # by the next worker, in the target's history
+    found = {**asdict(Published("ours", "main", found=True)), "source": "s1"}
     assert leases.done(claimed(leases, job, "publish"), found) == "ok"
     assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back"}]) == "ok"
     assert jobs(catalogs) == []
@@ -241,6 +258,22 @@ def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Catalogs, leases
         catalogs.pause("mirror")
     catalogs.resume("mirror")
     assert len(jobs(catalogs)) == 1
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_resumed_after_its_last_job_it_is_done(catalogs: Catalogs, leases: Leases, store: JobStore, well: bool) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    catalogs.pause("mirror")
+    (finish if well else fail)(leases, job)
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").state == "paused"
+    catalogs.resume("mirror")
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.success is not None) == ("done", well)
+    assert store.redis.hexists(f"{PREFIX}catalogs:trouble", "mirror") != well
+    assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
+    assert catalogs.submit(definition(2))
 
 
 def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs: Catalogs, store: JobStore) -> None:
