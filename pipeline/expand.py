@@ -99,13 +99,13 @@ def stands(wanted: Wanted, context: Context) -> bool:
     options = request.options
     if options.force or options.pr or options.branch or options.config_from:
         return False
-    target = open_target(request.target, options, context)
     try:
+        target = open_target(request.target, options, context)
         commit = next(target.history(head.sha, None), None)
     except ReshardError as error:
         if error.retryable:
             raise
-        return False  # a job will say what is wrong with this one
+        return False  # a job will say what is wrong with this one, or find nothing wrong where it is carried out
     ours = publication.read(commit) if commit is not None and commit.id == head.sha else None
     pin = Pin(context.endpoint(_hub(request.source)), _hub(request.source).repo, source.sha)
     return ours is not None and ours.request == request_key(request, pin, None, publication.address(target))

@@ -238,6 +238,15 @@ def test_a_target_that_went_since_it_was_listed_is_left_to_a_job(space: Namespac
     assert not stands(one, Context.from_env())
 
 
+def test_what_cannot_be_done_in_this_process_is_left_to_a_job(
+    space: Namespace, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(space, "m-cut")
+    one = one_of(space, weights, ", transport: xet")
+    monkeypatch.setenv("RESHARD_MEMORY_LIMIT", "200MB")  # too little for Xet, and workers may have more
+    assert not stands(one, Context.from_env())
+
+
 def test_a_hub_that_is_away_says_nothing_of_a_target(
     space: Namespace, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
