@@ -13,6 +13,7 @@ if not FROM[state][found] then return { 'refused', found } end
 redis.call('HDEL', base, 'note')
 if ARGV[3] ~= '' then redis.call('HSET', base, 'note', ARGV[3]) end
 if found == 'stopped' then redis.call('HSET', base, 'failures', 0, 'bytes', 0) end -- what stopped it is forgiven
+if state == 'cancelled' then redis.call('DEL', catalog_key(name, 'todo'), catalog_key(name, 'again')) end
 local left = redis.call('ZCARD', catalog_key(name, 'todo')) + redis.call('HLEN', catalog_key(name, 'active'))
 if state == 'running' and left == 0 then state = 'done' end -- its last job ended in the pause
 catalog_state(name, state, now())

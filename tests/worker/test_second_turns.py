@@ -1,0 +1,72 @@
+"""Catalogs that were cancelled or given another turn: what goes on, what stays as it is, and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.pipeline.errors import CatalogState
+from reshard.worker.catalogs import Catalogs
+from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.leases import Leases
+from reshard.worker.scripts import PREFIX
+from tests.worker.test_catalogs import begin, definition, fail, jobs
+
+
+@pytest.fixture
+def catalogs(store: JobStore) -> Catalogs:
+    return Catalogs(store)
+
+
+def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Catalogs, leases: Leases) -> None:
+    begin(catalogs, definition(4, at_once=1))
+    (failed,) = jobs(catalogs)
+    fail(leases, failed)
+    assert len(jobs(catalogs)) == 1
+    catalogs.cancel("mirror")
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.todo, seen.counts()) == ("cancelled", 0, {"failed": 1, "cancelled": 1})
+    assert catalogs.retry("mirror") == 1
+    assert jobs(catalogs) == [failed]
+    assert catalogs.get("mirror").todo == 0
+    fail(leases, failed)
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").state == "done"
+
+
+def test_a_second_cancel_goes_on_where_the_first_client_died(
+    catalogs: Catalogs, leases: Leases, store: JobStore
+) -> None:
+    begin(catalogs, definition(3, at_once=2))
+    first, second = jobs(catalogs)
+    store.run("catalog_turn", "mirror", "cancelled", "")
+    store.cancel(first)  # and here it died
+    assert jobs(catalogs) == [second]
+    assert catalogs.cancel("mirror") == 1
+    assert store.get(second).state == JobState.cancelled
+    assert jobs(catalogs) == []
+    with pytest.raises(CatalogState, match="it has ended already"):
+        catalogs.cancel("mirror")
+
+
+@pytest.mark.parametrize("forgotten, counted", [(False, 700), (True, 1100)])
+def test_bytes_of_a_job_that_goes_on_count_once(
+    catalogs: Catalogs, leases: Leases, store: JobStore, forgotten: bool, counted: int
+) -> None:
+    """A job tells what it read in all its turns; one that is made because the first is forgotten, only its own."""
+
+    def read(job: str, count: int) -> None:
+        store.redis.hincrby(f"{PREFIX}job:{job}", "read", count)
+        fail(leases, job)
+        assert jobs(catalogs) == []
+
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    read(job, 400)
+    if forgotten:
+        store.delete(job)
+    assert catalogs.retry("mirror") == 1
+    (again,) = jobs(catalogs)
+    assert (again == job) != forgotten
+    read(again, 700 if forgotten else 300)
+    assert int(store.redis.hget(f"{PREFIX}catalog:mirror", "bytes") or 0) == counted
