@@ -208,7 +208,10 @@ class Catalogs:
         self._turn(name, "running", "only one that is paused or stopped can go on")
 
     def cancel(self, name: str) -> int:
-        """Admit nothing more and cancel what is at work; returns how many jobs. Raises as ``pause``."""
+        """Drop what was not begun and cancel what is at work; returns how many jobs. Raises as ``pause``.
+
+        A second time it goes on where a client died over the first.
+        """
         self._turn(name, "cancelled", "it has ended already")
         cancelled = 0
         for job in texts(self._redis.hvals(_key(name, "active"))):

@@ -9,7 +9,8 @@ local name, state = ARGV[1], ARGV[2]
 local base = catalog_key(name)
 local found = redis.call('HGET', base, 'state')
 if not found then return { 'missing', '' } end
-if not FROM[state][found] then return { 'refused', found } end
+local cut_short = state == 'cancelled' and found == state and redis.call('HLEN', catalog_key(name, 'active')) > 0
+if not FROM[state][found] and not cut_short then return { 'refused', found } end
 redis.call('HDEL', base, 'note')
 if ARGV[3] ~= '' then redis.call('HSET', base, 'note', ARGV[3]) end
 if found == 'stopped' then redis.call('HSET', base, 'failures', 0, 'bytes', 0) end -- what stopped it is forgiven
