@@ -8,7 +8,12 @@ for i = 3, #ARGV, 2 do
     redis.call('HDEL', catalog_key(name, 'ended'), ARGV[i])
     catalog_count(name, ended, -1)
     redis.call('ZADD', catalog_key(name, 'todo'), ARGV[i], ARGV[i])
-    if ARGV[i + 1] ~= '' then redis.call('HSET', catalog_key(name, 'again'), ARGV[i], ARGV[i + 1]) end
+    if ARGV[i + 1] ~= '' then
+      redis.call('HSET', catalog_key(name, 'again'), ARGV[i], ARGV[i + 1])
+      if get(ARGV[i + 1], 'state') then -- it goes on, and tells at its end all that it ever read
+        redis.call('HINCRBY', catalog_key(name), 'bytes', 0 - cjson.decode(ended).read)
+      end
+    end
     again = again + 1
   end
 end
