@@ -91,6 +91,7 @@ class Control:
     def _check(self) -> None:
         if self._ending.is_set():
             raise Stopped("drain")
+        self._expander.check()
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago; returns how many."""

@@ -47,18 +47,33 @@ class Expander:
         self._expand = expand
         self._token = uuid4().hex
         self._thread: threading.Thread | None = None
+        self._at = ("", "")  # the catalog and the run that the thread expands
+        self._dropped = threading.Event()
         self._again: dict[str, float] = {}  # run -> when it may be tried again
 
     def look(self, waiting: Iterable[str]) -> None:
-        """Take on one of the catalogs that wait, and keep what was taken on."""
+        """Take on one of the catalogs that wait, keep what was taken on, and drop what waits no more."""
+        busy = self._thread is not None and self._thread.is_alive()
+        wanted = False
         for name in waiting:
-            busy = self._thread is not None and self._thread.is_alive()
-            if busy and self._thread is not None and self._thread.name != name:
+            if busy and name != self._at[0]:
                 continue
             run = self._catalogs.claim(name, self._token)
-            if run and not busy and self._again.get(run, 0.0) <= time.monotonic():
-                self._thread = threading.Thread(target=self._work, args=(name, run), name=name, daemon=True)
+            if busy:
+                wanted = (name, run) == self._at
+            elif run and self._again.get(run, 0.0) <= time.monotonic():
+                self._at = (name, run)
+                self._dropped.clear()
+                self._thread = threading.Thread(target=self._work, args=self._at, name=name, daemon=True)
                 self._thread.start()
+                busy = wanted = True
+        if not wanted:
+            self._dropped.set()
+
+    def check(self) -> None:
+        """Raises Stopped when what is expanded is wanted no more: it may wait for the Hub for an hour."""
+        if self._dropped.is_set():
+            raise Stopped("cancel")
 
     def _work(self, name: str, run: str) -> None:
         try:
@@ -70,17 +85,17 @@ class Expander:
             if error.retryable:
                 self._again[run] = time.monotonic() + EXPAND_AGAIN
             else:
-                self._refuse(name, error)
+                self._refuse(name, run, error)
         except Stopped as stopped:
-            log.info("catalog %s is left to the next control: %s", name, stopped.reason)
+            log.info("catalog %s is not expanded any further here: %s", name, stopped.reason)
         except redis.RedisError as error:
             log.warning("catalog %s is expanded again, the broker was away: %s", name, error)
         except Exception as error:
             log.exception("catalog %s met what it does not know", name)
-            self._refuse(name, ReshardError(what=f"{type(error).__name__}: {error}"))
+            self._refuse(name, run, ReshardError(what=f"{type(error).__name__}: {error}"))
 
-    def _refuse(self, name: str, error: ReshardError) -> None:
+    def _refuse(self, name: str, run: str, error: ReshardError) -> None:
         try:
-            self._catalogs.refuse(name, error)
+            self._catalogs.refuse(name, run, self._token, error)
         except (CatalogState, CatalogNotFound) as ended:
             log.info("catalog %s was ended meanwhile: %s", name, ended)

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from reshard.pipeline.catalog import parse, request_for
-from reshard.pipeline.errors import HubError
+from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.open import Context
 from reshard.pipeline.stores.retry import OwnPace
-from reshard.worker.catalogs import Catalogs, Definition
+from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander, expanded
 from reshard.worker.jobs import JobStore
+from reshard.worker.pace import paces
 from reshard.worker.scripts import PREFIX
 from tests.support import mirror
 from tests.support.hub import HubProcess
@@ -108,3 +109,23 @@ def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
     hub.admin.log(reset=True)
     expanded(definition(), Context.from_env(), catalogs)
     assert calls(hub, "/commits/") == COUNT - found
+
+
+def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, store: JobStore) -> None:
+    hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": 300}})
+    catalogs = Catalogs(store)
+
+    def ask(wanted: Definition) -> list[tuple[Entry, ReshardError | None]]:
+        return expanded(wanted, Context.from_env(paces(store.redis, expander.check, expander.check)), catalogs)
+
+    expander = Expander(catalogs, ask)
+    catalogs.submit(definition())
+    expander.look(catalogs.look())
+    wait_for(lambda: calls(hub) == QUOTA, "the end of the budget")
+    expander.look(catalogs.look())
+    assert expander._thread is not None and expander._thread.is_alive()
+    catalogs.cancel("mirror")
+    expander.look(catalogs.look())
+    expander._thread.join(30)
+    assert not expander._thread.is_alive(), "it still waits for calls"
+    assert catalogs.get("mirror").state == "cancelled"
