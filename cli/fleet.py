@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option, Typer
 
 from reshard.cli.arguments import asked_by, read_output, takes
-from reshard.cli.jobs import missing, open_store, process_text
+from reshard.cli.jobs import missing, open_store, process_text, worker_state
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.waits import moment, pause_text, rest_text
 
@@ -52,8 +52,7 @@ def status(output: Output) -> None:
         ("window", _window(seen.limits)),
     ]  # fmt: skip
     for process in workers:
-        told.append(("worker", f"{process.name}: {_state(process.draining, process.name in seen.drained)}"))
-        told.append(("", process_text(process)))
+        told.append(("worker", process_text(process, process.name in seen.drained)))
         told += [("", f"has {what}") for what in held.get(process.name, ())]
     if "worker" in missing(processes):
         told.append(("worker", "none is running: start one with `reshard worker`, or all of it with `reshard up`"))
@@ -61,7 +60,7 @@ def status(output: Output) -> None:
         "workers": [
             {
                 "name": process.name,
-                "state": _state(process.draining, process.name in seen.drained),
+                "state": worker_state(process, process.name in seen.drained),
                 "concurrency": process.concurrency,
                 "at": held.get(process.name, []),
             }
@@ -82,9 +81,10 @@ def pause(
 ) -> None:
     """Let no worker begin anything, until resume. Copies are handed back at their next file, other steps end."""
     with _open() as (_, fleet):
+        was = fleet.paused() is not None
         paused = fleet.pause(asked_by(), reason)
-    said = f"{pause_text(paused)}\n`reshard fleet resume` lets it go on"
-    output.result({"paused": asdict(paused)}, Text(said), "paused")
+    said = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` lets it go on"
+    output.result({"paused": asdict(paused), "was_paused": was}, Text(said), "paused")
 
 
 @fleet.command("resume")
@@ -152,10 +152,6 @@ def limit(
 
 def _bulk(seen: Seen) -> str:
     return rest_text(seen) + (f"; waiting for it: {count(seen.held, 'job')}" if seen.held else "")
-
-
-def _state(finishing: bool, drained: bool) -> str:
-    return "drained" if drained else "finishing" if finishing else "takes work"
 
 
 def _window(limits: Limits) -> str:

@@ -221,15 +221,18 @@ def _progress(job: JobRecord) -> str:
 
 
 def _show_service(store: JobStore, output: Output) -> None:
-    from reshard.worker.jobs import without_password
+    from reshard.worker.fleet import Fleet
+    from reshard.worker.jobs import broker_errors, without_password
 
     counts = {str(state): number for state, number in store.counts().items() if number}
     waiting, processes, why = store.waiting(), store.processes(), waits(store, bulk=True)
+    with broker_errors(store.url):
+        drained = Fleet(store).all_drained()
     broker = without_password(store.url)
     told = [("broker", broker)]
     if why:
         told.append(("waits", why))
-    told += [(process.kind, process_text(process)) for process in processes]
+    told += [(process.kind, process_text(process, process.name in drained)) for process in processes]
     for kind in missing(processes):
         told.append((kind, f"none is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
     told.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
@@ -239,7 +242,7 @@ def _show_service(store: JobStore, output: Output) -> None:
             "jobs": counts,
             "waiting": waiting,
             "waits": why,
-            "processes": [asdict(process) for process in processes],
+            "processes": [asdict(process) | {"drained": process.name in drained} for process in processes],
         },
         lines(told),
     )
@@ -250,8 +253,13 @@ def missing(processes: Sequence[Process]) -> list[str]:
     return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
 
 
-def process_text(process: Process) -> str:
-    """Where a process runs, since when, and whether it takes nothing more."""
-    copies = f", {count(process.concurrency, 'copy')} at once" if process.kind == "worker" else ""
-    leaving = ", takes nothing new" if process.draining else ""
-    return f"{process.host} pid {process.pid}, {process.version}, up since {ago(process.started)}{copies}{leaving}"
+def process_text(process: Process, drained: bool) -> str:
+    """A process by its name, with what a worker is about, and since when it runs."""
+    told = [process.version, f"started {ago(process.started)}"]
+    if process.kind == "worker":
+        told = [worker_state(process, drained), *told, f"{count(process.concurrency, 'copy')} at once"]
+    return f"{process.name}: {', '.join(told)}"
+
+
+def worker_state(process: Process, drained: bool) -> str:
+    return "drained" if drained else "finishing" if process.draining else "takes work"

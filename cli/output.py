@@ -66,8 +66,9 @@ def console(stream: Any) -> Console:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 file``, ``2,048 files``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """``1 file``, ``2,048 files``, ``2 copies``."""
+    many = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
 
 
 def ago(moment: float) -> str:

@@ -1,4 +1,4 @@
-"""Why nothing is begun now, in words: the service is paused, or bulk work rests."""
+"""Why nothing is begun now, in words: the service is paused, its workers are drained, or bulk work rests."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def waits(store: JobStore, bulk: bool) -> str | None:
         fleet = Fleet(store)
         if (paused := fleet.paused()) is not None:
             return f"{pause_text(paused)}; `reshard fleet resume` lets it go on"
+        workers = [process.name for process in store.processes() if process.kind == "worker"]
+        if workers and fleet.all_drained().issuperset(workers):
+            return f"every worker is drained; `reshard fleet undrain {workers[0]}` has it take work again"
         if not bulk:
             return None
         try:
@@ -37,9 +40,9 @@ def pause_text(paused: Pause) -> str:
 
 
 def rest_text(seen: Seen) -> str:
-    """Of bulk work: until when it rests and why, or that it is done."""
+    """Of bulk work: until when it rests and why, or that it does not."""
     if seen.rest is None:
-        return "is done"
+        return "is begun when it comes"
     why = {"window": "its window is shut", "night": "it has read what it may in a night"}[seen.rest.why]
     return f"rests until {moment(seen.rest.until, seen.limits.tz)}: {why}"
 

@@ -189,10 +189,15 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------ for operators
 
     def pause(self, by: str, reason: str | None = None) -> Pause:
-        """Let nothing more be begun; copies are handed back at their next shard, other steps end."""
+        """Let nothing more be begun; copies are handed back at their next shard, other steps end.
+
+        Paused again, it is by whom and why it was, unless there is a new reason.
+        """
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hsetnx(FLEET, "paused", _ms(self._now()))
-            pipeline.hset(FLEET, mapping={"reason": reason or "", "paused_by": by})
+            keep = pipeline.hset if reason else pipeline.hsetnx
+            keep(FLEET, "reason", reason or "")
+            keep(FLEET, "paused_by", by)
             pipeline.execute()
         return self.paused() or Pause(self._now(), by, reason)
 
@@ -317,6 +322,10 @@ class Fleet:
     def note(self, count: int, bulk: bool) -> None:
         """``count`` bytes of weights were read."""
         self._store.run("fleet_note", count, int(bulk), self._night)
+
+    def all_drained(self) -> frozenset[str]:
+        """The workers that are, by name; some of them may have ended since."""
+        return frozenset(texts(self._redis.hkeys(DRAINED)))
 
     def drained(self, worker: str) -> bool:
         return bool(self._redis.hexists(DRAINED, worker))

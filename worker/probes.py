@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import version
 from typing import cast
 
@@ -13,6 +13,7 @@ from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.pipeline.probes import Probe
 from reshard.worker.broker import broker_url
+from reshard.worker.fleet import Fleet, Pause
 from reshard.worker.jobs import JobStore, Process, broker_errors, without_password
 from reshard.worker.notify import Notice, hooks
 from reshard.worker.settings import Settings
@@ -29,7 +30,8 @@ def queue(settings: Settings) -> Iterator[Probe]:
         with JobStore.at(url) as store, broker_errors(url):
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
-            yield from _processes(store.processes())
+            fleet = Fleet(store)
+            yield from _processes(store.processes(), fleet.paused(), fleet.all_drained())
     except QueueError as error:
         yield Probe("broker", without_password(url), error=error)
 
@@ -78,14 +80,20 @@ def _clock(client: redis.Redis) -> Probe:
     return Probe("clock", f"{abs(skew):.1f} s from the broker's", late, facts={"skew": skew})
 
 
-def _processes(processes: list[Process]) -> Iterator[Probe]:
+def _processes(processes: list[Process], paused: Pause | None, drained: Collection[str]) -> Iterator[Probe]:
     ours = version("reshard")
+    workers = [process.name for process in processes if process.kind == "worker"]
+    if paused:
+        why = f"by {paused.by}" + (f": {paused.reason}" if paused.reason else "")
+        yield Probe("fleet", f"paused {why}", "jobs wait: `reshard fleet resume` lets them go on")
+    elif workers and all(name in drained for name in workers):
+        yield Probe("fleet", "every worker is drained", f"jobs wait: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
         found = [process for process in processes if process.kind == kind]
         if not found:
             yield Probe(kind, "none is running", f"jobs wait: start one with `reshard {kind}`")
         others = sorted({process.version for process in found} - {ours})
         for process in found:
-            said = f"{process.host} pid {process.pid}, {process.version}"
+            said = f"{process.name}, {process.version}" + (", drained" if process.name in drained else "")
             warning = f"this command is {ours}: the older of the two may hand jobs back" if others else ""
             yield Probe(kind, said, warning, facts={"version": process.version, "concurrency": process.concurrency})

@@ -44,6 +44,9 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue) -
     assert said in listed.err
     assert said not in listed.out
 
+    again = queue("fleet", "pause").out
+    assert again.startswith("paused already: the service is paused since ")
+    assert "the line is down" in again
     assert queue("fleet", "resume").out == "it goes on\n"
     assert said not in queue("status").out
 
@@ -105,7 +108,12 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
         announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))
         assert queue("fleet", "drain", "he", "--quiet").out == "here:7\n"
-        assert "here:7: drained" in queue("fleet", "status").out
+        for shown in (queue("fleet", "status").out, queue("status").out):
+            assert "here:7: drained" in shown
+            assert "2 copies at once" in shown
+        job = store.submit(ask("drained")).id
+        said = "every worker is drained; `reshard fleet undrain here:7` has it take work again"
+        assert queue("status", job, "--json").documents[0]["waits"] == said
         assert queue("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
         announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))
         (facts,) = queue("fleet", "status", "--json").documents

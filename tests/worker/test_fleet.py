@@ -186,6 +186,7 @@ def test_a_pause_is_known_by_its_first_hour_and_its_last_reason(fleet: Fleet, cl
     clock.now += 60
     paused = fleet.pause("you", "the line is down")
     assert (paused.since, paused.by, paused.reason) == (clock.now - 60, "you", "the line is down")
+    assert fleet.pause("a third") == paused
     assert fleet.resume()
     assert not fleet.resume()
     assert fleet.paused() is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reshard.pipeline.errors import BrokerUnavailable
-from reshard.worker.jobs import JobStore
+from reshard.worker.fleet import Fleet
+from reshard.worker.jobs import JobStore, Process
+from reshard.worker.presence import announce
 from reshard.worker.probes import durability, queue
 from reshard.worker.settings import Settings
 
@@ -19,6 +21,22 @@ def test_a_broker_without_workers_is_told_with_what_to_start(store: JobStore) ->
     assert set(found) == {"broker", "clock", "worker", "control"}
     assert "start one with `reshard worker`" in found["worker"].warning
     assert abs(found["clock"].facts["skew"]) < 5 and found["clock"].state == "ok"
+
+
+def test_a_fleet_that_begins_nothing_is_a_warning(store: JobStore) -> None:
+    def fleet_of() -> list[str]:
+        return [f"{probe.says}; {probe.warning}" for probe in queue(settings(store.url)) if probe.name == "fleet"]
+
+    for pid in (1, 2):
+        announce(store.redis, Process(f"here:{pid}", "worker", "1", "here", pid, 2, 0.0, False))
+    fleet = Fleet(store)
+    fleet.drain("here:1")
+    assert fleet_of() == []
+    fleet.drain("here:2")
+    assert fleet_of() == ["every worker is drained; jobs wait: `reshard fleet undrain here:1`"]
+    assert "here:2, 1, drained" in [probe.says for probe in queue(settings(store.url))]
+    fleet.pause("me", "the line is down")
+    assert fleet_of() == ["paused by me: the line is down; jobs wait: `reshard fleet resume` lets them go on"]
 
 
 @pytest.mark.parametrize(
