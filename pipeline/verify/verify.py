@@ -107,7 +107,7 @@ def _check_models(side: Side, theirs: Side | None, matched: Paired | None, reloa
 
 def _check_model(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> Check:
     """The output's config names the class; another config is a difference between files, and is reported there."""
-    name = f"model {checkpoint.name}"
+    name = f"class of {checkpoint.name}"
     path = join(checkpoint.name.folder, "config.json")
     file = side.source.files().get(path)
     if file is None:

@@ -39,7 +39,7 @@ def test_a_good_output_passes_and_says_what_was_looked_at(reshard: Run, model: P
     done = reshard("verify", cut, "--against", model, "--deep")
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1].endswith(": passed")
-    for name in ("index rules ", "same tensors ", "other files ", "model model ", "tokenizer ", "same bytes "):
+    for name in ("index rules ", "same tensors ", "other files ", "class of model ", "tokenizer ", "same bytes "):
         assert name in done.out
 
 
@@ -108,7 +108,7 @@ def test_a_load_is_asked_for_by_name(reshard: Run, cut: Path) -> None:
     assert reshard("verify", cut, "--max-memory", "cpu=1GB").code == 2
     done = reshard("verify", cut, "--load")
     assert done.code == 0, done.err
-    assert "load         skipped" in done.out and "config.json" in done.out
+    assert "load            skipped" in done.out and "config.json" in done.out
 
 
 def test_what_cannot_be_looked_at_is_an_error_of_its_own(reshard: Run, bare: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ COLUMNS = {
     "index rules": ("index rules",),
     "same tensors": ("same tensors",),
     "other files": ("other files",),
-    "model": ("model",),
+    "model": ("class of",),
     "tokenizer": ("tokenizer",),
     "same bytes": ("same bytes",),
     "manifest": ("manifest",),

@@ -70,8 +70,8 @@ def test_two_cuts_of_one_model_pass_with_every_byte(two_cuts: tuple[Path, Path],
 
 
 def test_alone_only_what_can_be_known_alone_is_checked(two_cuts: tuple[Path, Path], look: Verify) -> None:
-    assert set(look(two_cuts[1])) == {"index rules", "model model", "tokenizer"}
-    assert set(look(two_cuts[1], deep=True)) == {"index rules", "model model", "tokenizer", "stored bytes"}
+    assert set(look(two_cuts[1])) == {"index rules", "class of model", "tokenizer"}
+    assert set(look(two_cuts[1], deep=True)) == {"index rules", "class of model", "tokenizer", "stored bytes"}
 
 
 def test_a_torch_file_and_its_safetensors_are_equal(tmp_path: Path, look: Verify) -> None:
@@ -243,15 +243,15 @@ def test_a_model_that_lost_a_tensor_is_judged_against_its_source(
 ) -> None:
     source = saved("llama").folder
     output = Path(shutil.copytree(source, tmp_path / "output"))
-    assert look(output, source)["model model"].level == "model"
-    assert look(output)["model model"].result == "passed"
+    assert look(output, source)["class of model"].level == "model"
+    assert look(output)["class of model"].result == "passed"
     tensors = load_file(output / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
-    alone = look(output)["model model"]
+    alone = look(output)["class of model"]
     assert alone.result == "inconclusive"
     assert "model.norm.weight" in alone.reason
-    assert set(failed(look(output, source))) == {"same tensors", "model model"}
+    assert set(failed(look(output, source))) == {"same tensors", "class of model"}
 
 
 def test_a_source_that_itself_lacks_a_tensor_is_no_failure_of_the_output(
