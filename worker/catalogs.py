@@ -256,8 +256,8 @@ class Catalogs:
     def _record(self, name: str) -> dict[str, list[str]]:
         return {key.decode(): json.loads(data) for key, data in _hash(self._redis, _key(name, "record")).items()}
 
-    def _turn(self, name: str, state: State, why: str, note: str = "") -> None:
-        answer, found = texts(self._store.run("catalog_turn", name, state, note))
+    def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> None:
+        answer, found = texts(self._store.run("catalog_turn", name, state, note, *expander))
         if answer == "missing":
             raise CatalogNotFound(name=name)
         if answer == "refused":
@@ -297,9 +297,11 @@ class Catalogs:
     def definition(self, name: str) -> Definition:
         return Definition.model_validate_json(self._fields(name)["definition"])
 
-    def refuse(self, name: str, error: ReshardError) -> None:
-        """It cannot be expanded. Raises CatalogState when it was cancelled meanwhile."""
-        self._turn(name, "failed", "it is not being expanded", f"{error} ({error.next_step})")
+    def refuse(self, name: str, run: str, token: str, error: ReshardError) -> None:
+        """This run cannot be expanded. Raises CatalogState when it is not this control's to expand any more."""
+        self._turn(
+            name, "failed", "it is not this control's to expand any more", f"{error} ({error.next_step})", run, token
+        )
 
     def fill(self, name: str, run: str, token: str, rows: Sequence[tuple[Entry, ReshardError | None]]) -> bool:
         """Keep what a catalog was expanded to; False when another control does it by now.

@@ -244,7 +244,8 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     assert told(notifier, receiver) == []
 
     assert catalogs.submit(definition(1))
-    catalogs.refuse("mirror", UsageError(what="no such collection"))
+    run = catalogs.claim("mirror", "control")
+    catalogs.refuse("mirror", run, "control", UsageError(what="no such collection"))
     (notice,) = told(notifier, receiver)
     assert notice["text"].startswith("catalog mirror could not be expanded: no such collection")
     assert notice["next"] == "reshard catalog status mirror"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from reshard.pipeline.errors import CatalogState
-from reshard.worker.catalogs import Catalogs
+from reshard.pipeline.errors import CatalogState, ReshardError, SourceNotFound
+from reshard.worker.catalogs import Catalogs, Definition, Entry
+from reshard.worker.expander import Expander
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
@@ -70,3 +73,34 @@ def test_bytes_of_a_job_that_goes_on_count_once(
     assert (again == job) != forgotten
     read(again, 700 if forgotten else 300)
     assert int(store.redis.hget(f"{PREFIX}catalog:mirror", "bytes") or 0) == counted
+
+
+def test_what_ended_one_run_does_not_end_the_next(catalogs: Catalogs) -> None:
+    begun_anew = threading.Event()
+
+    def gone(wanted: Definition) -> list[tuple[Entry, ReshardError | None]]:
+        assert begun_anew.wait(30)
+        raise SourceNotFound(repo="them/gone", endpoint="https://hub")
+
+    expander = Expander(catalogs, gone)
+    catalogs.submit(definition(1))
+    expander.look(catalogs.look())
+    catalogs.cancel("mirror")
+    assert catalogs.submit(definition(2))
+    begun_anew.set()
+    assert expander._thread is not None
+    expander._thread.join(30)
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.note) == ("expanding", None)
+
+
+def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Catalogs, store: JobStore) -> None:
+    catalogs.submit(definition(1))
+    run = catalogs.claim("mirror", "slow")
+    store.redis.hset(f"{PREFIX}catalog:mirror", "expander_until", 0)
+    assert catalogs.claim("mirror", "next") == run
+    with pytest.raises(CatalogState, match="mirror is expanding: it is not this control's"):
+        catalogs.refuse("mirror", run, "slow", SourceNotFound(repo="them/gone", endpoint="https://hub"))
+    assert catalogs.get("mirror").state == "expanding"
+    catalogs.refuse("mirror", run, "next", SourceNotFound(repo="them/gone", endpoint="https://hub"))
+    assert catalogs.get("mirror").state == "failed"

@@ -1,4 +1,5 @@
--- name, 'paused' | 'running' | 'cancelled' | 'failed', note -> {'missing' | 'refused' | 'ok', the state it found}
+-- name, 'paused' | 'running' | 'cancelled' | 'failed', note, and for 'failed' the run and the token that expands it
+-- -> {'missing' | 'refused' | 'ok', the state it found}
 local FROM = {
   paused = { running = true },
   running = { paused = true, stopped = true },
@@ -11,6 +12,10 @@ local found = redis.call('HGET', base, 'state')
 if not found then return { 'missing', '' } end
 local cut_short = state == 'cancelled' and found == state and redis.call('HLEN', catalog_key(name, 'active')) > 0
 if not FROM[state][found] and not cut_short then return { 'refused', found } end
+if state == 'failed' then -- said by who expands, perhaps of a run that was cancelled and begun anew meanwhile
+  local run, token = unpack(redis.call('HMGET', base, 'run', 'expander'))
+  if run ~= ARGV[4] or token ~= ARGV[5] then return { 'refused', found } end
+end
 redis.call('HDEL', base, 'note')
 if ARGV[3] ~= '' then redis.call('HSET', base, 'note', ARGV[3]) end
 if found == 'stopped' then redis.call('HSET', base, 'failures', 0, 'bytes', 0) end -- what stopped it is forgiven
