@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -56,5 +57,6 @@ def reshard(
 
 def main() -> None:
     """The console script."""
+    gc.freeze()  # modules are no garbage, and to look them through takes a short command a sixth of its time
     arguments = sys.argv[1:]
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments))
