@@ -22,7 +22,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.fleet import Fleet
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.scripts import job_key, texts
-from reshard.worker.settings import BUSY_RESEND, HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
 
 NOTHING = Moved()
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
@@ -86,7 +86,7 @@ class Leases:
         token = uuid4().hex
         wake, unit, attempts, error, state, dead, priority = texts(
             self._store.run(
-                "claim", job, token, self._worker, self._lease, self._resend, str(self._schema), _ms(HAND_BACK),
+                "claim", job, token, self._worker, self._lease, str(self._schema), _ms(HAND_BACK),
                 *self.fleet.look(),
             )
         )  # fmt: skip
@@ -118,7 +118,7 @@ class Leases:
         rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
         return self._answer(
             lease,
-            "planned", lease.job, lease.token, self._resend, str(plan.schema), plan.digest, stored.head,
+            "planned", lease.job, lease.token, str(plan.schema), plan.digest, stored.head,
             len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ class Leases:
         """The unit is finished; ``result`` is JSON-able."""
         return self._answer(
             lease,
-            "done", lease.job, lease.unit, lease.token, self._resend, _ms(KEEP_DETAILS), json.dumps(result),
+            "done", lease.job, lease.unit, lease.token, _ms(KEEP_DETAILS), json.dumps(result),
         )  # fmt: skip
 
     def begin(self, lease: Lease) -> Answer:
@@ -143,7 +143,7 @@ class Leases:
 
     def release(self, lease: Lease, why: str) -> Answer:
         """Hand the unit back unfinished; costs no attempt."""
-        return self._answer(lease, "release", lease.job, lease.unit, lease.token, self._resend, why)
+        return self._answer(lease, "release", lease.job, lease.unit, lease.token, why)
 
     def void(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
@@ -155,7 +155,7 @@ class Leases:
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
             self._store.run(
-                "void", lease.job, lease.unit, lease.token, self._resend, VOIDS, json.dumps(error), len(groups),
+                "void", lease.job, lease.unit, lease.token, VOIDS, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip
@@ -163,8 +163,8 @@ class Leases:
         return cast(Literal["ok", "lost", "cancelled", "often"], answer)
 
     def due(self) -> int:
-        """Send the wakes of every job that has waited long enough; returns how many."""
-        answer = texts(self._store.run("due", self._resend, _ms(BUSY_RESEND), DUE_AT_ONCE, *self.fleet.look()))
+        """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
+        answer = texts(self._store.run("due", self._resend, DUE_AT_ONCE, *self.fleet.look()))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self._wake(queue, job)
         return len(answer) // 2
@@ -172,7 +172,7 @@ class Leases:
     def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
         return self._answer(
             lease,
-            "fail", lease.job, lease.unit, lease.token, self._resend, json.dumps(error), verdict, _ms(after),
+            "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, _ms(after),
         )  # fmt: skip
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:

@@ -30,8 +30,7 @@ BACKOFF_MAX = 900.0  # seconds; a Hub that is away for hours is asked four times
 VOIDS = 3  # times that one unit may void receipts: an object lost again and again, a source file that stays bad
 
 # ------------------------------------------------------------------------------------------------------------- wakes
-RESEND = 10.0  # seconds; a wake that an idle worker has not taken by then is taken for lost
-BUSY_RESEND = 600.0  # seconds; the same while the queue is not empty, which says that the workers are merely busy
+RESEND = 10.0  # seconds; a wake that is neither taken nor in line by then is taken for lost
 HAND_BACK = 5.0  # seconds until a job whose plan this worker does not understand is offered again
 YIELD_PAUSE = 2.0  # seconds; one bulk copy at most gives way in this time, or one interactive job would stop them all
 

@@ -14,7 +14,7 @@ from reshard.pipeline.plan import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.jobs import QUEUES, JobStore, open_redis
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.scripts import job_key
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -79,10 +79,14 @@ def age(store: JobStore, job: str, seconds: float) -> None:
     past = -round(seconds * 1000)
     for unit in store.redis.zrange(job_key(job, "todo"), 0, -1):
         store.redis.zincrby(job_key(job, "todo"), past, unit)
-    if store.redis.zscore("reshard:due", job) is not None:
-        store.redis.zincrby("reshard:due", past, job)
-    if store.redis.hexists(job_key(job), "waked"):
-        store.redis.hincrby(job_key(job), "waked", past)
+    for line in waiting_lines(store, job):
+        store.redis.zincrby(line, past, job)
+
+
+def waiting_lines(store: JobStore, job: str) -> list[str]:
+    """Where it is noted that this job is to be looked at, or that a wake of it is on its way."""
+    lines = [f"{queue}:{what}" for queue in QUEUES for what in ("due", "waked")]
+    return [line for line in lines if store.redis.zscore(line, job) is not None]
 
 
 @pytest.fixture(scope="session")

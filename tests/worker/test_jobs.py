@@ -23,7 +23,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.worker.jobs import Job, JobState, JobStore, open_redis, slot, without_password
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import job_key
-from tests.worker.conftest import another, ask, claimed, copied, planned, receipts
+from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
 
@@ -33,7 +33,7 @@ def test_a_new_job_is_queued_due_and_announced(store: JobStore) -> None:
     assert not submitted.existed
     job = store.get(submitted.id)
     assert (job.state, job.request) == (JobState.queued, ask())
-    assert store.redis.zscore("reshard:due", job.id) is not None
+    assert waiting_lines(store, job.id) == ["reshard:interactive:due"]
     assert store.redis.lrange("reshard:bell", 0, -1) == [job.id.encode()]
 
 
@@ -148,7 +148,7 @@ def test_cancel_ends_a_job_before_the_point_of_no_return(
     assert store.cancel(job) == state
     assert store.get(job).state == JobState.cancelled
     assert leases.claim(job) is None
-    assert store.redis.zscore("reshard:due", job) is None
+    assert waiting_lines(store, job) == []
     assert store.cancel(job) == JobState.cancelled
 
 

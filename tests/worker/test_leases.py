@@ -11,9 +11,9 @@ from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
 from reshard.pipeline.plan import SCHEMA, Plan
 from reshard.worker.jobs import JobState, JobStore
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.scripts import job_key
-from reshard.worker.settings import BUSY_RESEND, HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from reshard.worker.leases import DUE_AT_ONCE, Lease, Leases
+from reshard.worker.scripts import job_key, texts
+from reshard.worker.settings import HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
 
@@ -418,15 +418,61 @@ def test_a_lost_wake_is_not_waited_for_longer_than_a_lease(store: JobStore, wake
     assert quick.due() == 1
 
 
-def test_a_wake_that_stands_in_line_is_not_doubled(store: JobStore, leases: Leases, wakes: Wakes) -> None:
-    job = store.submit(ask()).id
-    assert leases.due() == 1
-    store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
+def in_line(store: JobStore) -> Leases:
+    """Control, whose wakes stand in line as no worker takes them."""
+    return Leases(store, lambda queue, job: store.redis.lpush(queue, job), "control")
+
+
+def test_while_no_worker_takes_wakes_there_is_one_for_each_job(store: JobStore) -> None:
+    control = in_line(store)
+    jobs = [store.submit(ask(name, "bulk")).id for name in "abc"]
+    assert control.due() == 3
     for _ in range(5):
-        age(store, job, RESEND + 1)
-        assert leases.due() == 0
-    age(store, job, BUSY_RESEND)
-    assert leases.due() == 1
+        for job in jobs:
+            age(store, job, 3600)
+        assert control.due() == 0
+    assert store.waiting()["bulk"] == 3
+
+
+def test_what_is_missing_from_the_line_is_sent_again_and_no_more(store: JobStore) -> None:
+    control = in_line(store)
+    jobs = []
+    for name in "abc":
+        jobs.append(store.submit(ask(name, "bulk")).id)
+        assert control.due() == 1
+    age(store, jobs[0], 1)
+    assert texts([store.redis.rpop("reshard:bulk")]) == jobs[:1]
+    assert control.due() == 0
+    for job in jobs:
+        age(store, job, RESEND)
+    assert control.due() == 1
+    assert texts(store.redis.lrange("reshard:bulk", 0, -1)) == [jobs[0], jobs[2], jobs[1]]
+    assert control.due() == 0
+
+
+def test_many_that_are_due_are_waited_for_by_neither_interactive_jobs_nor_the_shares_of_dead_workers(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    dead = store.submit(ask("dead", "bulk")).id
+    leases.claim(dead)
+    bulk = [store.submit(ask(f"bulk{number}", "bulk")).id for number in range(DUE_AT_ONCE + 2)]
+    age(store, bulk[0], 3600)
+    age(store, dead, LEASE + 1)
+    quick = store.submit(ask("quick")).id
+    assert leases.due() == DUE_AT_ONCE
+    assert wakes.sent[:3] == [("interactive", quick), ("started", dead), ("bulk", bulk[0])]
+    assert leases.due() == 4
+
+
+def test_many_that_stand_in_line_are_waited_for_by_nobody(store: JobStore) -> None:
+    control = in_line(store)
+    bulk = [store.submit(ask(f"bulk{number}", "bulk")).id for number in range(DUE_AT_ONCE)]
+    assert control.due() == DUE_AT_ONCE
+    for job in bulk:
+        age(store, job, 3600)
+    last = store.submit(ask("last", "bulk")).id
+    assert control.due() == 1
+    assert store.redis.lindex("reshard:bulk", 0) == last.encode()
 
 
 def test_a_dead_workers_share_is_due_when_its_lease_ends(

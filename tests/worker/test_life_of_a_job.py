@@ -19,7 +19,7 @@ from reshard.pipeline.plan import Plan
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.scripts import job_key
-from tests.worker.conftest import Wakes, age, ask, receipts
+from tests.worker.conftest import Wakes, age, ask, receipts, waiting_lines
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
 BEHIND = {JobState.committing, JobState.confirming}  # the point of no return
@@ -145,11 +145,11 @@ class Life(RuleBasedStateMachine):
         if seen.state.ended:
             assert seen.held == ()
             assert active is None
-            assert redis.zscore("reshard:due", self.job) is None
+            assert waiting_lines(self.store, self.job) == []
         else:
             assert todo, "nothing is left to do, and the job has not ended"
             assert active == self.job.encode()
-            assert redis.zscore("reshard:due", self.job) is not None, "nobody will ever look at it again"
+            assert waiting_lines(self.store, self.job), "nobody will ever look at it again"
         assert {held.unit for held in seen.held} == set(self.latest)
         assert 0 <= seen.shards_done <= len(self.plan.shards)
         if seen.shards:

@@ -8,8 +8,13 @@
 --   :receipts  hash: shard digest -> receipt
 --   :attested  hash: group -> what attests its bytes
 --   :events    stream, for who watches
+--
+-- Until it ends, a job is in one of these, or in `held` (fleet.py), or nobody would look at it again:
+--   <queue>:due    sorted set: job -> when to look at it
+--   <queue>:waked  sorted set: job whose wake is in line, or was lost -> when it was sent
 
 local PREFIX = 'reshard:'
+local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'started', PREFIX .. 'bulk' } -- in the order that workers serve
 local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events' }
 local ENDED = { done = true, failed = true, cancelled = true, published_unverified = true }
 
@@ -53,6 +58,10 @@ local function owns(id, name, token)
   return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
 end
 
+local function drop(id, list)
+  for _, line in ipairs(QUEUES) do redis.call('ZREM', line .. ':' .. list, id) end
+end
+
 local function free(id, name, at)
   redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes')
   redis.call('ZADD', key(id, 'todo'), at, name)
@@ -72,6 +81,18 @@ end
 local function queue(id)
   if get(id, 'priority') == 'interactive' then return PREFIX .. 'interactive' end
   return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
+end
+
+local function look_at(id, t)
+  drop(id, 'due')
+  redis.call('ZADD', queue(id) .. ':due', t, id)
+end
+
+local function waked(id)
+  for _, line in ipairs(QUEUES) do
+    if redis.call('ZSCORE', line .. ':waked', id) then return true end
+  end
+  return false
 end
 
 -- What operators said to all workers (fleet.py). A process is a worker without its child's number.
@@ -101,39 +122,35 @@ end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
 local function hold(id, t)
-  redis.call('HDEL', key(id), 'waked')
-  redis.call('ZREM', PREFIX .. 'due', id)
+  drop(id, 'waked')
+  drop(id, 'due')
   redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
 end
 
 -- Looks at what is left of a job, notes when to look again, and returns the queue to send a wake to, or ''.
 -- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
-local function settle(id, t, resend)
+local function settle(id, t)
   local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
   if #first == 0 or ENDED[get(id, 'state')] then
-    redis.call('ZREM', PREFIX .. 'due', id)
-    redis.call('HDEL', key(id), 'waked')
+    drop(id, 'due')
+    drop(id, 'waked')
     return ''
   end
   local at = tonumber(first[2])
   if at > t then
-    redis.call('ZADD', PREFIX .. 'due', at, id)
+    look_at(id, at)
     return ''
   end
-  local waked = get(id, 'waked')
-  if waked then
-    redis.call('ZADD', PREFIX .. 'due', waked + resend, id)
-    return ''
-  end
-  redis.call('HSET', key(id), 'waked', t)
-  redis.call('ZADD', PREFIX .. 'due', t + resend, id)
+  drop(id, 'due')
+  if waked(id) then return '' end
+  redis.call('ZADD', queue(id) .. ':waked', t, id)
   return queue(id)
 end
 
 -- The same for a caller who cannot send: the control process hears the bell and sends.
 local function ring(id, t)
-  redis.call('HDEL', key(id), 'waked')
-  redis.call('ZADD', PREFIX .. 'due', t, id)
+  drop(id, 'waked')
+  look_at(id, t)
   redis.call('LPUSH', PREFIX .. 'bell', id)
   redis.call('LTRIM', PREFIX .. 'bell', 0, 999)
 end
@@ -230,9 +247,9 @@ end
 local function finish(id, state, t)
   free_all(id)
   set_state(id, state, t)
-  redis.call('ZREM', PREFIX .. 'due', id)
+  drop(id, 'due')
+  drop(id, 'waked')
   redis.call('ZREM', PREFIX .. 'held', id)
-  redis.call('HDEL', key(id), 'waked')
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
   count('ended:' .. state, 1)

@@ -6,7 +6,7 @@ redis.call('DEL', key(id))
 for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
 redis.call('ZREM', PREFIX .. 'jobs', id)
 redis.call('ZREM', PREFIX .. 'ids', id)
-redis.call('ZREM', PREFIX .. 'due', id)
+drop(id, 'due')
 for _, ended in ipairs({ 'done', 'failed', 'cancelled', 'published_unverified' }) do
   redis.call('ZREM', PREFIX .. 'jobs:' .. ended, id)
 end

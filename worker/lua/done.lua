@@ -1,8 +1,8 @@
--- id, unit, token, resend ms, keep ms, result -> {'ok' | 'lost' | 'cancelled', queue to wake}
+-- id, unit, token, keep ms, result -> {'ok' | 'lost' | 'cancelled', queue to wake}
 -- The unit is finished; what comes after it becomes claimable, and after the last one the job is done.
-local id, name, token, resend, keep, result = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local id, name, token, keep, result = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local t = now()
-if unit(id, name, 'done_by') == token then return { 'ok', settle(id, t, resend) } end -- our answer was lost
+if unit(id, name, 'done_by') == token then return { 'ok', settle(id, t) } end -- our answer was lost
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
 if not owns(id, name, token) then return { 'lost', '' } end
 
@@ -30,4 +30,4 @@ else
   end
   if redis.call('ZCARD', key(id, 'todo')) == 0 then redis.call('ZADD', key(id, 'todo'), 0, 'publish') end
 end
-return { 'ok', settle(id, t, resend) }
+return { 'ok', settle(id, t) }

@@ -1,31 +1,31 @@
--- id, unit, token, resend ms, most voids, error, number of groups, those groups, then shard digest, bytes of each shard
+-- id, unit, token, most voids, error, number of groups, those groups, then shard digest, bytes of each shard
 -- -> {'ok' | 'lost' | 'cancelled' | 'often', queue to wake}
 -- These receipts are worth nothing: the store lost what they say it holds, or it was copied from bad bytes. The groups
 -- that are named are copied again, and a publication that waited for them starts over. After the most voids of one unit
 -- its receipts still go, or a retry would trust them, but it is not to be tried again.
-local id, name, token, resend, groups = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[7])
+local id, name, token, groups = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
 local t = now()
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
 if not owns(id, name, token) then return { 'lost', '' } end
-local often = redis.call('HINCRBY', key(id, 'units'), name .. '.voids', 1) > tonumber(ARGV[5])
+local often = redis.call('HINCRBY', key(id, 'units'), name .. '.voids', 1) > tonumber(ARGV[4])
 if often and groups > 0 then return { 'often', '' } end
 
-for i = 8 + groups, #ARGV, 2 do
+for i = 7 + groups, #ARGV, 2 do
   if redis.call('HDEL', key(id, 'receipts'), ARGV[i]) == 1 then
     redis.call('HINCRBY', key(id), 'bytes_sealed', string.format('%.0f', -tonumber(ARGV[i + 1])))
     redis.call('HINCRBY', key(id), 'shards_sealed', -1)
   end
 end
-redis.call('HSET', key(id), 'last_error', ARGV[6])
-event(id, 'voided', 'unit', name, 'error', ARGV[6])
+redis.call('HSET', key(id), 'last_error', ARGV[5])
+event(id, 'voided', 'unit', name, 'error', ARGV[5])
 if groups == 0 then return { often and 'often' or 'ok', '' } end
 
 free(id, name, 0)
 redis.call('ZREM', key(id, 'todo'), name)
-for i = 8, 7 + groups do
+for i = 7, 6 + groups do
   redis.call('HDEL', key(id, 'attested'), ARGV[i])
   redis.call('HDEL', key(id, 'units'), ARGV[i] .. '.done_by', ARGV[i] .. '.attempts')
   redis.call('ZADD', key(id, 'todo'), 0, ARGV[i])
 end
 set_state(id, 'copying', t)
-return { 'ok', settle(id, t, resend) }
+return { 'ok', settle(id, t) }
