@@ -108,6 +108,15 @@ def _from_url(url: str) -> Hub:
     return Hub(repo=_repo("/".join(segments[:2]), url), revision=revision, endpoint=endpoint)
 
 
+def is_http(url: str) -> bool:
+    """Whether ``url`` is one that calls can be sent to."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def check_repo(repo: str) -> str:
     """``repo`` if it is ``user/repo`` by the Hub's rule for names, else BadPlace."""
     return _repo(repo, repo)

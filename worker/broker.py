@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from reshard.pipeline.errors import NoBroker, NoServer
-from reshard.worker.daemon import Daemon
+from reshard.worker.daemon import Daemon, make_folder
 from reshard.worker.jobs import open_redis
 from reshard.worker.settings import Settings
 
@@ -52,7 +52,7 @@ def broker_url(settings: Settings) -> str:
 
 
 def start(settings: Settings) -> str:
-    """Start our own broker, or find the one that runs; returns its URL. Raises NoServer, NotStarted."""
+    """Start our own broker, or find the one that runs; returns its URL. Raises NoServer, NotStarted, BadSetting."""
     daemon = _daemon(settings)
     if (running := daemon.running()) is not None:
         return _url(running)
@@ -62,7 +62,7 @@ def start(settings: Settings) -> str:
     # The old port, so that workers which outlived their broker find the new one.
     facts = {"port": _free_port(before.get("port", 0)), "password": password}
     folder = settings.data_dir / "broker"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     config = folder / "server.conf"
     config.touch(mode=0o600)
     config.write_text(CONFIG.format(host=HOST, port=facts["port"], password=password, folder=folder))

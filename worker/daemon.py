@@ -17,10 +17,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reshard.pipeline.errors import NotStarted
+from reshard.pipeline.errors import BadSetting, NotStarted
 
 POLL = 0.02  # seconds between two looks at a process that starts or stops
 LOG_TAIL = 400  # bytes of a log that an error shows
+
+
+def make_folder(folder: Path) -> None:
+    """A folder of this user for what a service keeps; raises BadSetting."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        why = f"no folder can be made there: {error.strerror}"
+        raise BadSetting(name="RESHARD_DATA_DIR", value=folder, why=why) from error
 
 
 class Daemon:
@@ -35,14 +44,14 @@ class Daemon:
         """What was noted when it was last started, alive or not; at least its pid."""
         try:
             return dict(json.loads(self._lock.read_text()))
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return None
 
     def running(self) -> dict[str, Any] | None:
         """Its facts if it is alive."""
         try:
             file = os.open(self._lock, os.O_RDONLY)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -60,11 +69,11 @@ class Daemon:
         ready: Callable[[], bool] = lambda: True,
         timeout: float = 30.0,
     ) -> dict[str, Any]:
-        """Start it unless it runs, and wait until it is ``ready``; returns its facts. Raises NotStarted.
+        """Start it unless it runs, and wait until it is ``ready``; returns its facts. Raises NotStarted, BadSetting.
 
         ``facts`` are JSON-able and kept in a file that only this user can read.
         """
-        self._lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self._lock.parent)
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:

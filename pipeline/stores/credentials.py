@@ -25,8 +25,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
-from reshard.pipeline.errors import BadCredentials, CredentialScope, CredentialUnknown
-from reshard.pipeline.places import CredentialName
+from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
+from reshard.pipeline.places import CredentialName, is_http
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
@@ -105,8 +105,12 @@ class Credentials:
 
     @classmethod
     def from_env(cls) -> Credentials:
-        """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadCredentials for a file that cannot be used."""
+        """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadSetting, BadCredentials for what cannot be used."""
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        if not is_http(endpoint):
+            raise BadSetting(
+                name="HF_ENDPOINT", value=endpoint, why="it is no URL that begins with http:// or https://"
+            )
         file = os.environ.get("RESHARD_CREDENTIALS")
         return cls(endpoint, _read(Path(file)) if file else ())
 

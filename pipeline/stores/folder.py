@@ -63,6 +63,7 @@ from reshard.pipeline.tensors import Pin, StoredFile
 
 log = logging.getLogger(__name__)
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 RECORD = ".reshard"
 # What belongs to tools and not to a model: git's data, the marks that huggingface_hub leaves in a download, our record.
 IGNORED_FOLDERS = frozenset({".git", RECORD})
@@ -235,7 +236,7 @@ class FolderBatch:
 
     def open(self, path: str, size: int) -> FolderWriter:
         with _disk_errors(self._mine, size):
-            self._mine.mkdir(parents=True, exist_ok=True)
+            _make(self._mine)
             free = shutil.disk_usage(self._mine).free
             if free < size:
                 raise DiskFull(path=str(self._mine), needed=size, free=free)
@@ -671,6 +672,16 @@ def _links(file: Path) -> int:
         return 0  # another process was faster
 
 
+def _make(folder: Path) -> None:
+    """Raises FolderNotWritable where one cannot be made, as in /proc, unless the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise FolderNotWritable(path=error.filename or str(folder), why=error.strerror or str(error)) from error
+
+
 def _write(file: Path, content: bytes) -> None:
     with file.open("wb") as opened:
         opened.write(content)
@@ -716,7 +727,7 @@ def _disk_errors(path: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             existing = next(folder for folder in (path, *path.parents) if folder.exists())
             free = shutil.disk_usage(existing).free
             raise DiskFull(path=str(path), needed=needed, free=free) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from reshard.pipeline.errors import BrokerUnavailable, NoBroker, NoServer, NotStarted
+from reshard.pipeline.errors import BadSetting, BrokerUnavailable, NoBroker, NoServer, NotStarted
 from reshard.worker import broker, local
 from reshard.worker.daemon import Daemon
 from reshard.worker.jobs import JobStore, open_redis
@@ -102,6 +102,18 @@ def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "redis-server").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert broker.find_server() == tmp_path / "redis-server"
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/data"])
+def test_a_data_folder_that_cannot_be_made_is_a_bad_setting(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings(data_dir=tmp_path / where, broker_url=None)
+    with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*no folder can be made there"):
+        broker.start(settings)
+    with pytest.raises(NoBroker):
+        broker.broker_url(settings)
+    with pytest.raises(BadSetting, match="RESHARD_DATA_DIR"):
+        Daemon(settings.data_dir, "worker").start(["true"])
 
 
 def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:

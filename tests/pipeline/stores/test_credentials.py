@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import BadCredentials, CredentialScope, CredentialUnknown
+from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials
 
 SECRET = "hf_verysecret"
@@ -200,3 +200,10 @@ def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret").unlink()
     with pytest.raises(BadCredentials, match="secret"):
         credentials.find("https://hub.example", "x", "read")
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:8080", "hub.example", "ftp://hub.example", "https://", "http://a:b"])
+def test_an_endpoint_that_is_no_url_is_a_bad_setting(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is no URL"):
+        Credentials.from_env()

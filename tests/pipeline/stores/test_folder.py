@@ -439,6 +439,11 @@ def test_a_folder_that_may_not_be_written_is_refused() -> None:
         FolderTarget(Folder(path="/proc/self/model")).prepare(private=True)
 
 
+def test_a_place_where_no_folder_can_be_made_is_refused() -> None:
+    with pytest.raises(FolderNotWritable, match=r"/proc/.* cannot be written"):
+        FolderTarget(Folder(path="/proc/model")).sink("t").batch([]).open("w.safetensors", 1)
+
+
 @pytest.mark.parametrize("options", [Options(pr=True), Options(branch="x")])
 def test_a_folder_has_no_branches(root: Path, context: Context, options: Options) -> None:
     with pytest.raises(UsageError):
