@@ -453,16 +453,17 @@ def _made_one(entry: Entry, job: Job) -> bool:
 def _record(entry: Entry, job: Job) -> tuple[str, str]:
     """The key of what was asked, and what source and target are now that it is carried out; empty where unknown.
 
-    After a job that made no commit the target is what it was, whoever else committed to it since.
-    The commit of the source is the one that was listed: a job that read a newer one is merely asked once more.
+    After a job that made no commit the target is what it was, whoever else committed to it since. The source is at the
+    commit that the job read: one that stood in line may have been planned before the source moved.
     """
     request, published = entry.request, job.published or {}
     if request is None or job.state != JobState.done or not _default_branch(request):
         return "", ""
     target = published.get("commit") if _made_one(entry, job) else entry.target
-    if entry.source is None or target is None:
+    source = published.get("source")
+    if source is None or target is None:
         return "", ""
-    return request.key(), json.dumps([entry.source, target])
+    return request.key(), json.dumps([source, target])
 
 
 def _default_branch(request: Request) -> bool:

@@ -160,8 +160,8 @@ class Step:
         source, target = self._source(), self._target()
         plan = pipeline.plan(self._request, source, target, _reload())
         if plan.published is not None:
-            published = asdict(Published(plan.published, target.branch, found=True))
-            self._keeper.finish(lambda: self._leases.done(self._lease, published))
+            published = Published(plan.published, target.branch, found=True)
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
         else:
             self._keeper.finish(lambda: self._leases.planned(self._lease, plan))
 
@@ -201,7 +201,7 @@ class Step:
             for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
         ]
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            self._keeper.finish(lambda: self._leases.done(self._lease, asdict(standing)))
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan)))
             return
         token, begin = self._lease.token, self._keeper.begin
         try:
@@ -216,7 +216,7 @@ class Step:
                 raise
             self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
         else:
-            self._keeper.finish(lambda: self._leases.done(self._lease, asdict(published)))
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
         finally:
             target.discard(token)
 
@@ -235,7 +235,8 @@ class Step:
         plan, target = self._load(), self._target()
         digests = [shard.digest for shard in plan.shards]
         receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
-        published = Published(**self._keeper.patiently(lambda: self._leases.published(self._job)))
+        kept = self._keeper.patiently(lambda: self._leases.published(self._job))
+        published = Published(kept["commit"], kept["ref"], kept["found"])
         check = pipeline.confirm(plan, plan.shards, receipts, published, target)
         self._keeper.finish(lambda: self._leases.done(self._lease, [check.to_dict()]))
 
@@ -265,6 +266,11 @@ class Step:
         if self._lease.dead is not None:
             target.discard(self._lease.dead)
         return target
+
+
+def _record(published: Published, plan: Plan) -> dict[str, Any]:
+    """What the job keeps: where the result is, and the commit of the source that it is of."""
+    return {**asdict(published), "source": plan.pin.commit}
 
 
 # ----------------------------------------------------------------------------------------------------------- trouble
