@@ -17,6 +17,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
+from reshard.pipeline.places import is_http
 
 # ------------------------------------------------------------------------------------------------------------ leases
 LEASE = 30.0  # seconds; with the control process's second, a killed worker's share is taken over within 45 s
@@ -108,13 +109,21 @@ class Settings(BaseSettings):
     @field_validator("notify_url")
     @classmethod
     def _http(cls, value: SecretStr | None) -> SecretStr | None:
+        if value and not is_http(value.get_secret_value()):
+            raise ValueError("it is no URL that begins with http:// or https://")
+        return value
+
+    @field_validator("broker_url")
+    @classmethod
+    def _redis(cls, value: SecretStr | None) -> SecretStr | None:
         try:
             parts = urlsplit(value.get_secret_value()) if value else None
-            usable = parts is None or (parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0)
-        except ValueError:
+            where = {"redis": "hostname", "rediss": "hostname", "redis+socket": "path"}
+            usable = parts is None or (bool(getattr(parts, where[parts.scheme])) and parts.port != 0)
+        except (KeyError, ValueError):
             usable = False
         if not usable:
-            raise ValueError("it is no URL that begins with http:// or https://")
+            raise ValueError("it is no URL like redis://host:6379/0, rediss://host:6379/0 or redis+socket:///path")
         return value
 
 
@@ -135,4 +144,5 @@ def settings() -> Settings:
         first = error.errors()[0]
         name = "RESHARD_" + "_".join(str(part) for part in first["loc"]).upper()
         secret = first["loc"][0] in {"broker_url", "notify_command", "notify_url"}
-        raise BadSetting(name=name, value="..." if secret else first["input"], why=first["msg"]) from None
+        why = first["msg"].removeprefix("Value error, ")  # what pydantic puts before our own words
+        raise BadSetting(name=name, value="..." if secret else first["input"], why=why) from None

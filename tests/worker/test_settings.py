@@ -39,6 +39,24 @@ def test_a_wrong_value_names_the_variable(name: str, value: str, monkeypatch: py
     settings.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:6379", "http://localhost:6379", "redis://127.0.0.1:abc/0", "redis:///0", "redis+socket://"]
+)
+def test_a_broker_that_is_no_url_of_a_redis_is_refused_without_showing_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.cache_clear()
+    monkeypatch.setenv("RESHARD_BROKER_URL", url)
+    with pytest.raises(BadSetting, match=r"^RESHARD_BROKER_URL=\.\.\.: it is no URL like redis://"):
+        settings()
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize("url", ["redis://:p@host", "rediss://u:p@host:6380/1", "redis+socket:///run/redis.sock"])
+def test_a_broker_is_reached_by_tcp_tls_or_a_socket(url: str) -> None:
+    assert Settings(broker_url=url).broker_url is not None
+
+
 def test_data_lies_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert default_data_dir() == Path("/data/reshard")
