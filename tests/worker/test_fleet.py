@@ -21,7 +21,7 @@ from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
 from reshard.worker.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
 from reshard.worker.hours import Hours
-from reshard.worker.jobs import JobStore, Process
+from reshard.worker.jobs import JobState, JobStore, Process
 from reshard.worker.leases import DUE_AT_ONCE, Leases
 from reshard.worker.presence import announce
 from reshard.worker.scripts import PREFIX
@@ -288,6 +288,27 @@ def test_a_job_whose_commit_was_begun_is_carried_to_its_end(
     publish = claimed(leases, job, "publish")
     assert leases.done(publish, {}) == "ok"
     claimed(leases, job, "confirm")
+
+
+def test_a_commit_that_was_begun_after_the_window_shut_is_missed_when_its_worker_dies(
+    store: JobStore, leases: Leases, wakes: Wakes, plan: Plan, fleet: Fleet
+) -> None:
+    job = copied(store, leases, plan, ask("bulk", "bulk"))
+    publish = claimed(leases, job, "publish")
+    fleet.limit({"window": "22:00-06:00"})
+    age(store, job, LEASE + 1)
+    wakes.take()
+    assert leases.due() == 0
+    assert fleet.seen().held == 1
+    assert leases.renew(publish, 0, progress=True) == "yield"
+    assert leases.begin(publish) == "ok"
+    assert fleet.seen().held == 0
+    age(store, job, LEASE - 1)
+    assert leases.due() == 0
+    age(store, job, 2)
+    assert leases.due() == 1
+    assert wakes.take() == ["started"]
+    assert claimed(another(store), job, "publish").state == JobState.committing
 
 
 def test_a_limit_that_is_taken_off_lets_bulk_work_go_on_at_once(
