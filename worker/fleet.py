@@ -7,9 +7,9 @@
     reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
     reshard:held             sorted set: bulk job -> since when it waits until bulk work may be done
 
-The steps that hand out work (claim, due, renew) look at these themselves, so nothing is begun once a pause stands. What
-needs a clock that knows time zones is worked out here and told to them: when the night began, and whether the window is
-shut.
+The steps that hand out work (claim, due) and take it back (renew) look at these themselves, so nothing is begun once a
+pause stands. What needs a clock that knows time zones is worked out here and told to them: when the night began, and
+whether the window is shut.
 """
 
 from __future__ import annotations

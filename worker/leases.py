@@ -98,10 +98,10 @@ class Leases:
 
     def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
         """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
+        _, shut = self.fleet.look()
         step = self._store.run(
-            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), _ms(YIELD_PAUSE),
-            *self.fleet.look(),
-        )  # fmt: skip
+            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), _ms(YIELD_PAUSE), shut
+        )
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
 
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:

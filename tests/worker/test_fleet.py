@@ -356,7 +356,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_not_woken(store: JobStore, le
     assert leases.due() == 0
 
 
-def test_when_the_night_has_had_its_bytes_bulk_copies_give_way_until_the_next(
+def test_when_the_night_has_had_its_bytes_copies_end_their_file_and_no_other_is_begun(
     store: JobStore, leases: Leases, plan: Plan, fleet: Fleet, clock: Clock
 ) -> None:
     job = planned(store, leases, plan, ask("bulk", "bulk"))
@@ -366,18 +366,40 @@ def test_when_the_night_has_had_its_bytes_bulk_copies_give_way_until_the_next(
     fleet.look()
     fleet.note(999_999, bulk=True)
     fleet.note(10**9, bulk=False)
-    assert leases.renew(copy, 0, progress=True) == "ok"
+    assert not fleet.rests()
     fleet.note(1, bulk=True)
-    assert leases.renew(copy, 0, progress=True) == "yield"
-    leases.release(copy, "yield")
+    assert fleet.rests()
+    assert leases.renew(copy, 0, progress=True) == "ok"
     assert leases.claim(job) is None
     seen = fleet.seen()
     assert (seen.read, seen.rest) == (1_000_000, Rest("night", at("2026-06-01T22:00")))
+    leases.seal(copy, receipts(plan, 0), Moved())
+    assert leases.done(copy, [[], []]) == "ok"
+    assert leases.claim(job) is None
 
     clock.set("2026-06-01T22:00")
     assert fleet.seen().read == 0
     assert leases.due() == 1
-    assert claimed(leases, job, "group:00000").attempts == 1
+    assert claimed(leases, job, "group:00001").attempts == 1
+
+
+def test_a_pause_and_the_windows_end_take_copies_back_also_when_the_night_has_had_its_bytes(
+    store: JobStore, leases: Leases, plan: Plan, fleet: Fleet, clock: Clock
+) -> None:
+    job = planned(store, leases, plan, ask("bulk", "bulk"))
+    claimed(leases, job, "check")
+    copy = claimed(leases, job, "group:00000")
+    clock.set("2026-06-01T23:00")
+    fleet.limit({"night_bytes": "1MB", "window": "22:00-06:00"})
+    fleet.look()
+    fleet.note(1_000_000, bulk=True)
+    assert leases.renew(copy, 0, progress=True) == "ok"
+    fleet.pause("me")
+    assert leases.renew(copy, 0, progress=True) == "yield"
+    fleet.resume()
+    assert leases.renew(copy, 0, progress=True) == "ok"
+    clock.set("2026-06-02T06:00")
+    assert leases.renew(copy, 0, progress=True) == "yield"
 
 
 def test_a_higher_limit_lets_the_same_night_go_on(store: JobStore, leases: Leases, fleet: Fleet) -> None:

@@ -1,5 +1,4 @@
--- id, unit, token, bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, night, 1 if the window
--- is shut
+-- id, unit, token, bytes since the last seal, lease ms, 1 if there was progress, yield pause ms, 1 if the window is shut
 -- -> 'ok' | 'lost' | 'cancelled' | 'yield'
 -- Without progress the lease runs out by itself, and whoever claims the unit next makes this token worthless.
 local id, name, token = ARGV[1], ARGV[2], ARGV[3]
@@ -7,7 +6,8 @@ if get(id, 'state') == 'cancelled' then return 'cancelled' end
 if not owns(id, name, token) then return 'lost' end
 set_unit(id, name, 'bytes', ARGV[4])
 if ARGV[6] == '1' then redis.call('ZADD', key(id, 'todo'), now() + tonumber(ARGV[5]), name) end
-if paused() or rests(id, ARGV[8], ARGV[9]) then return 'yield' end
+-- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
+if paused() or (ARGV[8] == '1' and rests(id, '', ARGV[8])) then return 'yield' end
 if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
   return 'yield'
