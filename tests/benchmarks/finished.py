@@ -24,6 +24,7 @@ from reshard.worker.scripts import PREFIX, job_key, texts
 from reshard.worker.settings import KEEP_DAYS, Settings
 from tests.benchmarks.figures import Figure, fastest, fastest_command
 from tests.support.models import arrays, numbered, save_sharded
+from tests.support.procs import wait_for
 from tests.worker.conftest import claimed, copied, draft_plan
 
 COUNT = 100_000
@@ -54,6 +55,7 @@ def _measured(store: JobStore, url: str, settings: Settings, folder: Path) -> It
         store.redis.delete(*(job_key(id) + part for part in details))
     yield Figure("a job that ended, memory", (_memory(store) - empty) / COUNT / KB, "kB", 2.5, "aim")
     store.redis.config_set("appendfsync", durable)
+    wait_for(lambda: not store.redis.info("persistence")["aof_rewrite_in_progress"], "the broker's rest", 300)
 
     env = {"RESHARD_BROKER_URL": url}
     some = ids[COUNT // 2]
