@@ -18,10 +18,13 @@ INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 
-def guarded(command: Callable[[], Any], as_json: bool) -> int:
-    """Runs ``command`` and returns the exit code; whatever goes wrong is said in one line and its hint."""
+def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") -> int:
+    """Runs ``command``, as it is typed the ``name``, and returns the exit code.
+
+    Whatever goes wrong is said in one line and its hint.
+    """
     try:
-        code = _told(command, as_json)
+        code = _told(command, as_json, name)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read our output has read enough
@@ -29,13 +32,20 @@ def guarded(command: Callable[[], Any], as_json: bool) -> int:
         return PIPE_CLOSED
 
 
-def _told(command: Callable[[], Any], as_json: bool) -> int:
+def _told(command: Callable[[], Any], as_json: bool, name: str) -> int:
     try:
         code = command()
     except ReshardError as error:
+        if type(error) is UsageError:
+            error.facts.setdefault("command", name)
         return _tell(error, as_json)
     except TyperException as error:
-        return _tell(UsageError(what=error.format_message().removesuffix(".")), as_json)
+        what, context = error.format_message(), getattr(error, "ctx", None)
+        if context and what == context.get_help():  # typed without anything behind it
+            sys.stderr.write(f"{what}\n")
+            return UsageError.exit_code
+        path = context.command_path if context else name
+        return _tell(UsageError(what=what.removesuffix("."), command=path), as_json)
     except (KeyboardInterrupt, Abort):
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal

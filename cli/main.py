@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
 
@@ -59,4 +60,12 @@ def main() -> None:
     """The console script."""
     gc.freeze()  # modules are no garbage, and to look them through takes a short command a sixth of its time
     arguments = sys.argv[1:]
-    sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments))
+    name = _typed(arguments)
+    sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))
+
+
+def _typed(arguments: Sequence[str]) -> str:
+    """The command of a command line: `reshard run`, `reshard fleet drain`."""
+    groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
+    words = arguments[: 2 if arguments and arguments[0] in groups else 1]
+    return " ".join(["reshard", *(word for word in words if not word.startswith("-"))])

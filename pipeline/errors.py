@@ -40,7 +40,7 @@ class ReshardError(Exception):
     @property
     def next_step(self) -> str:
         """The hint with its facts filled in; ``JOB`` where it speaks of one and there is none."""
-        return self.hint.format_map({"job": "JOB", **self.facts})
+        return self.hint.format_map({"job": "JOB", "command": "reshard", **self.facts})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
@@ -74,7 +74,7 @@ class UsageError(ReshardError):
     code = "usage"
     exit_code = 2
     message = "{what}"
-    hint = "see `reshard --help`"
+    hint = "see `{command} --help`"
 
 
 class BadSetting(UsageError):

@@ -10,6 +10,7 @@ from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, guarded
 from reshard.pipeline.errors import BadSize, ReshardError, by_code
+from tests.cli.conftest import Run
 
 
 def raises(error: BaseException) -> object:
@@ -44,6 +45,30 @@ def test_with_json_an_error_is_a_document_on_stdout(capsys: pytest.CaptureFixtur
 def test_a_wrong_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(BadParameter("no such thing")) == 2
     assert capsys.readouterr().err.startswith("error[usage]: ")
+
+
+@pytest.mark.parametrize("words", [[], ["catalog"], ["schedule"], ["fleet"]])
+def test_a_command_with_nothing_behind_it_shows_its_help_as_it_is(reshard: Run, words: list[str]) -> None:
+    done, asked = reshard(*words), reshard(*words, "--help")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.split() == asked.out.split()
+    assert len(done.err.splitlines()) > 10
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        (["fleet", "drain"], "reshard fleet drain"),
+        (["list", "--nope"], "reshard list"),
+        (["nonsense"], "reshard"),
+        (["status", "--report"], "reshard status"),
+        (["catalog", "status", "--report", "x.md"], "reshard catalog status"),
+    ],
+)
+def test_a_usage_error_leads_to_the_help_of_the_command_itself(reshard: Run, typed: list[str], command: str) -> None:
+    done = reshard(*typed, env={"RESHARD_BROKER_URL": "redis://127.0.0.1:1/0"})
+    assert done.code == 2
+    assert done.err.endswith(f"\nhint: see `{command} --help`\n")
 
 
 def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(
