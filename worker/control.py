@@ -18,7 +18,7 @@ from types import FrameType
 import redis
 
 from reshard.pipeline.copy import Stopped
-from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.errors import QueueError, ReshardError
 from reshard.pipeline.stores.open import Context
 from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander, expanded
@@ -59,15 +59,18 @@ class Control:
         self._ending.set()
 
     def run(self) -> None:
-        """Until ``stop``; waits for a broker that is away."""
+        """Until ``stop``; waits for a broker that is away, or full, or whatever else it says."""
         self._notifier.start(self._ending)
         while not self._ending.is_set():
             try:
                 self.look(LISTEN)
-            except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
-                log.warning("the broker is away: %s", error)
+            except (redis.RedisError, QueueError) as error:
+                log.warning("the broker is away, or refuses: %s", error)
                 self._ending.wait(PAUSE)
-        withdraw(self._store.redis, self._self)
+        try:
+            withdraw(self._store.redis, self._self)
+        except redis.RedisError as error:
+            log.warning("the broker is away at the end: %s", error)
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""

@@ -28,7 +28,7 @@ import redis
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.worker.scripts import PREFIX, Scripts, job_key, texts
+from reshard.worker.scripts import AWAY, PREFIX, Scripts, job_key, texts
 
 if TYPE_CHECKING:
     from reshard.pipeline.plan import Plan
@@ -137,7 +137,7 @@ def broker_errors(url: str) -> Iterator[None]:
     """Inside, a Redis that does not answer is BrokerUnavailable."""
     try:
         yield
-    except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.ReadOnlyError) as error:
+    except AWAY as error:
         raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
 
 

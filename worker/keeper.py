@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-import redis
-
 from reshard.pipeline.copy import Moved, Reason, Stopped
 from reshard.pipeline.plan import Receipt
 from reshard.worker import drain
 from reshard.worker.leases import NOTHING, Lease, Leases
+from reshard.worker.scripts import AWAY
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
 from reshard.worker.throttle import Throttle
 
@@ -38,7 +37,6 @@ GIVE_WAY = frozenset({"plan", "check", "group"})  # what may be begun again; wha
 R = TypeVar("R")
 
 _REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel", "yield": "yield"}
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
 
 
 class Keeper:
@@ -186,7 +184,10 @@ class Keeper:
             if drain.overdue(self._settings.drain):
                 self._hand_over()
             if time.monotonic() - renewed >= self._renewals:
-                self._renew()
+                try:
+                    self._renew()
+                except Exception:  # without this thread the work would hear nothing more, and go on for nobody
+                    log.exception("%s of %s is not renewed, for a reason unknown", self.lease.unit, self.lease.job)
                 if self._deaf and self._reason() is not None:
                     signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
                 renewed = time.monotonic()

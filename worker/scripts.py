@@ -13,6 +13,22 @@ PREFIX = "reshard:"  # of every key that this service writes
 _FOLDER = Path(__file__).with_name("lua")
 
 
+class CannotSave(redis.ResponseError):
+    """MISCONF: the server takes nothing that it cannot write to its disk. redis-py has no class for it."""
+
+
+# What a step raises while the broker is away, or is there and takes nothing for a while: its memory or its disk is
+# full, or it became a replica.
+AWAY = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    redis.OutOfMemoryError,
+    redis.ReadOnlyError,
+    CannotSave,
+)
+
+
 class Scripts:
     """Calls a step by its file's name; the server keeps the text and is sent only its digest."""
 
@@ -23,7 +39,12 @@ class Scripts:
     def __call__(self, name: str, *arguments: str | bytes | int) -> Any:
         if name not in self._scripts:
             self._scripts[name] = self._client.register_script(_text(name))
-        return self._scripts[name](args=list(arguments))
+        try:
+            return self._scripts[name](args=list(arguments))
+        except redis.ResponseError as error:
+            if str(error).startswith("MISCONF"):
+                raise CannotSave(str(error)) from error
+            raise
 
 
 def job_key(id: str, part: str | None = None) -> str:

@@ -1,0 +1,161 @@
+"""A broker that answers and takes nothing: its memory or disk is full, or it became a replica. Nobody dies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from reshard.pipeline.errors import BrokerUnavailable
+from reshard.pipeline.plan import Plan
+from reshard.worker import control as control_module
+from reshard.worker import keeper
+from reshard.worker.catalogs import Catalogs
+from reshard.worker.control import Control
+from reshard.worker.jobs import JobStore
+from reshard.worker.keeper import Keeper
+from reshard.worker.leases import Leases
+from reshard.worker.scripts import job_key
+from reshard.worker.settings import Settings
+from tests.support.procs import Broker, wait_for
+from tests.worker.conftest import Wakes, ask, claimed, planned, receipts
+from tests.worker.test_catalogs import begin, definition, finish, jobs
+from tests.worker.test_keeper import QUICK, ticks_until_stopped
+
+
+def memory_full(client: redis.Redis, folder: Path) -> Iterator[None]:
+    client.config_set("maxmemory", 1)
+    yield
+    client.config_set("maxmemory", 0)
+
+
+def disk_full(client: redis.Redis, folder: Path) -> Iterator[None]:
+    """As far as the server can tell: its snapshot cannot be written, because a folder has its name."""
+
+    def snapshot(status: str) -> None:
+        client.bgsave()
+        wait_for(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], "the snapshot's end")
+        assert client.info("persistence")["rdb_last_bgsave_status"] == status
+
+    (folder / "dump.rdb").unlink(missing_ok=True)
+    (folder / "dump.rdb").mkdir()
+    client.config_set("save", "3600 1")
+    snapshot("err")
+    yield
+    (folder / "dump.rdb").rmdir()
+    snapshot("ok")
+
+
+def replica(client: redis.Redis, folder: Path) -> Iterator[None]:
+    client.replicaof("127.0.0.1", 1)
+    yield
+    client.replicaof("NO", "ONE")
+
+
+class Refusing(NamedTuple):
+    store: JobStore
+    refusal: Callable[[], AbstractContextManager[None]]  # inside, the store's broker takes nothing
+
+
+@pytest.fixture(params=[memory_full, disk_full, replica])
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Refusing]:
+    with Broker(tmp_path) as broker, JobStore.at(broker.url) as store:
+        yield Refusing(store, lambda: contextmanager(request.param)(store.redis, tmp_path / "broker"))
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LOOK", 0.01)
+    monkeypatch.setattr(keeper, "RENEWALS", 0.02)
+    monkeypatch.setattr(control_module, "PAUSE", 0.02)
+    monkeypatch.setattr(control_module, "LISTEN", 0.02)
+
+
+@contextmanager
+def running(store: JobStore) -> Iterator[Wakes]:
+    """A control's loop beside the test, and the wakes that it sends; what it dies of is raised here."""
+    wakes = Wakes()
+    control = Control(store, Leases(store, wakes, "control"), Settings())
+    with ThreadPoolExecutor(1) as beside:
+        loop = beside.submit(control.run)
+        try:
+            yield wakes
+            assert not loop.done()
+        finally:
+            control.stop()
+        loop.result(30)
+
+
+def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: pytest.LogCaptureFixture) -> None:
+    store, refusal = broken
+    with ExitStack() as refused:
+        refused.enter_context(refusal())
+        with running(store) as wakes:
+            wait_for(lambda: "the broker is away, or refuses: " in caplog.text, "its noticing")
+            refused.close()
+            job = store.submit(ask()).id
+            wait_for(lambda: wakes.sent == [("interactive", job)], "the wake")
+    with refusal(), running(store):  # and it ends in order meanwhile
+        pass
+
+
+def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
+    store: JobStore, leases: Leases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogs = Catalogs(store)
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    resolve = store.redis.zrangebylex
+
+    def away(*arguments: Any) -> Any:
+        monkeypatch.setattr(store.redis, "zrangebylex", resolve)
+        raise redis.ConnectionError("gone just now")
+
+    monkeypatch.setattr(store.redis, "zrangebylex", away)
+    with running(store):
+        wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
+    assert "refuses: the broker at redis" in caplog.text
+    assert "gone just now" in caplog.text
+
+
+def test_work_goes_on_and_hears_a_cancel_afterwards(
+    broken: Refusing, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, refusal = broken
+    leases = Leases(store, Wakes(), "worker-a")
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    leases.fleet.limit({"bandwidth": "1GB/s"})
+    leases.fleet.look()
+    with Keeper(leases, lease, QUICK) as kept:
+        with refusal():
+            with pytest.raises(BrokerUnavailable):
+                store.submit(ask("other"))
+            kept.tick(200_000_000)  # more than its share, and nobody to ask for more
+            kept.sealed(receipts(plan, 0))
+            wait_for(lambda: f"group:00000 of {job} is not renewed, the broker is away" in caplog.text, "its noticing")
+        wait_for(lambda: store.get(job).shards_done == len(plan.groups[0].shards), "what was sealed meanwhile")
+        store.cancel(job)
+        assert ticks_until_stopped(kept) == "cancel"
+
+
+def test_work_hears_a_cancel_whatever_a_renewal_met(
+    store: JobStore, leases: Leases, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = store.submit(ask()).id
+    lease = claimed(leases, job, "plan")
+    units = job_key(job, "units")
+    with Keeper(leases, lease, QUICK) as kept:
+        store.redis.rename(units, "elsewhere")
+        store.redis.set(units, "what no release writes")
+        wait_for(lambda: f"plan of {job} is not renewed, for a reason unknown" in caplog.text, "its noticing")
+        store.redis.rename("elsewhere", units)
+        store.cancel(job)
+        assert ticks_until_stopped(kept) == "cancel"
