@@ -3,7 +3,8 @@
 All workers spend one budget for each endpoint and credential, which is kept in Redis:
 
     reshard:pace:<budget>         there while the Hub asked for a wait
-    reshard:pace:<budget>:<kind>  hash: calls left in the Hub's window, when it ends, its calls and its length
+    reshard:pace:<budget>:<kind>  hash: calls left in the Hub's window, when it ends, its calls, its length,
+                                  and 1 if that is a guess
 
 The Hub says with each answer what is left (its RateLimit headers). Each call is taken from that before it is made, and
 bulk work leaves the last of it to interactive work. While Redis is away each process waits on its own.

@@ -145,6 +145,34 @@ def test_when_a_window_is_over_its_calls_are_there_again_and_are_counted(store: 
     assert calls(bulk) == 8
 
 
+def test_what_the_hub_says_of_a_new_window_wins_over_what_we_made_of_it(store: JobStore) -> None:
+    """Somebody else with the token began it long before our first call in it."""
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=5, seconds=0))
+    interactive.before("api")
+    interactive.heard(SAID._replace(left=1, seconds=5))
+    assert calls(interactive) == 1
+    assert interactive._take("api") <= 5
+
+
+def test_an_answer_that_cannot_be_is_believed_until_the_next(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=0, seconds=600))
+    assert 0 < interactive._take("api") <= SAID.window + 2
+    interactive.heard(SAID._replace(left=9, seconds=5))
+    interactive.heard(SAID._replace(left=0, seconds=600))
+    assert calls(interactive) == 9
+    assert interactive._take("api") <= 5
+
+
+def test_of_two_answers_that_exclude_each_other_the_later_one_counts(store: JobStore) -> None:
+    interactive = hurried(store, bulk=False)
+    interactive.heard(SAID._replace(left=0))
+    interactive.heard(SAID._replace(left=9, seconds=20))
+    assert calls(interactive) == 9
+    assert interactive._take("api") <= 20
+
+
 def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> None:
     made: list[int] = []
     hurried(store, bulk=False).heard(SAID)

@@ -8,7 +8,7 @@ local left, ends, quota, length = unpack(redis.call('HMGET', window, 'left', 'en
 if not left then return 0 end
 if t >= tonumber(ends) then
   left, ends = quota, t + length + 1000 -- a second for the way of our call to the Hub, where the window begins
-  redis.call('HSET', window, 'left', left, 'ends', ends)
+  redis.call('HSET', window, 'left', left, 'ends', ends, 'guess', 1) -- others with the token may have begun it
 end
 local kept = ARGV[3] == '1' and math.floor(quota * ARGV[4]) or 0
 if tonumber(left) <= kept then return math.ceil(ends - t) end
