@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reshard.worker.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them
+SUBMIT_AGAIN = "mend the file, then `reshard catalog submit FILE`"
 
 File = Annotated[Path, Argument(metavar="FILE", help="The catalog, a YAML file.", show_default=False)]
 Name = Annotated[str, Argument(metavar="NAME", help="The catalog's name.", show_default=False)]
@@ -177,7 +178,10 @@ def failures(name: Name, output: Output) -> None:
             rows.append(("", item["repo"], f"job {item['job'] or '-'}: {item['message']}"))
             rows += [] if alike else [("", "", item["hint"])]
         rows += [("", f"{len(group) - SHOWN:,} more", "--json has them all")] if len(group) > SHOWN else []
-    rows += [("next", "", f"when it is mended, `reshard catalog retry {name} --only CODE`")] if rows else []
+    then = [f"{code}: {SUBMIT_AGAIN}" for code, group in groups.items() if group[0][1].in_file]
+    if len(then) < len(groups):
+        then.insert(0, f"when it is mended, `reshard catalog retry {name} --only CODE`")
+    rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
     output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
 
 
@@ -191,10 +195,14 @@ def retry(
     ] = None,
     output: Output,
 ) -> None:
-    """Give what failed another turn, from what it had copied."""
+    """Give what failed another turn, from what it had copied. What only the file can mend is left as it is."""
     with _open() as (_, catalogs):
+        failed = catalogs.get(name).failures()
         again = catalogs.retry(name, only)
-    output.result({"catalog": name, "again": again}, Text(f"{count(again, 'model')} of {name} again"), str(again))
+    left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
+    rows = [(f"{count(again, 'model')} of {name} again",)]
+    rows += [(f"{count(number, 'model')} not, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
+    output.result({"catalog": name, "again": again, "left": left}, lines(rows), str(again))
 
 
 @catalog.command("pause")

@@ -52,10 +52,11 @@ def _failed(seen: Seen) -> Iterator[str]:
     for code, group in groups.items():
         hints = list(dict.fromkeys(_hint(ended) for _, ended in group))
         yield from ("", f"### `{code}`: {count(len(group), 'model')}", "")
+        command = "submit FILE" if group[0][1].in_file else f"retry {name} --only {code}"
         if len(hints) == 1:
-            yield from (f"{_flat(hints[0])}. Then `reshard catalog retry {name} --only {code}`.", "")
+            yield from (f"{_flat(hints[0])}. Then `reshard catalog {command}`.", "")
         else:
-            yield from (f"When these are mended: `reshard catalog retry {name} --only {code}`.", "")
+            yield from (f"When these are mended: `reshard catalog {command}`.", "")
         for repo, ended in group:
             job = f" (job `{ended.job}`)" if ended.job else ""
             then = f"; {_flat(_hint(ended))}" if len(hints) > 1 else ""

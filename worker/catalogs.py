@@ -23,11 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reshard.pipeline.catalog import digest, parse
 from reshard.pipeline.errors import (
+    BadPlace,
     CatalogNotFound,
     CatalogState,
     JobNotFound,
     ReshardError,
     TargetBusy,
+    TargetsCollide,
     WrongState,
 )
 from reshard.pipeline.places import Hub
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
+
+# What only the file can mend: another turn finds it as it was, and of two that want one target the last would win.
+IN_FILE = frozenset({BadPlace.code, TargetsCollide.code})
 
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
 
@@ -91,6 +96,11 @@ class Ended:
     read: int = 0  # bytes of weights
     uploaded: int = 0  # bytes
     error: dict[str, Any] | None = None  # as ReshardError.to_dict
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it failed by what only the catalog's file can mend."""
+        return self.error is not None and self.error["code"] in IN_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +238,7 @@ class Catalogs:
         rows: list[str] = []
         for number, data in sorted(_hash(self._redis, _key(name, "ended")).items(), key=_numbered):
             ended = Ended(**json.loads(data))
-            if ended.error is not None and only in {None, ended.error["code"]}:
+            if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
                 rows += [number.decode(), ended.job or ""]
         again = int(self._store.run("catalog_retry", name, fields["run"], *rows))
         if again < 0:

@@ -78,6 +78,7 @@ def test_a_night_that_was_stopped_says_why_and_what_is_left() -> None:
     page = markdown(seen(("them/a", None, collide), todo=4, note="more than 0 failed"))
     assert page.startswith("# Catalog mirror: stopped\n")
     assert "\n**more than 0 failed**\n" in page
+    assert "in it does. Then `reshard catalog submit FILE`." in page
     assert "| to do | 4 |" in page and "| all | 5 |" in page
     assert "\n* them/a: us/x is where them/a and them/b would both go\n" in page
     assert "## Published" not in page and "(job" not in page

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from reshard.pipeline.errors import CatalogState, ReshardError, SourceNotFound
+from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
 from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander
 from reshard.worker.jobs import JobState, JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
-from tests.worker.test_catalogs import begin, definition, fail, jobs
+from tests.worker.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
 
 
 @pytest.fixture
@@ -104,3 +104,20 @@ def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Catalogs, s
     assert catalogs.get("mirror").state == "expanding"
     catalogs.refuse("mirror", run, "next", SourceNotFound(repo="them/gone", endpoint="https://hub"))
     assert catalogs.get("mirror").state == "failed"
+
+
+def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Catalogs, leases: Leases) -> None:
+    """Of two that would go to one target, the last would replace the first; what has no target cannot begin."""
+    (left, _), (right, _), (absent, _), (nowhere, _) = rows(definition(4))
+    collide = TargetsCollide(target="us/m0", source="them/m0", others="them/m1")
+    none = BadPlace(value="us/", why="no name")
+    gone = SourceNotFound(repo="them/m2", endpoint="https://hub")
+    found: Rows = [(left, collide), (right, collide), (absent, gone)]
+    begin(catalogs, definition(4), [*found, (nowhere.model_copy(update={"request": None}), none)])
+    assert catalogs.retry("mirror", only=TargetsCollide.code) == 0
+    assert catalogs.retry("mirror") == 1
+    assert list(catalogs.get("mirror").failures()) == [TargetsCollide.code, BadPlace.code]
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").state == "done"

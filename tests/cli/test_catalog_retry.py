@@ -1,0 +1,42 @@
+"""`reshard catalog retry` and `failures` where not everything that failed can be helped by another turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import SourceNotFound, TargetsCollide
+from reshard.worker import broker
+from reshard.worker.catalogs import Catalogs
+from reshard.worker.jobs import JobStore
+from reshard.worker.settings import Settings
+from tests.cli.conftest import Run
+from tests.cli.test_queue import Queue
+from tests.worker.test_catalogs import begin, definition, rows
+
+
+@pytest.fixture
+def queue(reshard: Run, tmp_path: Path) -> Iterator[Queue]:
+    """``reshard`` with a broker that has a catalog of which one source is not there, and two want one target."""
+    settings = Settings(broker_url=None, data_dir=tmp_path)
+    url = broker.start(settings)
+    (absent, _), (left, _), (right, _) = rows(definition(3))
+    with JobStore.at(url) as store:
+        collide = TargetsCollide(target="us/m1", source="them/m1", others="them/m2")
+        found = [(absent, SourceNotFound(repo="them/m0", endpoint="https://hub")), (left, collide), (right, collide)]
+        begin(Catalogs(store), definition(3), found)
+    yield lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+    broker.stop(settings)
+
+
+def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
+    said = queue("catalog", "failures", "mirror").out.splitlines()
+    assert said[-2].split(maxsplit=1) == ["next", "when it is mended, `reshard catalog retry mirror --only CODE`"]
+    assert said[-1].strip() == "usage.collision: mend the file, then `reshard catalog submit FILE`"
+    first, second = queue("catalog", "retry", "mirror").out.splitlines()
+    assert first == "1 model of mirror again"
+    assert second == "2 models not, usage.collision: mend the file, then `reshard catalog submit FILE`"
+    (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents
+    assert facts == {"catalog": "mirror", "again": 0, "left": {"usage.collision": 2}}
