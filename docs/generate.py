@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from reshard.pipeline.catalog import schema
-from reshard.pipeline.errors import ReshardError, by_code
+from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs`; tests/test_docs.py fails when it is out of date. -->\n\n"
@@ -32,9 +32,14 @@ def errors() -> str:
     lines = [
         "# Errors and exit codes",
         "",
-        "A command that fails says so in one line, `error[code]: what and where`, with a hint below it that names the",
-        "next command to type. With `--json` the same is a JSON document. The exit code belongs to the family; 0 is",
-        "success, 130 an interrupt (ctrl-C). A retryable error is tried again by workers without being asked.",
+        "A command that fails says so in one line, `error[code]: what and where`, with a hint below it: the next",
+        "command to type, or what else is to be done. With `--json` the same is a JSON document. The exit code belongs",
+        "to the family; 0 is success, 130 an interrupt (ctrl-C). A retryable error is tried again by workers without",
+        "being asked. Some words of a hint depend on who reads it:",
+        "",
+        "| in a hint | of a command | of a job on the queue |",
+        "| --- | --- | --- |",
+        *(f"| `{{{name}}}` | {typed.strip()} | {of_a_job.strip()} |" for name, (typed, of_a_job) in GO_ON.items()),
     ]
     kinds = sorted(by_code().values(), key=lambda kind: (kind.exit_code, kind.code))
     for exit_code, family in groupby(kinds, key=lambda kind: kind.exit_code):

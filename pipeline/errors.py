@@ -12,9 +12,9 @@
     ├── QueueError         10   the broker and its workers
     └── JobError           11   the job itself: cancelled, refused, failed too often
 
-An error is data: a searchable ``code``, the ``facts`` that fill its one line, and a ``hint`` that names the next
-command to type. The exit code belongs to the family; ``retryable`` says whether the same work may succeed later.
-A job keeps ``to_dict()``, and ``from_dict`` gives the same error back on another machine.
+An error is data: a searchable ``code``, the ``facts`` that fill its one line, and a ``hint``: the next command to type,
+or what else is to be done. The exit code belongs to the family; ``retryable`` says whether the same work may succeed
+later. A job keeps ``to_dict()``, and ``from_dict`` gives the same error back on another machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
+
+# How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
+GO_ON = {
+    "again": ("run the same command again", "`reshard retry {job}`"),
+    "anew": ("run the same command again", "`reshard retry {job} --anew`"),
+    "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --onto-head`"),
+    "where": ("", " where the worker runs (start it anew)"),
+}
 
 
 class ReshardError(Exception):
@@ -39,8 +47,10 @@ class ReshardError(Exception):
 
     @property
     def next_step(self) -> str:
-        """The hint with its facts filled in; ``JOB`` where it speaks of one and there is none."""
-        return self.hint.format_map({"job": "JOB", "command": "reshard", **self.facts})
+        """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
+        job = self.facts.get("job")
+        on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
+        return self.hint.format_map({"job": "JOB", "command": "reshard", **on, **self.facts})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
@@ -168,7 +178,7 @@ class SourceError(ReshardError):
 class SourceNotFound(SourceError):
     code = "source.not_found"
     message = "{repo}: no such model on {endpoint}, or it is private and this token may not see it"
-    hint = "check the spelling, or give a token that may read it: `export HF_TOKEN=...`"
+    hint = "check the spelling, or `export HF_TOKEN=...`, a token that may read it{where}, then {again}"
 
 
 class RevisionNotFound(SourceError):
@@ -186,7 +196,7 @@ class FolderNotFound(SourceError):
 class SourceGated(SourceError):
     code = "source.gated"
     message = "{repo} is gated, and this token's owner has not been given access"
-    hint = "ask for access on {endpoint}/{repo}, then run the same command again"
+    hint = "ask for access on {endpoint}/{repo} with the account that the token is of, then {again}"
 
 
 class NoWeights(SourceError):
@@ -198,7 +208,7 @@ class NoWeights(SourceError):
 class SourceChanged(SourceError):
     code = "source.changed"
     message = "{place} is no longer what was planned: {what}"
-    hint = "submit it again to plan from what is there now"
+    hint = "{anew}: it plans from what is there now"
 
 
 # --------------------------------------------------------------------------------------------------------- access
@@ -214,31 +224,31 @@ class AccessError(ReshardError):
 class TokenMissing(AccessError):
     code = "access.no_token"
     message = "no token for {endpoint}, and {need} needs one"
-    hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs"
+    hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs, then {again}"
 
 
 class TokenRefused(AccessError):
     code = "access.bad_token"
     message = "{endpoint} does not accept the token"
-    hint = "make a new one on {endpoint}/settings/tokens and `export HF_TOKEN=...`"
+    hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
 
 
 class NoWriteAccess(AccessError):
     code = "access.no_write"
     message = "this token may not write to {repo} on {endpoint}"
-    hint = "use a token with write access, or open a pull request with --pr"
+    hint = "use a token with write access; only where the repository exists, --pr opens a pull request without it"
 
 
 class TargetNotAllowed(AccessError):
     code = "access.target_not_allowed"
     message = "{repo} is outside the namespaces that this worker may write to ({allowed})"
-    hint = "ask its operator to add {namespace} to RESHARD_ALLOWED_TARGETS"
+    hint = "ask its operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
 
 
 class SourceNotAllowed(AccessError):
     code = "access.source_not_allowed"
     message = "{repo} is outside the sources that this worker may read ({allowed})"
-    hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES"
+    hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
 
 
 class FolderNotAllowed(AccessError):
@@ -357,13 +367,13 @@ class ProofError(ReshardError):
     code = "proof"
     exit_code = 6
     message = "{what}"
-    hint = "nothing was published; `reshard retry` reads everything again"
+    hint = "nothing was published; to read everything again, {again}"
 
 
 class SourceCorrupt(ProofError):
     code = "proof.source_corrupt"
     message = "{file} at {place} does not match its sha256: expected {expected}, read {actual}"
-    hint = "nothing was published; the stored file is damaged or was damaged on the way: try again, then tell its owner"
+    hint = "nothing was published; the stored file is damaged, or was on the way: {again}, then tell its owner"
 
 
 class TapsDiffer(ProofError):
@@ -407,7 +417,7 @@ class TargetError(ReshardError):
     code = "target"
     exit_code = 7
     message = "{what}"
-    hint = "look at the target, then submit again"
+    hint = "look at the target, then {again}"
 
 
 class TargetMoreVisible(TargetError):
@@ -419,13 +429,13 @@ class TargetMoreVisible(TargetError):
 class TargetConflict(TargetError):
     code = "target.conflict"
     message = "{target} changed while we worked: {what}"
-    hint = "look at the change; `reshard retry {job} --onto-head` replaces it, and `run` starts over with --overwrite"
+    hint = "look at the change; to replace it, {onto_head}"
 
 
 class TargetDrifted(TargetError):
     code = "target.drift"
     message = "{target} was changed by someone since our last publication: {what}"
-    hint = "keep their change by moving it elsewhere, or say --overwrite to replace it"
+    hint = "keep their change by moving it elsewhere; to replace it, {onto_head}"
 
 
 class NothingToRollBack(TargetError):
@@ -449,7 +459,7 @@ class TargetMoved(TargetError):
 class TargetNotFound(TargetError):
     code = "target.not_found"
     message = "{repo} is not on {endpoint}"
-    hint = "a pull request needs an existing repository; leave out --pr to create one"
+    hint = "a pull request needs an existing repository: have its owner make it, or a token that may and no --pr"
 
 
 # ------------------------------------------------------------------------------------------------------ resources
@@ -459,19 +469,19 @@ class ResourceError(ReshardError):
     code = "resource"
     exit_code = 8
     message = "{what}"
-    hint = "make room, then run the same command again"
+    hint = "make room, then {again}"
 
 
 class DiskFull(ResourceError):
     code = "resource.disk"
     message = "no room on {path}: {needed} bytes needed, {free} free"
-    hint = "free some room there, or point RESHARD_TMPDIR at a larger disk; then `reshard retry`"
+    hint = "free some room there, or point RESHARD_TMPDIR at a larger disk; then {again}"
 
 
 class MemoryLimit(ResourceError):
     code = "resource.memory"
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
-    hint = "raise RESHARD_MEMORY_LIMIT"
+    hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
 
 
 # ------------------------------------------------------------------------------------------------------------ hub
@@ -482,13 +492,13 @@ class HubError(ReshardError):
     exit_code = 9
     retryable = True
     message = "{endpoint}: {what}"
-    hint = "it may pass; the same command continues where this one stopped"
+    hint = "it may pass: {again}, and it goes on where it stopped"
 
 
 class HubUnreachable(HubError):
     code = "hub.unreachable"
     message = "{endpoint} cannot be reached: {what}"
-    hint = "check the network and HF_ENDPOINT; the same command continues where this one stopped"
+    hint = "check the network and HF_ENDPOINT; then {again}, and it goes on where it stopped"
 
 
 class HubRefused(HubError):
@@ -502,7 +512,7 @@ class HubQuota(HubError):
     code = "hub.quota"
     retryable = False
     message = "{endpoint} has no storage left for {repo}: {why}"
-    hint = "free storage or raise the plan on {endpoint}/settings/billing, then `reshard retry`"
+    hint = "free storage or raise the plan on {endpoint}/settings/billing, then {again}"
 
 
 class RateLimited(HubError):

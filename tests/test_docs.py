@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from docs.generate import outdated
 from reshard.cli.main import app
-from reshard.pipeline.errors import by_code
+from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.request import parse_size
 from reshard.pipeline.stores.open import _Settings as StoreSettings
 from reshard.worker.broker import find_server
@@ -85,6 +85,7 @@ def test_pages_name_only_commands_and_options_that_exist(page: Path) -> None:
 
 def test_hints_name_only_commands_that_exist() -> None:
     named = {(code, name) for code, kind in by_code().items() for name, _ in typed(kind.hint)}
+    named |= {("job", name) for hints in GO_ON.values() for hint in hints for name, _ in typed(hint)}
     assert {(code, name) for code, name in named if name not in COMMANDS} == set()
 
 

@@ -448,7 +448,8 @@ def _how(entry: Entry, job: Job) -> Ended:
         return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
     if job.state == JobState.cancelled:
         return Ended("cancelled", job.id, None, job.read, job.uploaded)
-    return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, job.error)
+    error = job.error and {**job.error, "hint": job.error["hint"].replace(job.id, "JOB")}  # one hint for all that failed so
+    return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, error)
 
 
 def _made_one(entry: Entry, job: Job) -> bool:

@@ -168,7 +168,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
         "checkpoint.header", 5, "100000000000", "",
     ),
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
-    "disk full": (disk_full, "resource.disk", 8, "no room", "retry"),
+    "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
     "Hub unreachable": (unreachable, "hub.unreachable", 9, "127.0.0.1:9", "HF_ENDPOINT"),
     "a folder cannot have branches": (
         lambda s: (s.options.extend(["--branch", "b"]), setattr(s, "target", "./out")), "usage", 2, "folder", "",

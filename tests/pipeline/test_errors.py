@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
-from reshard.pipeline.errors import NoWeights, ReshardError
+from reshard.pipeline.errors import GO_ON, NoWeights, ReshardError, TargetDrifted, by_code
 from reshard.pipeline.find import find_checkpoints
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.stores.folder import FolderSource
@@ -29,3 +30,28 @@ def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:
     with pytest.raises(NoWeights) as refused:
         find_checkpoints(FolderSource.open(Folder(path=str(tmp_path))))
     assert refused.value.facts["place"] == str(tmp_path)
+
+
+def made(kind: type[ReshardError], **facts: object) -> ReshardError:
+    """One with a value for each of its names."""
+    texts = [text for text in (kind.message, kind.hint) if text]
+    names = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
+    return kind(**{name: f"a {name}" for name in names - GO_ON.keys() - {"job", "command"}} | facts)
+
+
+HINTED = [kind for kind in by_code().values() if any(f"{{{name}}}" in kind.hint for name in GO_ON)]
+
+
+@pytest.mark.parametrize("kind", HINTED, ids=lambda kind: kind.code)
+def test_a_hint_goes_on_with_the_job_where_there_is_one_and_else_with_the_command(kind: type[ReshardError]) -> None:
+    typed, queued = made(kind).next_step, kept(made(kind, job="abc123")).next_step
+    assert "retry" not in typed
+    assert "`reshard retry abc123" in queued
+    assert "same command" not in queued
+
+
+def test_a_job_whose_target_drifted_is_retried_onto_what_is_there() -> None:
+    error = made(TargetDrifted)
+    assert error.next_step.endswith("run the same command with --overwrite")
+    error.facts["job"] = "abc123"
+    assert error.next_step.endswith("`reshard retry abc123 --onto-head`")
