@@ -129,7 +129,10 @@ def retry(
     with open_store() as store:
         id = store.resolve(job)
         was = store.retry(id, anew=anew, onto_head=onto_head)
-        output.result({"job": id, "was": was, "state": "queued"}, Text(f"job {id} goes on; it was {was}"), id)
+        if why := waits(store, store.get(id).request.priority == "bulk"):
+            output.say(Text(why))
+        facts = {"job": id, "was": was, "state": "queued", "waits": why}
+        output.result(facts, Text(f"job {id} goes on; it was {was}"), id)
         if follow_it:
             follow(store, id, output)
 

@@ -15,7 +15,7 @@ from reshard.cli.arguments import read_output, read_request_if_any, takes
 from reshard.cli.catalog import read_definition
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output, lines, succeeded
-from reshard.cli.waits import moment
+from reshard.cli.waits import moment, waits
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
@@ -124,9 +124,11 @@ def show(name: Name, output: Output) -> None:
 @takes(output=read_output)
 def run(name: Name, output: Output) -> None:
     """Fire a schedule now, beside its times."""
-    with _open() as (_, schedules):
+    with _open() as (store, schedules):
         done = schedules.run(name)
-    facts = {"schedule": name, "outcome": done.outcome, "job": done.job}
+        if why := waits(store, bulk=True):
+            output.say(Text(why))
+    facts = {"schedule": name, "outcome": done.outcome, "job": done.job, "waits": why}
     output.result(facts, Text(f"schedule {name}: {_outcome(done)}"), done.job or "")
 
 

@@ -43,6 +43,10 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue) -
     listed = queue("list")
     assert said in listed.err
     assert said not in listed.out
+    queue("cancel", job["job"])
+    assert said in queue("retry", job["job"]).err
+    queue("schedule", "add", "nightly", "a/model", "--to", "b/nightly", "--cron", "0 3 * * *")
+    assert said in queue("schedule", "run", "nightly").err
 
     again = queue("fleet", "pause").out
     assert again.startswith("paused already: the service is paused since ")

@@ -79,7 +79,8 @@ def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: 
     assert watched.code == 11
     assert watched.err.splitlines()[-2] == f"error[job.cancelled]: job {job} was cancelled"
     assert "was cancelled already" in queue("cancel", job).out
-    assert queue("retry", job, "--json").documents == [{"job": job, "was": "cancelled", "state": "queued"}]
+    said = {"job": job, "was": "cancelled", "state": "queued", "waits": None}
+    assert queue("retry", job, "--json").documents == [said]
     assert queue("status", job, "--quiet").out == "queued\n"
 
 
