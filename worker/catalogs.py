@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from reshard.pipeline.catalog import digest, parse
 from reshard.pipeline.errors import (
     BadPlace,
+    BrokerUnavailable,
     CatalogNotFound,
     CatalogState,
     JobNotFound,
@@ -35,7 +36,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.worker.jobs import Job, JobState, JobStore, submission
-from reshard.worker.scripts import PREFIX, job_key, texts
+from reshard.worker.scripts import AWAY, PREFIX, job_key, texts
 
 if TYPE_CHECKING:
     from reshard.pipeline.expand import Wanted
@@ -163,7 +164,7 @@ class Catalogs:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._redis = store.redis
-        self._unreadable: set[str] = set()
+        self._broken: set[str] = set()
 
     # -------------------------------------------------------------------------------------------------- for clients
 
@@ -233,7 +234,10 @@ class Catalogs:
         return cancelled
 
     def retry(self, name: str, only: str | None = None) -> int:
-        """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``."""
+        """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``.
+
+        What only the file can mend stays as it is.
+        """
         fields = self._fields(name)
         rows: list[str] = []
         for number, data in sorted(_hash(self._redis, _key(name, "ended")).items(), key=_numbered):
@@ -284,11 +288,23 @@ class Catalogs:
                     expanding.append(name)
             except CatalogNotFound as error:
                 log.info("removed, or begun anew, while it was looked at: %s", error)
+            except (*AWAY, BrokerUnavailable):
+                raise
             except ValidationError as error:
-                if name not in self._unreadable:
-                    self._unreadable.add(name)
+                if self._breaks(name):
                     log.error("catalog %s is not for this release and is left to another control: %s", name, error)
+            except Exception:  # of one catalog: no reason to leave the others, nor what control does beside them
+                if self._breaks(name):
+                    log.exception("catalog %s met what control does not know, and waits", name)
+            else:
+                self._broken.discard(name)
         return expanding
+
+    def _breaks(self, name: str) -> bool:
+        """Whether that is news: what breaks does so at every look."""
+        known = name in self._broken
+        self._broken.add(name)
+        return not known
 
     def _look_at(self, name: str) -> str:
         """The state that it was found in."""
@@ -355,7 +371,10 @@ class Catalogs:
             return
         for number in texts(self._redis.zrange(_key(definition.name, "todo"), 0, room - 1)):
             entry = self._entry(definition.name, number)
-            assert entry.request is not None, "what has no target ended when it was expanded"
+            if entry.request is None:
+                error = BadPlace(value=entry.repo, why="the file gives it no target")
+                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+                continue
             again = cast("bytes | None", self._redis.hget(_key(definition.name, "again"), number))
             job = self._go_on(again.decode()) if again else ""
             request = entry.request.model_copy(update={"asked_by": f"catalog {definition.name}"})
@@ -365,8 +384,8 @@ class Catalogs:
                 )
             )
             if answer == "busy":
-                error = TargetBusy(job=job, target=str(request.target))
-                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+                busy = TargetBusy(job=job, target=str(request.target))
+                self._end(definition, run, number, Ended("failed", error=busy.to_dict()))
             elif answer in {"stop", "full"}:
                 return
 
@@ -448,7 +467,10 @@ def _how(entry: Entry, job: Job) -> Ended:
         return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
     if job.state == JobState.cancelled:
         return Ended("cancelled", job.id, None, job.read, job.uploaded)
-    error = job.error and {**job.error, "hint": job.error["hint"].replace(job.id, "JOB")}  # one hint for all that failed so
+    error = job.error and {
+        **job.error,
+        "hint": job.error["hint"].replace(job.id, "JOB"),
+    }  # one hint for all that failed so
     return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, error)
 
 

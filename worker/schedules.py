@@ -27,7 +27,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.catalogs import Definition
 from reshard.worker.cron import next_after
 from reshard.worker.jobs import JobStore, submission
-from reshard.worker.scripts import PREFIX, texts
+from reshard.worker.scripts import AWAY, PREFIX, texts
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Schedules:
         self._store = store
         self._redis = store.redis
         self._clock = clock or self._server_time
-        self._unreadable: set[str] = set()
+        self._broken: set[str] = set()
 
     def add(self, schedule: Schedule) -> float:
         """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
@@ -172,9 +172,17 @@ class Schedules:
                 run = self._fire(self._schedule(name), score, now)
             except ScheduleNotFound:  # removed since we looked
                 continue
-            except (ValidationError, BadSchedule) as error:
-                self._complain(name, error)
+            except AWAY:
+                raise
+            except (ValidationError, BadSchedule) as error:  # a newer release's, or its zone is unknown here
+                if self._breaks(name):
+                    log.error("schedule %s makes no sense here and is left to another control: %s", name, error)
                 continue
+            except Exception:  # of one schedule: no reason to leave the others, nor what control does beside them
+                if self._breaks(name):
+                    log.exception("schedule %s met what control does not know, and waits", name)
+                continue
+            self._broken.discard(name)
             if run is not None:
                 log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
                 ran.append((name, run))
@@ -194,11 +202,11 @@ class Schedules:
             return None
         return Run(now, now if due is None else due / 1000, cast(Outcome, outcome), job or None)
 
-    def _complain(self, name: str, error: Exception) -> None:
-        """Say once that a newer release wrote this schedule, or that its zone is unknown here."""
-        if name not in self._unreadable:
-            self._unreadable.add(name)
-            log.error("schedule %s makes no sense here and is left to another control: %s", name, error)
+    def _breaks(self, name: str) -> bool:
+        """Whether that is news: what breaks does so at every look."""
+        known = name in self._broken
+        self._broken.add(name)
+        return not known
 
     def _schedule(self, name: str) -> Schedule:
         stored = cast("bytes | None", self._redis.hget(ALL, name))
