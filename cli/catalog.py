@@ -15,7 +15,7 @@ from reshard.cli.arguments import asked_by, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, human_bytes, lines, succeeded
-from reshard.pipeline.errors import EntriesWrong, NoBroker, UsageError
+from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
 from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
@@ -145,7 +145,10 @@ def status(
     if report:
         from reshard.cli.catalog_report import markdown
 
-        report.write_text(markdown(found[0]), encoding="utf-8")
+        try:
+            report.write_text(markdown(found[0]), encoding="utf-8")
+        except OSError as error:
+            raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
     if output.json:
         for seen in found:
             output.document(seen.to_dict())

@@ -91,6 +91,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert queue("catalog", "cancel", "mine").out == "catalog mine is cancelled, and 0 jobs of it\n"
     assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
     assert report.read_text().startswith("# Catalog mine: cancelled\n")
+    refused = queue("catalog", "status", "mine", "--report", tmp_path / "nowhere" / "report.md")
+    assert refused.code == 4
+    assert refused.err.startswith(f"error[access.folder]: {tmp_path}/nowhere/report.md cannot be written: No such file")
     assert queue("catalog", "status").out.split()[:2] == ["mine", "cancelled"]
     assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
     assert queue("catalog", "remove", "mine").out.startswith("catalog mine is removed; its targets stay as they are")
