@@ -467,10 +467,8 @@ def _how(entry: Entry, job: Job) -> Ended:
         return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
     if job.state == JobState.cancelled:
         return Ended("cancelled", job.id, None, job.read, job.uploaded)
-    error = job.error and {
-        **job.error,
-        "hint": job.error["hint"].replace(job.id, "JOB"),
-    }  # one hint for all that failed so
+    # The same hint for all that failed in the same way.
+    error = job.error and {**job.error, "hint": job.error["hint"].replace(job.id, "JOB")}
     return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, error)
 
 
