@@ -27,6 +27,7 @@ NOTES_SHOWN = 10
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     """Everything that will be written, carried, deleted and kept; sizes in bytes."""
+    from reshard.pipeline.card import CARD
     from reshard.pipeline.forecast import forecast
 
     return {
@@ -47,6 +48,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "indexes": [o.index.path for o in plan.outputs if o.index],
         "manifest": MANIFEST if plan.options.manifest and plan.shards else None,
         "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
+        "card": None if plan.published else CARD,
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
         "edited": [edit.path for edit in plan.edits],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
@@ -80,6 +82,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         *_travels(facts),
         *(("index", path) for path in facts["indexes"]),
         *([("manifest", facts["manifest"])] if facts["manifest"] else []),
+        ("card", f"{facts['card']}, with a block that says where the weights are from"),
         *_names("carried", [carried["path"] for carried in facts["carried"]]),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
@@ -127,14 +130,15 @@ def needs_facts(plan: Plan, source: Source, target: Target, context: Context) ->
     from reshard.pipeline.card import CARD
     from reshard.pipeline.find import read_file
     from reshard.pipeline.limits import CONFIG_MAX
-    from reshard.pipeline.needs import needs, warnings
+    from reshard.pipeline.needs import licence, needs, warnings
 
     before = target.at(plan.base).files() if plan.base else {}
     need = needs(plan, target.place.kind == "hub", before)
     card = source.files().get(CARD)
     text = read_file(source, card, CONFIG_MAX).decode("utf-8", "replace") if card and plan.pin.endpoint else None
     free = shutil.disk_usage(context.tmpdir).free
-    return {"needs": need._asdict(), "warnings": warnings(plan, need, source.visibility, text, free)}
+    warned = warnings(plan, need, source.visibility, text, free)
+    return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}
 
 
 def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -146,6 +150,8 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if need["history"]:
         kept = f"{human_bytes(need['history'])} of old weights stay in the target's history until it is squashed"
         rows.append(("history", kept))
+    if facts["licence"]:
+        rows.append(("licence", facts["licence"]))
     return [*rows, *(("warning", warning) for warning in facts["warnings"])]
 
 

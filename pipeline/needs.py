@@ -75,16 +75,21 @@ def _api_calls(plan: Plan, from_hub: bool, to_hub: bool, files_before: int) -> i
     return calls
 
 
+def licence(card: str | None) -> str | None:
+    """What a model card states in its front matter."""
+    front = _FRONT.match(card or "")
+    match = _LICENCE.search(front["yaml"]) if front else None
+    return match["licence"] if match else None
+
+
 def warnings(plan: Plan, need: Needs, visibility: Visibility, card: str | None, disk_free: int) -> list[str]:
     """What a person should think of before the job runs; ``card`` is the source's model card."""
     found = []
     if plan.pin.endpoint is not None and visibility != "public":
         seen = "" if plan.options.visibility == "public" else ", and a new target is private unless --public is given"
         found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
-    if plan.pin.endpoint is not None:
-        front = _FRONT.match(card or "")
-        match = _LICENCE.search(front["yaml"]) if front else None
-        found.append(f"the licence is {match['licence']}" if match else "the source states no licence")
+    if plan.pin.endpoint is not None and licence(card) is None:
+        found.append("the source states no licence")
     if need.disk > disk_free:
         found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {disk_free:,} are free")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:

@@ -21,6 +21,7 @@ def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, mod
     assert "model-00001-of-00004.safetensors  3," in done.out
     assert "carried   2 files: config.json, tokenizer.json" in done.out
     assert "left out  optimizer.pt" in done.out
+    assert "card      README.md, with a block" in done.out
     assert not (tmp_path / "out").exists()
 
 
@@ -29,6 +30,10 @@ def test_a_plan_as_json_has_every_file_with_its_exact_size(reshard: Run, model: 
     assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300").code == 0
     for file in facts["files"]:
         assert (tmp_path / "out" / file["path"]).stat().st_size == file["size"] <= 3300
+    told = [path for name in ("files", "carried") for path in (one["path"] for one in facts[name])]
+    told += [*facts["indexes"], facts["manifest"], facts["card"]]
+    written = [p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    assert sorted(told) == sorted(path for path in written if not path.startswith(".reshard/"))
     assert facts["size"] == 3300
     assert [left["path"] for left in facts["left_out"]] == ["optimizer.pt"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
-from reshard.pipeline.needs import Needs, needs, warnings
+from reshard.pipeline.needs import Needs, licence, needs, warnings
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.plan import Plan
 from reshard.pipeline.request import Options, Request
@@ -85,15 +85,17 @@ def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
 @pytest.mark.parametrize(
     ("card", "said"),
     [
-        ("---\nlicense: mit\ntags: [x]\n---\n# A model\n", "the licence is mit"),
-        ("---\ntags: [x]\nlicense: other   # ours\n---\n", "the licence is other"),
-        ("---\ntags: [x]\n---\nlicense: mit\n", "the source states no licence"),
-        ("no front matter", "the source states no licence"),
-        (None, "the source states no licence"),
+        ("---\nlicense: mit\ntags: [x]\n---\n# A model\n", "mit"),
+        ("---\ntags: [x]\nlicense: other   # ours\n---\n", "other"),
+        ("---\ntags: [x]\n---\nlicense: mit\n", None),
+        ("no front matter", None),
+        (None, None),
     ],
 )
-def test_the_licence_is_told(card: str | None, said: str, plan: Plan) -> None:
-    assert warnings(plan, Needs(0, 0, 0, 0, 0), "public", card, 10**9) == [said]
+def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | None, plan: Plan) -> None:
+    assert licence(card) == said
+    warned = [] if said else ["the source states no licence"]
+    assert warnings(plan, Needs(0, 0, 0, 0, 0), "public", card, 10**9) == warned
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
