@@ -6,13 +6,14 @@ Long: half an hour of processor time in all, so in parts. Layouts come from tran
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
 import transformers
 from transformers.models.auto import modeling_auto
 
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.reload import ModelCheck, Reload
 from tests.pipeline.verify.models import Specs, layout
 
 PARTS = 24
@@ -24,6 +25,11 @@ MAPPINGS = (
     modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
+
+# Classes to whose honest checkpoint the loader has something to say, and why; what is wrong must be found all the same.
+NOT_CLEAN = {
+    "Ovis2ForConditionalGeneration": "the default config gives lm_head another size than the embedding it is tied to",
+}
 
 
 def class_names() -> list[str]:
@@ -61,15 +67,34 @@ def with_faults(specs: Specs, faults: dict[str, str]) -> Specs:
 
 
 def unseen(config: bytes, specs: Specs, faults: dict[str, str], reload: Reload) -> Iterator[str]:
-    """Faults that are not found. All are tried at once, and alone where that does not name each of them."""
+    """Faults that are not found. All are tried at once, and alone where that does not tell them apart."""
     found = reload.check(config, specs, with_faults(specs, faults))
-    said = {name.partition(":")[0] for name in (*found.missing, *found.mismatched)}
-    if found.result == "failed" and said >= set(faults.values()):
+    if found.result == "failed" and all_named(faults, found):
         return
     for fault, name in faults.items():
         found = reload.check(config, specs, with_faults(specs, {fault: name}))
         if found.result != "failed":
             yield f"{name} {fault} is {found.result}, {found.reason}"
+
+
+def all_named(faults: dict[str, str], found: ModelCheck) -> bool:
+    """Whether the report names each tensor, or at least the layer that holds it and no other of them.
+
+    A class may have other names than its files and fuse tensors of one layer, but a layer keeps its number.
+    """
+    rows = [row for row in found.errors if "UNEXPECTED" not in row]
+    said = {text.partition(":")[0] for text in (*found.missing, *found.mismatched, *rows)}
+    if said >= set(faults.values()):
+        return True
+    layers = [numbers(name) for name in faults.values()]
+    apart = all(layers) and len(set().union(*layers)) == len(layers)
+    return apart and set().union(*layers) <= set().union(*map(numbers, said))
+
+
+def numbers(name: str) -> set[int]:
+    """The first number that is a part of its own in ``name``, or all of a first ``{15, 30}``."""
+    match = re.search(r"(?<!\w)(\d+|\{[\d, ]+\})(?!\w)", name)
+    return {int(number) for number in re.findall(r"\d+", match[1])} if match else set()
 
 
 @pytest.mark.slow
@@ -81,7 +106,7 @@ def test_every_class_passes_when_honest_and_fails_when_not(part: int, reload: Re
     checked, wrong = 0, []
     for name, config, specs in layouts(names):
         honest = reload.check(config, specs)
-        if honest.result != "clean":
+        if honest.result != ("report" if name in NOT_CLEAN else "clean"):
             wrong.append(f"{name}: {honest.result}, {honest.reason}")
             continue
         checked += 1
