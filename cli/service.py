@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from rich.text import Text
@@ -14,20 +15,36 @@ from reshard.cli.output import Output, lines
 @takes(output=read_output)
 def up(output: Output) -> None:
     """Start a broker, a worker and control on this machine, or find those that run."""
+    from reshard.pipeline.stores.credentials import Credentials
     from reshard.worker import local
     from reshard.worker.settings import settings
 
+    has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(settings())
     told = [("broker", service.broker)]
     told += [("started", name) for name in service.started] + [("found", name) for name in service.found]
     told.append(("logs", str(service.data_dir)))
+    notes = _notes(service.started, service.found, has_token)
+    told += [("note", note) for note in notes]
     facts = {
         "broker": service.broker,
         "started": service.started,
         "found": service.found,
         "data_dir": str(service.data_dir),
+        "notes": notes,
     }
     output.result(facts, lines(told), service.broker)
+
+
+def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
+    """What the environment of these processes, which is this one's or an older one's, means for their jobs."""
+    notes = []
+    if kept := [name for name in found if name != "broker"]:
+        they = "they keep the environment that they were" if len(kept) > 1 else "it keeps the environment that it was"
+        notes.append(f"{' and '.join(kept)} ran already: {they} started with; for this one `reshard down`, then `up`")
+    if "worker" in started and not has_token:
+        notes.append("the worker has no token and writes to no Hub: `export HF_TOKEN=...`, `reshard down`, then `up`")
+    return notes
 
 
 @takes(output=read_output)

@@ -140,6 +140,9 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         again = reshard("up", "--json", env=env).documents[0]
         assert again["started"] == []
         assert again["found"] == ["broker", "control", "worker"]
+        (lacking,), (kept,) = service["notes"], again["notes"]
+        assert lacking.startswith("the worker has no token")
+        assert kept.startswith("control and worker ran already: they keep the environment")
 
         done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300", "--watch", env=env)
         assert done.code == 0, done.err
