@@ -119,7 +119,7 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
             drain.from_afar(drained)
             for name in QUEUES:
                 (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
-        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, OperationalError) as error:
+        except (redis.RedisError, OperationalError) as error:
             log.warning("whether this worker is drained is asked again, the broker is away: %s", error)
             return
         self._drained = drained
@@ -144,7 +144,7 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         self._timer.cancel()
         try:
             withdraw(self._client, self._process)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
             log.warning("the broker is away at the end: %s", error)
 
     terminate = stop
@@ -152,8 +152,8 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
     def _tell(self) -> None:
         try:
             announce(self._client, replace(self._process, draining=drain.wanted()))
-        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
-            log.warning("no sign of life, the broker is away: %s", error)
+        except redis.RedisError as error:
+            log.warning("no sign of life, the broker does not take it: %s", error)
 
 
 app.steps["worker"].update({Drained, Presence})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -159,3 +160,21 @@ def test_work_hears_a_cancel_whatever_a_renewal_met(
         store.redis.rename("elsewhere", units)
         store.cancel(job)
         assert ticks_until_stopped(kept) == "cancel"
+
+
+def test_a_worker_gives_signs_of_life_as_soon_as_they_are_taken(
+    broken: Refusing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, refusal = broken
+    monkeypatch.setenv("RESHARD_BROKER_URL", store.url)  # the module cannot do without
+    from reshard.worker import app
+
+    monkeypatch.setattr(app, "broker_url", lambda settings: store.url)
+    signs: list[Callable[[], None]] = []
+    timer = SimpleNamespace(call_repeatedly=lambda seconds, look: signs.append(look))
+    with refusal():
+        app.Presence(None).start(SimpleNamespace(concurrency=1, timer=timer))
+        assert "no sign of life" in caplog.text
+    (again,) = signs
+    again()
+    assert [process.kind for process in store.processes()] == ["worker"]
