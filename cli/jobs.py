@@ -185,6 +185,7 @@ def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
         error = ReshardError.from_dict(job.error)
         told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
     told += [("note", note) for note in job.notes]
+    told += [("source bytes", said) for said in _attested(job.published)]
     told += outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
     return [*told, *([("undone by", job.undone)] if job.undone else [])]
 
@@ -195,7 +196,14 @@ def report_of(job: JobRecord) -> dict[str, Any]:
     error = ReshardError.from_dict(job.error) if job.error else None
     failed = isinstance(error, ProofError | CheckpointError) or any(check["result"] == "failed" for check in checks)
     result = "failed" if failed else "passed" if job.confirmed else "unfinished"
-    return {"job": job.id, "state": job.state, "result": result, "checks": checks, "error": job.error}
+    attested = (job.published or {}).get("attested", {})
+    facts = {"job": job.id, "state": job.state, "result": result, "checks": checks, "attested": attested}
+    return facts | {"error": job.error}
+
+
+def _attested(published: Mapping[str, Any] | None) -> list[str]:
+    """How many files of the source were attested by what: ``checked: 4 files``."""
+    return [f"{how}: {count(number, 'file')}" for how, number in (published or {}).get("attested", {}).items()]
 
 
 def report_text(facts: Mapping[str, Any]) -> Text:
@@ -204,6 +212,7 @@ def report_text(facts: Mapping[str, Any]) -> Text:
     for check in facts["checks"]:
         told.append(": ".join(told_check(check)))
         told += [f"    {finding}" for finding in check.get("findings", ())]
+    told += [f"source bytes: {said}" for said in _attested(facts)]
     if facts["error"]:
         error = ReshardError.from_dict(facts["error"])
         told.append(f"{error.code}: {error}")

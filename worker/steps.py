@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -202,7 +203,7 @@ class Step:
             for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
         ]
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan)))
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan, attested)))
             return
         token, begin = self._lease.token, self._keeper.begin
         try:
@@ -217,7 +218,7 @@ class Step:
                 raise
             self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
         else:
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested)))
         finally:
             target.discard(token)
 
@@ -269,9 +270,12 @@ class Step:
         return target
 
 
-def _record(published: Published, plan: Plan) -> dict[str, Any]:
-    """What the job keeps: where the result is, and the commit of the source that it is of."""
-    return {**asdict(published), "source": plan.pin.commit}
+def _record(published: Published, plan: Plan, attested: Sequence[Attested] = ()) -> dict[str, Any]:
+    """What the job keeps: where the result is, the commit of the source that it is of, and what attested its files."""
+    levels = {path: level for group in attested for path, level in group.files.items()}
+    if attested:
+        levels = {file.path: "as delivered" for file in plan.files} | levels
+    return {**asdict(published), "source": plan.pin.commit, "attested": Counter(levels.values())}
 
 
 # ----------------------------------------------------------------------------------------------------------- trouble

@@ -116,7 +116,8 @@ def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -
     assert queue("status", "--report").code == 2
     (job,) = queue("submit", "a/model", "--to", "b/reported", "--quiet").out.split()
     (report,) = queue("status", job, "--report", "--json").documents
-    assert report == {"job": job, "state": "queued", "result": "unfinished", "checks": [], "error": None}
+    empty = {"checks": [], "attested": {}, "error": None}
+    assert report == {"job": job, "state": "queued", "result": "unfinished", **empty}
 
 
 def test_a_report_names_what_a_failed_check_found() -> None:
@@ -155,6 +156,8 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
 
         (report,) = reshard("status", job, "--report", "--json", env=env).documents
         assert report["result"] == "passed"
+        assert report["attested"] == {"as delivered": 1}
+        assert "source bytes  as delivered: 1 file" in reshard("status", job, env=env).out
         assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "read back"]
         assert report["checks"][-1]["figures"]["shards"] == 4
         assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
