@@ -15,6 +15,7 @@ from reshard.cli.arguments import asked_by, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, human_bytes, lines, succeeded
+from reshard.cli.waits import waits
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
 from reshard.pipeline.request import parse_size
 
@@ -121,9 +122,11 @@ def submit(
         started = catalogs.submit(definition)
         for kind in missing(store.processes()):
             output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
+        if why := waits(store, bulk=True):
+            output.say(Text(why))
     name = definition.name
     said = f"catalog {name} is {'submitted' if started else 'under way already'}"
-    facts = {"catalog": name, "digest": definition.digest, "existed": not started}
+    facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
     output.result(facts, Text(f"{said}\nfollow it with `reshard catalog status {name}`"), name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def queue(reshard: Run, url: str) -> Queue:
     return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
-def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue) -> None:
+def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:
     (paused,) = queue("fleet", "pause", "--reason", "the line is down", "--json").documents
     assert paused["paused"]["reason"] == "the line is down"
     said = "the service is paused since "
@@ -45,6 +46,9 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue) -
     assert said not in listed.out
     queue("cancel", job["job"])
     assert said in queue("retry", job["job"]).err
+    mirror = tmp_path / "mirror.yaml"
+    mirror.write_text("name: mirror\ndefaults: {to: 'b/{name}', size: 1MB}\nentries: [{repo: a/model}]\n")
+    assert said in queue("catalog", "submit", str(mirror)).err
     queue("schedule", "add", "nightly", "a/model", "--to", "b/nightly", "--cron", "0 3 * * *")
     assert said in queue("schedule", "run", "nightly").err
 
