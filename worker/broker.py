@@ -62,7 +62,8 @@ def start(settings: Settings) -> str:
     # The old port, so that workers which outlived their broker find the new one.
     facts = {"port": _free_port(before.get("port", 0)), "password": password}
     folder = settings.data_dir / "broker"
-    make_folder(folder)
+    for needed in (settings.data_dir, folder):
+        make_folder(needed)
     config = folder / "server.conf"
     config.touch(mode=0o600)
     config.write_text(CONFIG.format(host=HOST, port=facts["port"], password=password, folder=folder))

@@ -48,11 +48,13 @@ class Daemon:
             return None
 
     def running(self) -> dict[str, Any] | None:
-        """Its facts if it is alive."""
+        """Its facts if it is alive; raises BadSetting where this user may not look."""
         try:
             file = os.open(self._lock, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except PermissionError:
+            raise BadSetting(name="RESHARD_DATA_DIR", value=self._lock.parent, why="it is another user's") from None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None

@@ -108,12 +108,25 @@ def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_data_folder_that_cannot_be_made_is_a_bad_setting(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(data_dir=tmp_path / where, broker_url=None)
-    with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*no folder can be made there"):
+    with pytest.raises(BadSetting, match=f"RESHARD_DATA_DIR={settings.data_dir}: no folder can be made there"):
         broker.start(settings)
     with pytest.raises(NoBroker):
         broker.broker_url(settings)
     with pytest.raises(BadSetting, match="RESHARD_DATA_DIR"):
         Daemon(settings.data_dir, "worker").start(["true"])
+
+
+def test_a_data_folder_of_another_user_is_a_bad_setting(own: Settings) -> None:
+    own.data_dir.mkdir()
+    (own.data_dir / "broker.lock").touch(mode=0o000)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # nobody; root may look everywhere
+    try:
+        with pytest.raises(BadSetting, match="RESHARD_DATA_DIR=.*: it is another user's"):
+            broker.broker_url(own)
+    finally:
+        os.seteuid(user)
 
 
 def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
