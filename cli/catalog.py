@@ -86,10 +86,12 @@ def check(file: File, output: Output) -> None:
         "new": sum(one.error is None and one.target is None for one in wanted),
         "gated": [one.repo for one in wanted if one.source and one.source.gated],
         "bytes": sum(one.source.bytes for one in wanted if one.source and one.error is None),
-        "growth": sum(one.source.bytes for one in wanted if one.source and not one.error and not one.target),
+        "growth": _growth(wanted, stands),
         "calls": calls.total(),
-        "unchanged": stands and sum(stand == "unchanged" for stand in stands),
-        "drift": stands and [one.repo for one, stand in zip(wanted, stands, strict=True) if stand == "target"],
+        "unchanged": None if stands is None else stands.count("unchanged"),
+        "drift": None
+        if stands is None
+        else [one.repo for one, stand in zip(wanted, stands, strict=True) if stand == "target"],
         "wrong": [{"repo": one.repo, **one.error.to_dict()} for one in wanted if one.error],
         "entries": [_entry(one) for one in wanted],
     }
@@ -286,6 +288,16 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
             return catalogs.standings(name, map(entry_of, wanted))
     except NoBroker:
         return None
+
+
+def _growth(wanted: Sequence[Wanted], stands: Sequence[Standing] | None) -> int:
+    """Bytes of the sources that may be written: a target that is there already may be rewritten as a whole."""
+    known = stands or ["unknown"] * len(wanted)
+    return sum(
+        one.source.bytes
+        for one, stand in zip(wanted, known, strict=True)
+        if one.source and one.error is None and stand != "unchanged"
+    )
 
 
 def _entry(one: Wanted) -> dict[str, Any]:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.catalog import parse
+from reshard.pipeline.expand import expand
+from reshard.pipeline.stores.open import Context
 from reshard.worker import broker
+from reshard.worker.catalogs import Catalogs, entry_of
+from reshard.worker.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Run
 from tests.cli.test_queue import Queue
@@ -36,7 +41,7 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert done.code == 0, done.out
     (facts,) = done.documents
     assert {name: facts[name] for name in ("models", "ready", "new", "bytes", "growth", "calls", "wrong")} == {
-        "models": 3, "ready": 3, "new": 2, "bytes": 3000, "growth": 2000, "calls": 2, "wrong": [],
+        "models": 3, "ready": 3, "new": 2, "bytes": 3000, "growth": 3000, "calls": 2, "wrong": [],
     }  # fmt: skip
     assert facts["gated"] == [namespace.repo("three")]
     assert (facts["unchanged"], facts["drift"]) == (None, None)
@@ -64,12 +69,42 @@ def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: P
 
 
 @pytest.fixture
-def queue(reshard: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """``reshard`` with a broker on which nobody works."""
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker on which nobody works."""
     settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
-    url = broker.start(settings)
-    yield lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+    yield broker.start(settings)
     broker.stop(settings)
+
+
+@pytest.fixture
+def queue(reshard: Run, url: str) -> Queue:
+    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
+
+
+def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
+    reshard: Run, namespace: Namespace, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "one-cut", "two-cut"):
+        model(namespace, name)
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"name: mine\ndefaults: {{to: '{namespace.name}/{{name}}-cut'}}\nentries:\n"
+        + "".join(f"- repo: {namespace.repo(name)}\n" for name in ("one", "two"))
+    )
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    for name in env:
+        monkeypatch.setenv(name, env[name])
+    with JobStore.at(url) as store:
+        Catalogs(store).remember("mine", entry_of(expand(parse(file.read_text(), "c"), Context.from_env())[0]))
+    env["RESHARD_BROKER_URL"] = url
+    (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
+    assert {name: facts[name] for name in ("ready", "new", "unchanged", "drift", "growth")} == {
+        "ready": 2, "new": 0, "unchanged": 1, "drift": [], "growth": 1000,
+    }  # fmt: skip
+
+    file.write_text("name: mine\ndefaults: {to: 'us/{name}'}\nentries:\n- query: {author: nobody-of-this-name}\n")
+    (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
+    assert (facts["models"], facts["unchanged"], facts["drift"]) == (0, 0, [])
 
 
 def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) -> None:
