@@ -14,7 +14,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.arguments import asked_by, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
-from reshard.cli.output import Output, ago, count, human_bytes, lines, succeeded
+from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
 from reshard.pipeline.request import parse_size
@@ -77,11 +77,13 @@ def check(file: File, output: Output) -> None:
 
     _, parsed = read_catalog(file)
     calls = Counter[str]()
-    wanted = expand(parsed, Context.from_env(_counted(calls)))
+    found = expand(parsed, Context.from_env(_counted(calls)))
+    wanted = found.models
     stands = _standings(parsed.name, wanted)
     facts: dict[str, Any] = {
         "catalog": parsed.name,
         "models": len(wanted),
+        "empty": found.empty,
         "ready": sum(one.error is None for one in wanted),
         "new": sum(one.error is None and one.target is None for one in wanted),
         "gated": [one.repo for one in wanted if one.source and one.source.gated],
@@ -267,6 +269,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
         ("asked by", f"{definition.asked_by}, {ago(seen.started)}"),
         ("models", f"{seen.entries:,}: {_counts(seen)}"),
         moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),
+        *_listed("warning", seen.empty, finds_none),
         *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
         *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
     ]
@@ -276,7 +279,10 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
 def _counts(seen: Seen) -> str:
     told = [f"{number:,} {what}" for what, number in seen.counts().items()]
     told += [f"{number:,} {what}" for what, number in (("at work", len(seen.active)), ("to do", seen.todo)) if number]
-    return ", ".join(told) or "none yet"
+    said = ", ".join(told) or ("none yet" if seen.state == "expanding" else "none")
+    if not seen.empty:
+        return said
+    return f"{said}; {len(seen.empty):,} {'entry that finds' if len(seen.empty) == 1 else 'entries that find'} no model"
 
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
@@ -321,6 +327,7 @@ def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("growth", f"{human_bytes(facts['growth'])} at most, before the Hub finds what it has already"),
         ("calls", f"{facts['calls']:,} to the Hub for this"),
         ("unchanged", _unchanged(facts["unchanged"])),
+        *_listed("warning", facts["empty"], finds_none),
         *_listed("drift", facts["drift"] or (), lambda repo: f"the target of {repo} has commits that are not ours"),
         *_listed("gated", facts["gated"], str),
         *_listed("wrong", wrong, lambda item: f"{item['repo']}: {item['code']}: {item['message']} ({item['hint']})"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reshard.cli.output import count, human_bytes, lasted
+from reshard.cli.output import count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def _head(seen: Seen) -> Iterator[str]:
     yield f"`{definition.digest[:12]}`."
     if seen.note:
         yield f"**{seen.note}**"
+    yield from (f"**{finds_none(number)}**" for number in seen.empty)
     yield ""
 
 

@@ -71,6 +71,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else many}"
 
 
+def finds_none(number: int) -> str:
+    """Of an entry of a catalog's file, by its number, as errors about the file name it."""
+    return f"entries[{number}] finds no model"
+
+
 def ago(moment: float) -> str:
     """``12 s ago``, ``3 h ago``: how long since ``moment``, in seconds since the epoch."""
     seconds = max(0, int(time.time() - moment))

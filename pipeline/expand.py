@@ -55,7 +55,15 @@ class Wanted:
     error: ReshardError | None = None  # why there can be no job
 
 
-def expand(catalog: Catalog, context: Context) -> list[Wanted]:
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What a catalog comes to."""
+
+    models: list[Wanted]
+    empty: list[int]  # numbers of the entries whose query finds nothing at all, from 0
+
+
+def expand(catalog: Catalog, context: Context) -> Expansion:
     """Every model of the catalog once, in its order; raises the HubError and AccessError families.
 
     What is wrong with one model is its own ``error``: not found, no target by its template, a target that two want, a
@@ -63,7 +71,8 @@ def expand(catalog: Catalog, context: Context) -> list[Wanted]:
     """
     refused: list[Wanted] = []
     asked: dict[Request, str] = {}
-    for entry, repo in _models(catalog, context):
+    empty: list[int] = []
+    for entry, repo in _models(catalog, context, empty):
         try:
             asked.setdefault(request_for(catalog, entry, repo), repo)
         except BadPlace as error:
@@ -84,7 +93,7 @@ def expand(catalog: Catalog, context: Context) -> list[Wanted]:
             wrong = TargetsCollide(target=str(request.target), source=repo, others=", ".join(others))
         one = Wanted(repo, request, _there(source), _there(target), wrong)
         wanted.append(replace(one, error=_too_visible(request, one)) if wrong is None else one)
-    return wanted + refused
+    return Expansion(wanted + refused, empty)
 
 
 def stands(wanted: Wanted, context: Context) -> bool:
@@ -120,20 +129,24 @@ def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _models(catalog: Catalog, context: Context) -> Iterator[tuple[Entry, str]]:
+def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tuple[Entry, str]]:
+    """Each model with its entry; the numbers of entries that find none are added to ``empty``."""
     by_id = set(named(catalog))
-    for entry in catalog.entries:
+    for number, entry in enumerate(catalog.entries):
         if entry.repo is not None:
             yield entry, entry.repo
         elif entry.query is not None:
             cut = merged(catalog.defaults, entry)
+            none = True
             try:
                 for repo in islice(_found(entry.query, cut, context), entry.query.limit):
+                    none = False
                     if repo not in by_id:
                         yield entry, repo
             except Refusal as refusal:
                 asked = entry.query.collection or entry.query.author or "a query"
                 raise refusal.as_source(asked) from refusal
+            empty += [number] if none else []
 
 
 def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:

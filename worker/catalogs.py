@@ -120,6 +120,7 @@ class Seen:
     ended: tuple[tuple[str, Ended], ...]  # repo, how
     targets: tuple[str | None, ...]  # of each in ``ended``, as it is typed; None where its template gives none
     success: float | None  # when a run of it last ended with nothing failed
+    empty: tuple[int, ...] = ()  # numbers of the file's entries that find no model
 
     def counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -146,6 +147,7 @@ class Seen:
             "since": self.since,
             "success": self.success,
             "entries": self.entries,
+            "empty": list(self.empty),
             "todo": self.todo,
             "active": self.active,
             "counts": self.counts(),
@@ -208,6 +210,7 @@ class Catalogs:
             ended=tuple((asked[number]["repo"], Ended(**json.loads(data))) for number, data in how),
             targets=tuple(_target(asked[number]["request"]) for number, _ in how),
             success=None if success is None else int(success) / 1000,
+            empty=tuple(json.loads(fields.get(b"empty", b"[]"))),
         )
 
     def pause(self, name: str) -> None:
@@ -329,17 +332,25 @@ class Catalogs:
             name, "failed", "it is not this control's to expand any more", f"{error} ({error.next_step})", run, token
         )
 
-    def fill(self, name: str, run: str, token: str, rows: Sequence[tuple[Entry, ReshardError | None]]) -> bool:
+    def fill(
+        self,
+        name: str,
+        run: str,
+        token: str,
+        rows: Sequence[tuple[Entry, ReshardError | None]],
+        empty: Sequence[int] = (),
+    ) -> bool:
         """Keep what a catalog was expanded to; False when another control does it by now.
 
-        An entry whose source and target are what they were after its last job has ended before it began.
+        ``empty`` are the numbers of the file's entries that find no model. An entry whose source and target are what
+        they were after its last job has ended before it began.
         """
         record = self._record(name)
         for first in range(0, max(1, len(rows)), FILL):
             chunk = rows[first : first + FILL]
             last = first + FILL >= len(rows)
             written = [x for entry, error in chunk for x in (entry.model_dump_json(), _at_once(entry, error, record))]
-            if not self._store.run("catalog_fill", name, run, token, first, int(last), *written):
+            if not self._store.run("catalog_fill", name, run, token, first, int(last), json.dumps(empty), *written):
                 return False
         return True
 

@@ -18,10 +18,10 @@ from types import FrameType
 import redis
 
 from reshard.pipeline.copy import Stopped
-from reshard.pipeline.errors import QueueError, ReshardError
+from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.open import Context
-from reshard.worker.catalogs import Catalogs, Definition, Entry
-from reshard.worker.expander import Expander, expanded
+from reshard.worker.catalogs import Catalogs, Definition
+from reshard.worker.expander import Expander, Rows, expanded
 from reshard.worker.jobs import JobStore, Process, open_redis
 from reshard.worker.leases import Leases
 from reshard.worker.notify import Notifier, hooks
@@ -87,7 +87,7 @@ class Control:
             self._cleaned = time.monotonic()
         return sent
 
-    def _expand(self, definition: Definition) -> list[tuple[Entry, ReshardError | None]]:
+    def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
         context = Context.from_env(paces(self._store.redis, self._check, self._check, bulk=True))
         return expanded(definition, context, self._catalogs)
 

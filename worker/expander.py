@@ -22,27 +22,31 @@ log = logging.getLogger(__name__)
 EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
 
 
-def expanded(definition: Definition, context: Context, catalogs: Catalogs) -> list[tuple[Entry, ReshardError | None]]:
-    """What a catalog comes to now, owners taking turns; raises BadCatalog, the HubError and AccessError families.
+Rows = list[tuple[Entry, ReshardError | None]]
+
+
+def expanded(definition: Definition, context: Context, catalogs: Catalogs) -> tuple[Rows, list[int]]:
+    """What a catalog comes to now, owners taking turns, and which of its entries find no model.
+
+    Raises BadCatalog, the HubError and AccessError families.
 
     Where the broker knows nothing of an entry, its target is asked. What it says is kept at once: asking thousands may
     take longer than this process lives.
     """
-    wanted = interleaved(expand(parse(definition.text, definition.name), context))
+    found = expand(parse(definition.text, definition.name), context)
+    wanted = interleaved(found.models)
     entries = [entry_of(one) for one in wanted]
     standings = catalogs.standings(definition.name, entries)
     for one, entry, standing in zip(wanted, entries, standings, strict=True):
         if standing == "unknown" and stands(one, context):
             catalogs.remember(definition.name, entry)
-    return [(entry, one.error) for entry, one in zip(entries, wanted, strict=True)]
+    return [(entry, one.error) for entry, one in zip(entries, wanted, strict=True)], found.empty
 
 
 class Expander:
     """Expands catalogs beside control's loop, one at a time, because asking a Hub may take minutes."""
 
-    def __init__(
-        self, catalogs: Catalogs, expand: Callable[[Definition], Iterable[tuple[Entry, ReshardError | None]]]
-    ) -> None:
+    def __init__(self, catalogs: Catalogs, expand: Callable[[Definition], tuple[Rows, list[int]]]) -> None:
         self._catalogs = catalogs
         self._expand = expand
         self._token = uuid4().hex
@@ -77,9 +81,9 @@ class Expander:
 
     def _work(self, name: str, run: str) -> None:
         try:
-            rows = list(self._expand(self._catalogs.definition(name)))
+            rows, empty = self._expand(self._catalogs.definition(name))
             log.info("catalog %s: %s entries", name, len(rows))
-            self._catalogs.fill(name, run, self._token, rows)
+            self._catalogs.fill(name, run, self._token, rows, empty)
         except ReshardError as error:
             log.warning("catalog %s cannot be expanded: %s", name, error)
             if error.retryable:

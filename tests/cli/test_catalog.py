@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from reshard.pipeline.catalog import parse
 from reshard.pipeline.expand import expand
 from reshard.pipeline.stores.open import Context
 from reshard.worker import broker
-from reshard.worker.catalogs import Catalogs, entry_of
+from reshard.worker.catalogs import Catalogs, Definition, entry_of
 from reshard.worker.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Run
@@ -95,7 +96,7 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     for name in env:
         monkeypatch.setenv(name, env[name])
     with JobStore.at(url) as store:
-        Catalogs(store).remember("mine", entry_of(expand(parse(file.read_text(), "c"), Context.from_env())[0]))
+        Catalogs(store).remember("mine", entry_of(expand(parse(file.read_text(), "c"), Context.from_env()).models[0]))
     env["RESHARD_BROKER_URL"] = url
     (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
     assert {name: facts[name] for name in ("ready", "new", "unchanged", "drift", "growth")} == {
@@ -104,7 +105,17 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
 
     file.write_text("name: mine\ndefaults: {to: 'us/{name}'}\nentries:\n- query: {author: nobody-of-this-name}\n")
     (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
-    assert (facts["models"], facts["unchanged"], facts["drift"]) == (0, 0, [])
+    assert (facts["models"], facts["unchanged"], facts["drift"], facts["empty"]) == (0, 0, [], [0])
+    assert re.search(r"^warning +entries\[0\] finds no model$", reshard("catalog", "check", file, env=env).out, re.M)
+    with JobStore.at(url) as store:
+        catalogs = Catalogs(store)
+        catalogs.submit(Definition(name="mine", text=file.read_text()))
+        assert catalogs.fill("mine", catalogs.claim("mine", "token"), "token", [], [0])
+    assert "entries[0] finds no model" in reshard("catalog", "status", "mine", env=env).out
+    assert "1 entry that finds no model" in reshard("catalog", "status", env=env).out
+    report = tmp_path / "night.md"
+    reshard("catalog", "status", "mine", "--report", report, env=env)
+    assert "**entries[0] finds no model**" in report.read_text()
 
 
 def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) -> None:

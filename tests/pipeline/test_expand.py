@@ -38,7 +38,7 @@ def model(space: Namespace, name: str, size: int = 10, tags: str = "[]", **setti
 
 def found(space: Namespace, entries: str) -> list[Wanted]:
     text = f"name: n\ndefaults: {{to: '{space.name}/{{name}}-cut'}}\nentries:\n{entries}"
-    return expand(parse(text, "c.yaml"), Context.from_env())
+    return expand(parse(text, "c.yaml"), Context.from_env()).models
 
 
 def names(wanted: list[Wanted]) -> list[str]:

@@ -416,11 +416,21 @@ def test_another_control_expands_what_a_dead_one_began(catalogs: Catalogs, store
     assert catalogs.get("mirror").state == "running"
 
 
+def test_an_entry_that_finds_no_model_is_kept_with_the_run(catalogs: Catalogs) -> None:
+    catalogs.submit(definition(1))
+    assert catalogs.get("mirror").empty == ()
+    Expander(catalogs, lambda wanted: ([], [0, 2])).look(catalogs.look())
+    wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
+    assert catalogs.get("mirror").to_dict()["empty"] == [0, 2]
+    begin(catalogs, definition(1))
+    assert catalogs.get("mirror").empty == ()
+
+
 def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: Catalogs) -> None:
     raised: list[ReshardError] = [HubUnreachable(endpoint="https://hub", what="down")]
     asked: list[str] = []
 
-    def away(wanted: Definition) -> Rows:
+    def away(wanted: Definition) -> tuple[Rows, list[int]]:
         asked.append(wanted.name)
         raise raised[0]
 
@@ -439,7 +449,7 @@ def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: C
 
 
 def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Catalogs) -> None:
-    def broken(wanted: Definition) -> Rows:
+    def broken(wanted: Definition) -> tuple[Rows, list[int]]:
         raise ZeroDivisionError("in the expanding")
 
     catalogs.submit(definition(1))

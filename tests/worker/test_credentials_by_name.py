@@ -120,7 +120,7 @@ def test_each_entry_of_a_catalog_is_asked_for_with_its_own(lab: str, namespace: 
         f"{{repo: {secret}, credential: lab, to_credential: lab, to: {cut}-4}}",
         f"{{repo: {secret}, credential: lab, to_credential: boss, to: {cut}-5}}",
     ]
-    found = expand(parse("name: n\nentries:\n- " + "\n- ".join(entries), "c.yaml"), Context.from_env())
+    found = expand(parse("name: n\nentries:\n- " + "\n- ".join(entries), "c.yaml"), Context.from_env()).models
     assert [one.error and one.error.code for one in found] == [
         None, SourceNotFound.code, CredentialUnknown.code, CredentialScope.code, CredentialUnknown.code,
     ]  # fmt: skip
@@ -130,7 +130,8 @@ def test_each_entry_of_a_catalog_is_asked_for_with_its_own(lab: str, namespace: 
 def test_a_query_lists_with_the_credential_of_its_entry(lab: str, namespace: Namespace) -> None:
     def listed(more: str) -> list[str]:
         entry = f"{{query: {{author: {lab}}}{more}, to: '{namespace.name}/{{name}}'}}"
-        return [one.repo for one in expand(parse(f"name: n\nentries:\n- {entry}\n", "c.yaml"), Context.from_env())]
+        found = expand(parse(f"name: n\nentries:\n- {entry}\n", "c.yaml"), Context.from_env())
+        return [one.repo for one in found.models]
 
     assert listed("") == []
     assert listed(", credential: lab") == [f"{lab}/secret"]

@@ -197,7 +197,7 @@ def test_a_catalog_that_is_expanded_again_is_counted_once(store: JobStore, port:
     (entry, _), other = rows(wanted)
     ended = json.dumps(asdict(Ended("failed", error=absent.to_dict())))
     # It died over it after its first rows.
-    assert store.run("catalog_fill", "mirror", run, "one", 0, 0, entry.model_dump_json(), ended) == 1
+    assert store.run("catalog_fill", "mirror", run, "one", 0, 0, "[]", entry.model_dump_json(), ended) == 1
     assert scrape(port).one("reshard_catalog_failures", "mirror", "source.not_found") == 1
     assert catalogs.fill("mirror", run, "one", [(entry, absent), other])
     seen = scrape(port)
