@@ -17,6 +17,7 @@ from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
+from reshard.pipeline.places import Hub
 from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
@@ -73,17 +74,21 @@ def _open() -> Iterator[tuple[JobStore, Catalogs]]:
 def check(file: File, output: Output) -> None:
     """Show what a catalog comes to now, and queue nothing. Asks the Hub with your own token."""
     from reshard.pipeline.expand import expand
+    from reshard.pipeline.probes import unwritable
     from reshard.pipeline.stores.open import Context
 
     _, parsed = read_catalog(file)
     calls = Counter[str]()
-    found = expand(parsed, Context.from_env(_counted(calls)))
+    context = Context.from_env(_counted(calls))
+    found = expand(parsed, context)
     wanted = found.models
+    denied = list(unwritable(_targets(wanted), context))
     stands = _standings(parsed.name, wanted)
     facts: dict[str, Any] = {
         "catalog": parsed.name,
         "models": len(wanted),
         "empty": found.empty,
+        "unwritable": denied,
         "ready": sum(one.error is None for one in wanted),
         "new": sum(one.error is None and one.target is None for one in wanted),
         "gated": [one.repo for one in wanted if one.source and one.source.gated],
@@ -296,6 +301,13 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
         return None
 
 
+def _targets(wanted: Sequence[Wanted]) -> Iterator[Hub]:
+    """Those that must be written to; a pull request may be anybody's."""
+    for one in wanted:
+        if one.error is None and one.request and isinstance(one.request.target, Hub) and not one.request.options.pr:
+            yield one.request.target
+
+
 def _growth(wanted: Sequence[Wanted], stands: Sequence[Standing] | None) -> int:
     """Bytes of the sources that may be written: a target that is there already may be rewritten as a whole."""
     known = stands or ["unknown"] * len(wanted)
@@ -328,6 +340,7 @@ def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("calls", f"{facts['calls']:,} to the Hub for this"),
         ("unchanged", _unchanged(facts["unchanged"])),
         *_listed("warning", facts["empty"], finds_none),
+        *_listed("warning", facts["unwritable"], lambda who: f"{who}; control and workers may have another token"),
         *_listed("drift", facts["drift"] or (), lambda repo: f"the target of {repo} has commits that are not ours"),
         *_listed("gated", facts["gated"], str),
         *_listed("wrong", wrong, lambda item: f"{item['repo']}: {item['code']}: {item['message']} ({item['hint']})"),

@@ -8,7 +8,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -34,8 +35,9 @@ from reshard.pipeline.limits import (
     PROBE_TIMEOUT,
     SPOOLS,
 )
+from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.credentials import Reference
-from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.open import Context
 from reshard.pipeline.stores.retry import OwnPace, describe
 from reshard.pipeline.stores.xet import installed
@@ -195,13 +197,52 @@ def _skew(date: str | None, now: float) -> float:
 
 def rights_of(account: dict[str, Any]) -> str:
     """What a token may write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
-    access = (account.get("auth") or {}).get("accessToken") or {}
-    role = access.get("role", "read")
-    if role == "write":
+    access = _access(account)
+    if writable := writable_by(account):
+        return f"writes to {', '.join(writable)}"
+    return "reads what its scopes name" if access.get("role") == "fineGrained" else "reads"
+
+
+def writable_by(account: dict[str, Any]) -> list[str]:
+    """The namespaces, and of a fine-grained token also single repositories, that it may write."""
+    access = _access(account)
+    if access.get("role") == "write":
         organisations = [org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read"]
-        return f"writes to {', '.join([str(account.get('name')), *organisations])}"
-    if role != "fineGrained":
-        return "reads"
+        return [str(account.get("name")), *organisations]
+    if access.get("role") != "fineGrained":
+        return []
     scopes = (access.get("fineGrained") or {}).get("scoped", ())
-    writable = [scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]]
-    return f"writes to {', '.join(writable)}" if writable else "reads what its scopes name"
+    return [scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]]
+
+
+def _access(account: dict[str, Any]) -> dict[str, Any]:
+    return (account.get("auth") or {}).get("accessToken") or {}
+
+
+def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
+    """For each namespace of ``targets`` that may not be written from here, who may not; one call for each credential.
+
+    Raises the AccessError and HubError families.
+    """
+    owners: dict[HubApi, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for target in targets:
+        owners[context.api(target, "write")][target.namespace].append(target.repo)
+    for api, wanted in owners.items():
+        account = _account(api)
+        writable = {name.lower() for name in writable_by(account)}
+        who = f"{api.credential.name}, which is {account.get('name')}'s," if api.credential else "no token here"
+        for owner, repos in wanted.items():
+            denied = [repo for repo in repos if not {owner.lower(), repo.lower()} & writable]
+            if denied:
+                may = "may not" if api.credential else "may"
+                more = f" and {len(denied) - 1:,} more" if len(denied) > 1 else ""
+                yield f"{who} {may} write to {owner} on {api.endpoint}: {denied[0]}{more}"
+
+
+def _account(api: HubApi) -> dict[str, Any]:
+    if api.credential is None:
+        return {}
+    try:
+        return api.whoami()
+    except Refusal as refusal:
+        raise refusal.as_source("whoami-v2") from refusal

@@ -42,11 +42,22 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert done.code == 0, done.out
     (facts,) = done.documents
     assert {name: facts[name] for name in ("models", "ready", "new", "bytes", "growth", "calls", "wrong")} == {
-        "models": 3, "ready": 3, "new": 2, "bytes": 3000, "growth": 3000, "calls": 2, "wrong": [],
+        "models": 3, "ready": 3, "new": 2, "bytes": 3000, "growth": 3000, "calls": 3, "wrong": [],
     }  # fmt: skip
     assert facts["gated"] == [namespace.repo("three")]
     assert (facts["unchanged"], facts["drift"]) == (None, None)
+    assert facts["unwritable"] == []
     assert "3, of which 3 can be done" in reshard("catalog", "check", file, env=env).out
+    env["HF_TOKEN"] = namespace.admin.create_token(namespace.name, role="read")
+    reads = reshard("catalog", "check", file, env=env)
+    assert reads.code == 0
+    assert (
+        f"HF_TOKEN, which is {namespace.name}'s, may not write to {namespace.name} on {namespace.endpoint}:"
+        f" {namespace.repo('one-cut')} and 2 more; control and workers may have another token\n"
+    ) in reads.out
+    none = reshard("catalog", "check", file, env={"HF_ENDPOINT": namespace.endpoint}).out
+    assert f"no token here may write to {namespace.name} on {namespace.endpoint}: " in none
+    env["HF_TOKEN"] = namespace.token
 
     with file.open("a") as more:
         more.write(f"- repo: {namespace.repo('none')}\n")
