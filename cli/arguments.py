@@ -6,7 +6,9 @@ import getpass
 import inspect
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -246,14 +248,55 @@ def read_in_place(**typed: Any) -> Request:
     return read_request(**typed | {"to": typed["to"] or _without_revision(typed["source"])})
 
 
-def read_request_if_any(**typed: Any) -> Request | None:
-    """``read_request``, or None when nothing of it was typed."""
-    defaults = {name: p.default for name, p in inspect.signature(read_request_if_any).parameters.items()}
-    if all(value == defaults[name] or value == [] for name, value in typed.items()):
-        return None
-    if typed["source"] is None or typed["to"] is None:
-        raise UsageError(what="SRC and --to are missing, or --catalog alone")
-    return read_request(**typed)
+@dataclass(frozen=True)
+class Limits:
+    """How much of a catalog at once and at most; None: as it is when nobody says."""
+
+    at_once: int | None
+    max_failures: int | None
+    max_bytes: int | None
+
+
+def read_limits(
+    *,
+    at_once: Annotated[
+        int | None, Option(min=1, help="The most jobs of a catalog at work at a time; left out, 8.", show_default=False)
+    ] = None,
+    max_failures: Annotated[
+        int | None, Option(min=0, help="Stop a catalog when more models than this have failed.", show_default=False)
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Stop a catalog once so many bytes of weights were read.", show_default=False),
+    ] = None,
+) -> Limits:
+    return Limits(at_once, max_failures, parse_size(max_bytes, "--max-bytes") if max_bytes is not None else None)
+
+
+def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, Limits]:
+    """``read_request``, or a catalog's file with its limits; raises UsageError, which names what is in excess."""
+    parameters = inspect.signature(read_request).parameters
+    limits = inspect.signature(read_limits).parameters
+    request = {name: typed[name] for name in parameters}
+    said = [_typed_as(name) for name, value in request.items() if value not in (None, [], parameters[name].default)]
+    limited = [_typed_as(name) for name in limits if typed[name] is not None]
+    if typed["catalog"] is not None:
+        if said:
+            raise UsageError(what=f"--catalog says all that is submitted: leave out {', '.join(said)}")
+        return typed["catalog"], read_limits(**{name: typed[name] for name in limits})
+    if not said and not limited:
+        raise UsageError(what="it is not said what to submit: give SRC and --to, or --catalog FILE")
+    if limited:
+        raise UsageError(what=f"{', '.join(limited)}: only a catalog has this; give --catalog FILE, or leave it out")
+    missing = [_typed_as(name) for name in ("source", "to") if typed[name] is None]
+    if missing:
+        raise UsageError(what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    return read_request(**request)
+
+
+def _typed_as(parameter: str) -> str:
+    """What a person types for it."""
+    return "SRC" if parameter == "source" else f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
 def _without_revision(source: str) -> str:
@@ -276,10 +319,15 @@ def _with_nothing_required(signature: inspect.Signature) -> inspect.Signature:
         default=None, annotation=Annotated[str | None, *source.__metadata__]
     )
     parameters["to"] = parameters["to"].replace(default=None, annotation=Annotated[str | None, *to.__metadata__])
+    file = Option(metavar="FILE", help="Submit this catalog, as it is now, instead of SRC.", show_default=False)
+    parameters["catalog"] = inspect.Parameter(
+        "catalog", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file]
+    )
+    parameters |= inspect.signature(read_limits, eval_str=True).parameters
     return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
 
 
-read_request_if_any.__signature__ = _with_nothing_required(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
+read_request_or_catalog.__signature__ = _with_nothing_required(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
 read_in_place.__signature__ = _with_optional_to(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from reshard.cli.arguments import asked_by, read_output, takes
+from reshard.cli.arguments import Limits, asked_by, read_limits, read_output, takes
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
 from reshard.pipeline.places import Hub
-from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalog import Catalog
@@ -51,12 +51,12 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     return text, parse(text, str(file))
 
 
-def read_definition(file: Path, **limits: int | None) -> Definition:
+def read_definition(file: Path, limits: Limits) -> Definition:
     """The file as it is submitted; raises UsageError, BadCatalog."""
     from reshard.worker.catalogs import Definition
 
     text, parsed = read_catalog(file)
-    given = {name: value for name, value in limits.items() if value is not None}
+    given = {name: value for name, value in asdict(limits).items() if value is not None}
     return Definition(name=parsed.name, text=text, asked_by=asked_by(), **given)
 
 
@@ -108,25 +108,15 @@ def check(file: File, output: Output) -> None:
 
 
 @catalog.command("submit")
-@takes(output=read_output)
+@takes(limits=read_limits, output=read_output)
 def submit(
     *,
     file: File,
-    at_once: Annotated[
-        int | None, Option(min=1, help="The most jobs at work at a time; left out, 8.", show_default=False)
-    ] = None,
-    max_failures: Annotated[
-        int | None, Option(min=0, help="Stop when more models than this have failed.", show_default=False)
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        Option(metavar="SIZE", help="Stop once so many bytes of weights were read.", show_default=False),
-    ] = None,
+    limits: Limits,
     output: Output,
 ) -> None:
     """Queue every model of a catalog that changed, a few at a time; returns at once."""
-    most = parse_size(max_bytes) if max_bytes else None
-    definition = read_definition(file, at_once=at_once, max_failures=max_failures, max_bytes=most)
+    definition = read_definition(file, limits)
     with _open() as (store, catalogs):
         started = catalogs.submit(definition)
         for kind in missing(store.processes()):

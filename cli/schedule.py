@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from reshard.cli.arguments import read_output, read_request_if_any, takes
+from reshard.cli.arguments import Limits, read_output, read_request_or_catalog, takes
 from reshard.cli.catalog import read_definition
 from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output, lines, succeeded
 from reshard.cli.waits import moment, waits
-from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -50,15 +49,11 @@ def _open() -> Iterator[tuple[JobStore, Schedules]]:
 
 
 @schedule.command("add")
-@takes(request=read_request_if_any, output=read_output)
+@takes(submitted=read_request_or_catalog, output=read_output)
 def add(
     *,
     name: Name,
-    request: Request | None,
-    catalog: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Submit this catalog, as it is now, instead of SRC.", show_default=False),
-    ] = None,
+    submitted: Request | tuple[Path, Limits],
     cron: Annotated[
         str, Option(metavar="CRON", help="When: minute hour day month weekday, as in '0 3 * * *'.", show_default=False)
     ],
@@ -71,12 +66,8 @@ def add(
     """Keep a schedule that submits SRC into DST as a bulk job, or a catalog."""
     from reshard.worker.schedules import Schedule
 
-    if (request is None) == (catalog is None):
-        raise UsageError(what="a schedule submits either SRC --to DST or --catalog FILE")
-    kept = Schedule(
-        name=name, cron=cron, tz=tz, missed=missed.value, request=request,
-        catalog=read_definition(catalog) if catalog else None,
-    )  # fmt: skip
+    what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
+    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed.value, **what})
     with _open() as (store, schedules):
         first = schedules.add(kept)
         if "control" in missing(store.processes()):

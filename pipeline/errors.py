@@ -95,8 +95,11 @@ class BadSetting(UsageError):
 
 class BadSize(UsageError):
     code = "usage.size"
-    message = "--size {value}: {why}"
+    message = "{option} {value}: {why}"
     hint = "give bytes with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
+
+    def __init__(self, option: str = "--size", **facts: Any) -> None:
+        super().__init__(option=option, **facts)
 
 
 class SizeTooSmall(UsageError):

@@ -27,28 +27,28 @@ _UNITS = {
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 
 
-def parse_size(value: str) -> int:
+def parse_size(value: str, option: str = "--size") -> int:
     """Bytes of ``200MB`` (decimal), ``200MiB`` (binary) or ``200000000``; raises BadSize and says why.
 
     Bits, rates, zero, negatives and bare letters (``5G``: which?) are refused, because tools disagree on them.
     """
     text = value.strip()
     if text.startswith("-"):
-        raise BadSize(value=value, why="a size is more than zero")
+        raise BadSize(option=option, value=value, why="a size is more than zero")
     if "/" in text or text.lower().endswith(("ps", "bit", "bits")):
-        raise BadSize(value=value, why="this is a rate or bits, and a file has bytes")
+        raise BadSize(option=option, value=value, why="this is a rate or bits, and a file has bytes")
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadSize(value=value, why="this is no number of bytes")
+        raise BadSize(option=option, value=value, why="this is no number of bytes")
     unit = match["unit"]
     if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
-        raise BadSize(value=value, why=f"{unit} means bits")
+        raise BadSize(option=option, value=value, why=f"{unit} means bits")
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        raise BadSize(value=value, why=f"unknown unit {unit!r}")
+        raise BadSize(option=option, value=value, why=f"unknown unit {unit!r}")
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
-        raise BadSize(value=value, why="a size is more than zero")
+        raise BadSize(option=option, value=value, why="a size is more than zero")
     return size
 
 

@@ -31,6 +31,7 @@ from reshard.worker.scripts import AWAY, PREFIX, texts
 
 log = logging.getLogger(__name__)
 
+PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: nobody waits for it
 LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -90,6 +91,8 @@ class Seen:
         """JSON-able, for people's scripts."""
         digest = self.schedule.catalog.digest if self.schedule.catalog else None
         kept = self.schedule.model_dump(mode="json") | {"digest": digest}
+        if kept["request"] is not None:
+            kept["request"]["priority"] = PRIORITY
         return kept | {"next": self.next, "success": self.success, "runs": [asdict(run) for run in self.runs]}
 
 
@@ -224,7 +227,7 @@ def _submitted(schedule: Schedule) -> tuple[str, ...]:
     if schedule.catalog is not None:
         return "catalog", schedule.catalog.name, uuid4().hex, schedule.catalog.model_dump_json()
     assert schedule.request is not None, "a schedule submits something"
-    request = schedule.request.model_copy(update={"priority": "bulk", "asked_by": f"schedule {schedule.name}"})
+    request = schedule.request.model_copy(update={"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"})
     return "job", *submission(request)
 
 

@@ -133,6 +133,8 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     file = tmp_path / "c.yaml"
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
     assert queue("catalog", "status").out == "no catalogs\n"
+    refused = queue("catalog", "submit", file, "--max-bytes", "lots").err
+    assert refused.startswith("error[usage.size]: --max-bytes lots: ")
     submitted = queue("catalog", "submit", file, "--max-bytes", "1GB")
     assert submitted.out.startswith("catalog mine is submitted\n")
     assert "no control is running" in submitted.err
@@ -162,10 +164,20 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     file = tmp_path / "c.yaml"
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
     add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
-    for wrong in ((), ("a/b",), ("--size", "1MB"), ("a/b", "--to", "c/d", "--catalog", file)):
+    for wrong, says in (
+        ((), "it is not said what to submit: give SRC and --to, or --catalog FILE"),
+        (("a/b",), "--to is missing"),
+        (("--size", "1MB"), "SRC and --to are missing"),
+        (("a/b", "--to", "c/d", "--catalog", file), "--catalog says all that is submitted: leave out SRC, --to"),
+        (("--catalog", file, "--size", "1MB", "--pr"), "--catalog says all that is submitted: leave out --size, --pr"),
+        (("a/b", "--to", "c/d", "--at-once", "2"), "--at-once: only a catalog has this"),
+    ):
         refused = queue(*add, *wrong)
-        assert (refused.code, refused.err.splitlines()[0][:13]) == (2, "error[usage]:")
-    assert queue(*add, "--catalog", file).code == 0
+        assert (refused.code, refused.err.startswith(f"error[usage]: {says}")) == (2, True), refused.err
+    assert queue(*add, "--catalog", file, "--at-once", "2", "--max-failures", "0", "--max-bytes", "1GB").code == 0
+    (kept,) = queue("schedule", "show", "nightly", "--json").documents
+    limits = {name: kept["catalog"][name] for name in ("at_once", "max_failures", "max_bytes")}
+    assert limits == {"at_once": 2, "max_failures": 0, "max_bytes": 10**9}
     assert queue("schedule", "run", "nightly").out == "schedule nightly: its catalog was submitted\n"
     assert "its catalog was still at work" in queue("schedule", "run", "nightly").out
     (shown,) = queue("schedule", "show", "nightly", "--json").documents

@@ -53,6 +53,7 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     assert " 03:00 CE" in queue("schedule", "resume", "nightly").out
     (shown,) = queue("schedule", "show", "nightly", "--json").documents
     assert [run["outcome"] for run in shown["runs"]] == ["overlap", "fired"]
+    assert shown["request"]["priority"] == "bulk"
     assert "a missed time is run once" in queue("schedule", "show", "nightly").out
 
     assert queue("schedule", "remove", "nightly").code == 0
