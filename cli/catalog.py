@@ -17,7 +17,7 @@ from reshard.cli.jobs import missing, open_store
 from reshard.cli.outcome import moved
 from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
 from reshard.cli.waits import waits
-from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, UsageError
+from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, NoSuchFailures, UsageError
 from reshard.pipeline.places import Hub
 
 if TYPE_CHECKING:
@@ -203,6 +203,8 @@ def retry(
     """Give what failed another turn, from what it had copied. What only the file can mend is left as it is."""
     with _open() as (_, catalogs):
         failed = catalogs.get(name).failures()
+        if only is not None and only not in failed:
+            raise NoSuchFailures(name=name, only=only, there=", ".join(failed) or "nothing")
         again = catalogs.retry(name, only)
     left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
     rows = [(f"{count(again, 'model')} of {name} again",)]

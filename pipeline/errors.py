@@ -162,6 +162,12 @@ class EntriesWrong(UsageError):
     hint = "mend what is listed as wrong; the others can be done all the same"
 
 
+class NoSuchFailures(UsageError):
+    code = "usage.only"
+    message = "--only {only}: no model of {name} failed with it; there is {there}"
+    hint = "see `reshard catalog failures {name}`"
+
+
 class TargetsCollide(UsageError):
     code = "usage.collision"
     message = "{target} is where {source} and {others} would both go"

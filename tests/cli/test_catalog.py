@@ -146,6 +146,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert queue("catalog", "pause", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
     assert queue("catalog", "resume", "mine").code == 10
     assert queue("catalog", "retry", "mine").code == 10
+    bogus = queue("catalog", "retry", "mine", "--only", "bogus")
+    assert bogus.code == 2
+    assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with it; there is nothing")
     report = tmp_path / "report.md"
     assert queue("catalog", "cancel", "mine").out == "catalog mine is cancelled, and 0 jobs of it\n"
     assert queue("catalog", "status", "mine", "--report", report, "--quiet").out == "cancelled\n"
