@@ -22,7 +22,6 @@ from reshard.pipeline.errors import (
     FolderNotWritable,
     HubRefused,
     HubUnreachable,
-    MemoryLimit,
     ReshardError,
     TokenRefused,
 )
@@ -30,7 +29,6 @@ from reshard.pipeline.limits import (
     CLOCK_SKEW_MAX,
     DEFAULT_SIZE,
     GB,
-    MEMORY_FLOOR,
     MEMORY_FLOOR_XET,
     PROBE_TIMEOUT,
     SPOOLS,
@@ -105,8 +103,6 @@ def _memory(limit: int) -> Probe:
     available = available_memory()
     said = f"{available:,} bytes available, RESHARD_MEMORY_LIMIT {limit:,}"
     facts = {"available": available, "limit": limit}
-    if limit < MEMORY_FLOOR:
-        return Probe("memory", said, error=MemoryLimit(what="a copy", needed=MEMORY_FLOOR, limit=limit), facts=facts)
     if available < limit:
         return Probe("memory", said, "less is available than one copy may take", facts=facts)
     if limit < MEMORY_FLOOR_XET:

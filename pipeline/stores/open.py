@@ -12,8 +12,8 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.errors import BadSize, MemoryLimit, UsageError
-from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.errors import BadSetting, BadSize, MemoryLimit, UsageError
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
@@ -47,7 +47,15 @@ class _Settings(BaseSettings):
             return parse_size(value) if isinstance(value, str) else value
         except BadSize as error:
             name = f"RESHARD_{(info.field_name or '').upper()}"
-            raise UsageError(what=f"{name}={value}: {error.facts['why']}") from error
+            raise BadSetting(name=name, value=value, why=error.facts["why"]) from error
+
+    @field_validator("memory_limit")
+    @classmethod
+    def _enough(cls, value: int) -> int:
+        if value < MEMORY_FLOOR:
+            why = f"a copy needs at least {MEMORY_FLOOR:,} bytes"
+            raise BadSetting(name="RESHARD_MEMORY_LIMIT", value=value, why=why)
+        return value
 
 
 def _own_paces() -> PaceOf:
@@ -78,7 +86,7 @@ class Context:
 
     @classmethod
     def from_env(cls, pace: PaceOf | None = None) -> Context:
-        """Read from the environment, now; raises BadSize, BadCredentials."""
+        """Read from the environment, now; raises BadSetting, BadCredentials."""
         settings = _Settings()
         return cls(
             Credentials.from_env(),

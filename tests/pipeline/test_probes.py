@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, MemoryLimit, TokenRefused
-from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
+from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, TokenRefused
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.probes import available_memory, hubs, probe_hub, rights_of, this_machine
 from reshard.pipeline.stores.credentials import Credential, Reference
 from reshard.pipeline.stores.open import Context
@@ -93,9 +93,7 @@ def test_this_machine_is_fit(context: Context) -> None:
     assert not list(context.tmpdir.iterdir())
 
 
-def test_a_limit_below_what_a_copy_takes_is_trouble(context: Context) -> None:
-    tight = {p.name: p for p in this_machine(replace(context, memory_limit=MEMORY_FLOOR - 1))}
-    assert isinstance(tight["memory"].error, MemoryLimit)
+def test_a_limit_that_rules_xet_out_or_is_more_than_there_is_is_a_warning(context: Context) -> None:
     assert (
         "Xet"
         in {p.name: p for p in this_machine(replace(context, memory_limit=MEMORY_FLOOR_XET - 1))}["memory"].warning

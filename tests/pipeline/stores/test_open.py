@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import UsageError
-from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.errors import BadSetting
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.open import Context, open_source
 from tests.pipeline.stores.conftest import MakeSource, read
@@ -35,8 +35,16 @@ def test_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_that_is_no_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESHARD_MEMORY_LIMIT", "much")
-    with pytest.raises(UsageError, match="RESHARD_MEMORY_LIMIT=much"):
+    with pytest.raises(BadSetting, match="RESHARD_MEMORY_LIMIT=much"):
         Context.from_env()
+
+
+def test_a_limit_below_what_a_copy_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_MEMORY_LIMIT", f"{MEMORY_FLOOR - 1}")
+    with pytest.raises(BadSetting, match="RESHARD_MEMORY_LIMIT=127999999: a copy needs at least 128,000,000 bytes"):
+        Context.from_env()
+    monkeypatch.setenv("RESHARD_MEMORY_LIMIT", f"{MEMORY_FLOOR}")
+    assert Context.from_env().memory_limit == MEMORY_FLOOR
 
 
 def test_stores_of_one_credential_share_their_connections(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
