@@ -14,6 +14,7 @@ CONFIG_MAX = 10 * MB  # bytes; of a config.json that is handed to the reload
 HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth is what they wait for
 
 # --------------------------------------------------------------------------------------------------------- shards
+BARE_SIZE_MIN = 1 * MB  # bytes; of a size typed without a unit: a smaller number lacks its unit rather than means bytes
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
 HUB_FILE_MAX = 50 * GB  # bytes; larger files are refused by the Hub over LFS and by plain HTTP downloads

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from reshard.pipeline.errors import BadSize
-from reshard.pipeline.limits import DEFAULT_SIZE
+from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
 from reshard.pipeline.places import Place
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
@@ -30,7 +30,8 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 def parse_size(value: str, option: str = "--size") -> int:
     """Bytes of ``200MB`` (decimal), ``200MiB`` (binary) or ``200000000``; raises BadSize and says why.
 
-    Bits, rates, zero, negatives and bare letters (``5G``: which?) are refused, because tools disagree on them.
+    Bits, rates, zero, negatives and bare letters (``5G``: which?) are refused, because tools disagree on them, and so
+    are small numbers without a unit, which was forgotten.
     """
     text = value.strip()
     if text.startswith("-"):
@@ -49,6 +50,9 @@ def parse_size(value: str, option: str = "--size") -> int:
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
         raise BadSize(option=option, value=value, why="a size is more than zero")
+    if not unit and size < BARE_SIZE_MIN:
+        why = f"without a unit these are bytes; {text}MB is probably meant, or {text}B"
+        raise BadSize(option=option, value=value, why=why)
     return size
 
 

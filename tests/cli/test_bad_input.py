@@ -140,7 +140,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "size a rate": (typed("--size", "5MB/s"), "usage.size", 2, "rate", "200MB"),
     "size in bits": (typed("--size", "5Gb"), "usage.size", 2, "bits", "200MB"),
     "size unparsable": (typed("--size", "lots"), "usage.size", 2, "lots", "200MB"),
-    "smaller than a header": (typed("--size", "90"), "usage.size_too_small", 2, "90", "bytes"),
+    "smaller than a header": (typed("--size", "90B"), "usage.size_too_small", 2, "90", "bytes"),
     "oversize fail": (
         typed("--size", "1kB", "--oversize", "fail"), "usage.oversize", 2, "layer.0.weight", "--size",
     ),

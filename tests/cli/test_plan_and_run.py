@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 
 
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
-    done = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300")
+    done = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B")
     assert done.code == 0, done.err
     assert "files of at most 3,300 bytes" in done.out
     assert "10 tensors" in done.out
@@ -26,8 +26,8 @@ def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, mod
 
 
 def test_a_plan_as_json_has_every_file_with_its_exact_size(reshard: Run, model: Path, tmp_path: Path) -> None:
-    (facts,) = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents
-    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300").code == 0
+    (facts,) = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B", "--json").documents
+    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300B").code == 0
     for file in facts["files"]:
         assert (tmp_path / "out" / file["path"]).stat().st_size == file["size"] <= 3300
     told = [path for name in ("files", "carried") for path in (one["path"] for one in facts[name])]
@@ -39,23 +39,23 @@ def test_a_plan_as_json_has_every_file_with_its_exact_size(reshard: Run, model: 
 
 
 def test_a_plan_without_a_target_is_of_cutting_in_place(reshard: Run, model: Path) -> None:
-    (facts,) = reshard("plan", model, "--size", "3300", "--json").documents
+    (facts,) = reshard("plan", model, "--size", "3300B", "--json").documents
     assert facts["deletes"] == ["model.safetensors"]
     assert "tokenizer.json" not in facts["deletes"]
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
-    done = reshard("plan", model, "--size", "600")
+    done = reshard("plan", model, "--size", "600B")
     assert done.code == 0, done.err
     assert "layer.0.weight alone is larger than the size" in done.out
-    refused = reshard("plan", model, "--size", "600", "--oversize", "fail")
+    refused = reshard("plan", model, "--size", "600B", "--oversize", "fail")
     assert refused.code == 2
     assert refused.err.startswith("error[usage.oversize]: layer.0.weight is ")
 
 
 def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = reshard("run", model, "--to", out, "--size", "3300")
+    done = reshard("run", model, "--to", out, "--size", "3300B")
     assert done.code == 0, done.err
     assert "structural" in done.out
     assert "as delivered: model.safetensors" in done.out
@@ -77,8 +77,8 @@ def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: P
 
 
 def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp_path: Path) -> None:
-    first = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
-    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
+    first = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--json").documents[-1]
+    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--json").documents[-1]
     assert not first["published"]["found"]
     assert first["source_bytes"] == {"as delivered": ["model.safetensors"]}
     assert again["published"] == first["published"] | {"found": True}
@@ -86,10 +86,10 @@ def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
-    done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--quiet")
+    done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--quiet")
     assert done.err == ""
     (commit,) = done.out.split()
-    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300", "--json").documents[-1]
+    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--json").documents[-1]
     assert again["published"]["commit"] == commit
 
 
@@ -139,10 +139,10 @@ def test_packings_differ_in_which_tensors_share_a_file(reshard: Run, tmp_path: P
         (facts,) = reshard("plan", source, "--size", size, "--pack", pack, "--json").documents
         return [file["tensors"] for file in facts["files"]]
 
-    assert tensors("6200", "greedy") == [5, 3]
-    assert tensors("6200", "balanced") == [4, 4]
-    assert tensors("4000", "greedy") == [3, 3, 2]
-    assert tensors("4000", "layers") == [2, 2, 2, 2]
+    assert tensors("6200B", "greedy") == [5, 3]
+    assert tensors("6200B", "balanced") == [4, 4]
+    assert tensors("4000B", "greedy") == [3, 3, 2]
+    assert tensors("4000B", "layers") == [2, 2, 2, 2]
 
 
 def test_prefixes_are_taken_off_and_a_config_is_borrowed(reshard: Run, model: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixt
 
 def test_a_terminal_gets_a_bar_with_bytes_and_rate(model: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300"]
+    command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300B"]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "120"}
     ) as run:

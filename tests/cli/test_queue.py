@@ -134,7 +134,7 @@ def test_a_report_names_what_a_failed_check_found() -> None:
 
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
     env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
-    assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300").code == 0
+    assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300B").code == 0
     try:
         (service,) = reshard("up", "--json", env=env).documents
         assert service["started"] == ["broker", "control", "worker"]
@@ -145,7 +145,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert lacking.startswith("the worker has no token")
         assert kept.startswith("control and worker ran already: they keep the environment")
 
-        done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300", "--watch", env=env)
+        done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300B", "--watch", env=env)
         assert done.code == 0, done.err
         assert "10 tensors" in done.err
         assert "as delivered: model.safetensors" in done.out

@@ -30,7 +30,7 @@ def cut(reshard: Run, bare: Path, tmp_path: Path) -> Path:
 
 
 def cut_of(reshard: Run, model: Path, tmp_path: Path) -> Path:
-    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300").code == 0
+    assert reshard("run", model, "--to", tmp_path / "out", "--size", "3300B").code == 0
     return tmp_path / "out"
 
 

@@ -63,7 +63,7 @@ def test_any_text_is_a_place_or_a_named_error(text: str) -> None:
         ("200mb", 200_000_000),
         ("5GB", 5_000_000_000),
         ("1.5GB", 1_500_000_000),
-        ("123456", 123456),
+        ("1234567", 1234567),
         ("10 GB", 10_000_000_000),
         ("1TiB", 2**40),
         ("7B", 7),
@@ -73,8 +73,33 @@ def test_a_size_is_bytes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
+def test_a_small_number_without_a_unit_is_taken_for_one_whose_unit_was_forgotten() -> None:
+    with pytest.raises(BadSize, match="--size 200: without a unit these are bytes; 200MB is probably meant, or 200B"):
+        parse_size("200")
+    assert (parse_size("200B"), parse_size("1000000")) == (200, 1_000_000)
+
+
 @pytest.mark.parametrize(
-    "text", ["0", "0MB", "-5GB", "5GB/s", "5Gb", "5Gbit", "5Gbps", "5G", "", "GB", "5 5GB", "1e9", "5XB", "nan", "∞"]
+    "text",
+    [
+        "0",
+        "0MB",
+        "-5GB",
+        "5GB/s",
+        "5Gb",
+        "5Gbit",
+        "5Gbps",
+        "5G",
+        "",
+        "GB",
+        "5 5GB",
+        "200",
+        "999999",
+        "1e9",
+        "5XB",
+        "nan",
+        "∞",
+    ],
 )
 def test_what_is_no_size_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(BadSize) as caught:
