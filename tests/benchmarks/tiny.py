@@ -90,7 +90,7 @@ def _commands(env: dict[str, str]) -> float:
     start = time.perf_counter()
     for number in range(COMMANDS):
         asked = request(number, "command")
-        command = [COMMAND, "run", str(asked.source), "--to", str(asked.target), "--size", str(SIZE), "--quiet"]
+        command = [COMMAND, "run", str(asked.source), "--to", str(asked.target), "--size", f"{SIZE}B", "--quiet"]
         subprocess.run(command, env=os.environ | env, check=True, capture_output=True)
     return (time.perf_counter() - start) / COMMANDS
 
