@@ -219,7 +219,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 def case(name: str) -> Model:
     """A model of a real class, as the table of formats has it; its reload is judged by that class."""
     options = dict(CASES[name].options)
-    return Model(PUBLISHED, asked={**options, "size": str(options["size"])})
+    return Model(PUBLISHED, asked={**options, "size": f"{options['size']}B"})
 
 
 MODELS: dict[str, Model] = {
@@ -373,7 +373,7 @@ class World:
         for name in self.models:
             asked = {what: self._filled(value) for what, value in MODELS[name].asked.items()}
             entries.append(f"- {json.dumps({'repo': self.repo(name), **asked})}")
-        defaults = json.dumps({"to": f"{self.team}/{{name}}", "size": str(SIZE)})
+        defaults = json.dumps({"to": f"{self.team}/{{name}}", "size": f"{SIZE}B"})
         return f"name: {self.name}\ndefaults: {defaults}\nentries:\n" + "\n".join(entries)
 
     def _filled(self, value: Any) -> Any:
