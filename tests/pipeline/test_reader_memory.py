@@ -56,11 +56,11 @@ CHILD = """
 def run(path: Path, some: int) -> dict[str, int]:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CHILD), str(path), str(some)],
-        check=True,
         capture_output=True,
         text=True,
         timeout=250,
     )
+    assert done.returncode == 0, done.stderr
     result: dict[str, int] = json.loads(done.stdout)
     return result
 
