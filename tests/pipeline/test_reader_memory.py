@@ -17,7 +17,7 @@ RSS_MAX = 128_000_000  # bytes; what the pipeline promises of a copying process
 
 # Opens the file, makes the first windows of its tensors and casts them, as a copy does.
 CHILD = """
-    import json, sys
+    import json, os, sys
     from pathlib import Path
     from reshard.pipeline.casts import Caster
     from reshard.pipeline.formats.torch_files import read_torch
@@ -25,12 +25,11 @@ CHILD = """
     from reshard.pipeline.tensors import StoredFile
 
     path, some = Path(sys.argv[1]), int(sys.argv[2])
-    handle = path.open("rb", buffering=0)
+    descriptor = os.open(path, os.O_RDONLY)
 
-    def read(file, start, stop):
-        handle.seek(start)
+    def read(file, start, stop):  # from several threads at once
         while start < stop:
-            view = memoryview(handle.read(min(1 << 20, stop - start)))
+            view = memoryview(os.pread(descriptor, min(1 << 20, stop - start), start))
             start += len(view)
             yield view
 
