@@ -205,9 +205,9 @@ def test_a_disk_that_fills_up_while_writing(sink: LfsSink, context: Context) -> 
 
 
 def test_an_abort_while_sending_ends_the_upload(sink: LfsSink, hub: HubAdmin, context: Context) -> None:
-    hub.fault("PUT /_lfs", "throttle", rate=100_000)
+    hub.fault("PUT /_lfs", "throttle", rate=1_000_000)
     batch = sink.batch([])
-    write(batch, 1, size=50_000_000)  # 500 s at this rate
+    write(batch, 1, size=50_000_000)  # 50 s at this rate, and a second for each block
     hub.wait_for_request("POST .*/objects/batch", 1)
     batch.abort()
     assert spools(context.tmpdir) == 0
