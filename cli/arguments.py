@@ -69,21 +69,6 @@ class Priority(StrEnum):
     bulk = "bulk"
 
 
-class State(StrEnum):
-    """What a job can be; `JobState` has the same names, and is not imported for the sake of a quick --help."""
-
-    queued = "queued"
-    planning = "planning"
-    copying = "copying"
-    publishing = "publishing"
-    committing = "committing"
-    confirming = "confirming"
-    done = "done"
-    failed = "failed"
-    cancelled = "cancelled"
-    published_unverified = "published_unverified"
-
-
 Job = Annotated[str, Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)]
 
 
@@ -327,8 +312,13 @@ def _with_nothing_required(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values()])
 
 
-read_request_or_catalog.__signature__ = _with_nothing_required(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
-read_in_place.__signature__ = _with_optional_to(inspect.signature(read_request, eval_str=True))  # type: ignore[attr-defined]
+def _sign(function: Any, signature: inspect.Signature) -> None:
+    """What ``inspect.signature`` says of the function from now on; Typer makes a command's options of it."""
+    function.__signature__ = signature
+
+
+_sign(read_request_or_catalog, _with_nothing_required(inspect.signature(read_request, eval_str=True)))
+_sign(read_in_place, _with_optional_to(inspect.signature(read_request, eval_str=True)))
 
 
 def _source(value: str, revision: str | None) -> Hub | Folder:
@@ -381,9 +371,7 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {p.name: p.annotation for p in shown}
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]
-        )
+        _sign(run, inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]))
         return run
 
     return wrap

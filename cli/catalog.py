@@ -63,9 +63,8 @@ def read_definition(file: Path, limits: Limits) -> Definition:
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Catalogs]]:
     from reshard.worker.catalogs import Catalogs
-    from reshard.worker.jobs import broker_errors
 
-    with open_store() as store, broker_errors(store.url):
+    with open_store() as store:
         yield store, Catalogs(store)
 
 

@@ -30,9 +30,8 @@ fleet = Typer(name="fleet", help="Pause all workers, drain one, or limit what th
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Fleet]]:
     from reshard.worker.fleet import Fleet
-    from reshard.worker.jobs import broker_errors
 
-    with open_store() as store, broker_errors(store.url):
+    with open_store() as store:
         yield store, Fleet(store)
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from reshard.cli.arguments import Job, State, read_output, takes
+from reshard.cli.arguments import Job, read_output, takes
 from reshard.cli.outcome import moved, outcome, told_check
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
+from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
     from reshard.worker.jobs import Job as JobRecord
@@ -25,12 +26,15 @@ LISTED = 20  # jobs; a screenful
 
 @contextmanager
 def open_store() -> Iterator[JobStore]:
-    """The jobs behind the broker that is configured or running here; raises NoBroker, BrokerUnavailable."""
+    """The jobs behind the broker that is configured or running here; raises NoBroker, BrokerUnavailable.
+
+    Whatever else is asked of that broker inside raises BrokerUnavailable, too.
+    """
     from reshard.worker.broker import broker_url
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
-    with JobStore.at(broker_url(settings())) as store:
+    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
         yield store
 
 
@@ -64,7 +68,7 @@ def status(
 def list_(
     *,
     state: Annotated[
-        list[State] | None,
+        list[JobState] | None,
         Option(metavar="STATE", help="Only jobs in this state. May be given again.", show_default=False),
     ] = None,
     limit: Annotated[int, Option(min=1, help="The most jobs to show, the newest first.")] = LISTED,
@@ -72,12 +76,8 @@ def list_(
     output: Output,
 ) -> None:
     """List jobs, the newest first."""
-    from reshard.worker.jobs import JobState
-
     with open_store() as store:
-        records = store.recent(
-            [JobState(s.value) for s in state or ()], limit=sum(store.counts().values()) if all_ else limit
-        )
+        records = store.recent(state or [], limit=sum(store.counts().values()) if all_ else limit)
         why = waits(store, bulk=False)
     if why:
         output.say(Text(why))
@@ -234,12 +234,11 @@ def _progress(job: JobRecord) -> str:
 
 def _show_service(store: JobStore, output: Output) -> None:
     from reshard.worker.fleet import Fleet
-    from reshard.worker.jobs import broker_errors, without_password
+    from reshard.worker.jobs import without_password
 
     counts = {str(state): number for state, number in store.counts().items() if number}
     waiting, processes, why = store.waiting(), store.processes(), waits(store, bulk=True)
-    with broker_errors(store.url):
-        drained = Fleet(store).all_drained()
+    drained = Fleet(store).all_drained()
     broker = without_password(store.url)
     told = [("broker", broker)]
     if why:

@@ -41,10 +41,9 @@ schedule = Typer(
 
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Schedules]]:
-    from reshard.worker.jobs import broker_errors
     from reshard.worker.schedules import Schedules
 
-    with open_store() as store, broker_errors(store.url):
+    with open_store() as store:
         yield store, Schedules(store)
 
 

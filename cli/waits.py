@@ -14,24 +14,22 @@ if TYPE_CHECKING:
 
 
 def waits(store: JobStore, bulk: bool) -> str | None:
-    """Why nothing, or no bulk work, is begun now; None when it is. Raises BrokerUnavailable."""
+    """Why nothing, or no bulk work, is begun now; None when it is."""
     from reshard.worker.fleet import Fleet
-    from reshard.worker.jobs import broker_errors
 
-    with broker_errors(store.url):
-        fleet = Fleet(store)
-        if (paused := fleet.paused()) is not None:
-            return f"{pause_text(paused)}; `reshard fleet resume` lets it go on"
-        workers = [process.name for process in store.processes() if process.kind == "worker"]
-        if workers and fleet.all_drained().issuperset(workers):
-            return f"every worker is drained; `reshard fleet undrain {workers[0]}` has it take work again"
-        if not bulk:
-            return None
-        try:
-            seen = fleet.seen()
-        except BadSchedule as error:
-            return f"whether bulk work rests is not known here: {error}"
-        return f"bulk work {rest_text(seen)}" if seen.rest is not None else None
+    fleet = Fleet(store)
+    if (paused := fleet.paused()) is not None:
+        return f"{pause_text(paused)}; `reshard fleet resume` lets it go on"
+    workers = [process.name for process in store.processes() if process.kind == "worker"]
+    if workers and fleet.all_drained().issuperset(workers):
+        return f"every worker is drained; `reshard fleet undrain {workers[0]}` has it take work again"
+    if not bulk:
+        return None
+    try:
+        seen = fleet.seen()
+    except BadSchedule as error:
+        return f"whether bulk work rests is not known here: {error}"
+    return f"bulk work {rest_text(seen)}" if seen.rest is not None else None
 
 
 def pause_text(paused: Pause) -> str:

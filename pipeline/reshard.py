@@ -101,7 +101,8 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     key = request_key(request, source.pin, lender, publication.address(target))
     last = None if state.head is None else next(publication.publications(target, state.head, None), None)
     options = request.options
-    published = last.commit if last is not None and last.request == key and not options.force else None
+    believed = None if options.force else last
+    published = believed.commit if believed is not None and believed.request == key else None
     untouched = published is not None and published == state.head
     before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
     drifted = drift(before)
@@ -113,8 +114,8 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     listing = source.files()
     found = find_checkpoints(source, lambda path: excluded(options, path))
     keys = Keys(key, weights_key(found, listing, options))
-    believed = last is not None and not options.force and not drifted
-    same_weights = believed and last is not None and last.weights is not None and last.weights == keys.weights
+    believed = None if drifted else believed
+    same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     configs = _configs(source, opened)
     known = Known(

@@ -23,8 +23,9 @@ from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFou
 from reshard.pipeline.request import parse_size
 from reshard.worker.cron import next_after
 from reshard.worker.hours import MIDNIGHT, Hours, check_zone, last_due
-from reshard.worker.jobs import JobState, JobStore, Process
+from reshard.worker.jobs import JobStore, Process
 from reshard.worker.scripts import PREFIX, job_key, texts
+from reshard.worker.states import JobState
 from reshard.worker.throttle import SHARE, Share
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -29,6 +28,7 @@ from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, T
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.worker.scripts import AWAY, PREFIX, Scripts, job_key, texts
+from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
     from reshard.pipeline.plan import Plan
@@ -41,23 +41,6 @@ ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class JobState(StrEnum):
-    queued = "queued"
-    planning = "planning"
-    copying = "copying"
-    publishing = "publishing"
-    committing = "committing"
-    confirming = "confirming"
-    done = "done"
-    failed = "failed"
-    cancelled = "cancelled"
-    published_unverified = "published_unverified"
-
-    @property
-    def ended(self) -> bool:
-        return self in {JobState.done, JobState.failed, JobState.cancelled, JobState.published_unverified}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
 from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.jobs import JobStore
 from reshard.worker.scripts import job_key, texts
 from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from reshard.worker.states import JobState
 
 NOTHING = Moved()
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next

@@ -18,10 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from reshard.worker import catalogs, schedules
-from reshard.worker.jobs import QUEUES, JobState, Process, open_redis
+from reshard.worker.jobs import QUEUES, Process, open_redis
 from reshard.worker.notify import HOOKS
 from reshard.worker.scripts import PREFIX, texts
 from reshard.worker.settings import PRESUMED_DEAD
+from reshard.worker.states import JobState
 
 log = logging.getLogger(__name__)
 

@@ -50,13 +50,14 @@ from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
-from reshard.worker.jobs import JobState, JobStore, open_redis
+from reshard.worker.jobs import JobStore, open_redis
 from reshard.worker.keeper import Keeper
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.pace import paces
 from reshard.worker.scripts import AWAY
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
 from reshard.worker.spool import Spool, sweep
+from reshard.worker.states import JobState
 
 log = logging.getLogger(__name__)
 

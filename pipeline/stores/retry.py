@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httpx2
 
@@ -120,26 +120,29 @@ def is_transient(response: httpx2.Response) -> bool:
 
 def wait_asked(response: httpx2.Response) -> float | None:
     """Seconds that a 429 or 503 asks to wait, by ``Retry-After`` or the IETF draft's ``RateLimit`` header."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
-
     after = response.headers.get("retry-after", "")
     if after.isdigit():
         return float(after)
-    limits = parse_ratelimit_headers(response.headers) if response.status_code == 429 else None
+    limits = _rate_limit(response) if response.status_code == 429 else None
     if limits is not None and limits.remaining == 0:
-        return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
+        return float(limits.reset_in_seconds) + 1.0  # whole seconds, rounded down by the server
     return None
 
 
 def allowance(response: httpx2.Response) -> Allowance | None:
     """What an answer says is left, by the IETF draft's ``RateLimit`` and ``RateLimit-Policy`` headers, if it does."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
-
-    limits = parse_ratelimit_headers(response.headers)
+    limits = _rate_limit(response)
     if limits is None or not limits.limit or not limits.window_seconds:
         return None
     kind = "resolve" if limits.resource_type == "resolvers" else limits.resource_type
     return Allowance(kind, limits.remaining, limits.reset_in_seconds, limits.limit, limits.window_seconds)
+
+
+def _rate_limit(response: httpx2.Response) -> Any:
+    """What huggingface_hub reads in the answer's rate headers, its ``RateLimitInfo``, or None."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
+
+    return parse_ratelimit_headers(response.headers)
 
 
 def describe(problem: httpx2.TransportError) -> str:

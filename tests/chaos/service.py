@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, cast
 
 from celery import Celery
 from kombu import Queue
@@ -27,9 +27,10 @@ from reshard.pipeline.errors import WrongState
 from reshard.pipeline.limits import HEADER_READ, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobState, JobStore
+from reshard.worker.jobs import Job, JobStore
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.scripts import job_key
+from reshard.worker.states import JobState
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.process import ROOT, HubProcess
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -195,7 +196,7 @@ class Service:
         return self._units(work, "done_by")
 
     def _units(self, work: Work, field: str) -> dict[str, str]:
-        fields: dict[Any, bytes] = self.store.redis.hgetall(job_key(work.job, "units"))  # type: ignore[assignment]
+        fields = cast("dict[bytes, bytes]", self.store.redis.hgetall(job_key(work.job, "units")))
         named = {name.decode().rpartition("."): value.decode() for name, value in fields.items()}
         return {unit: value for (unit, _, what), value in named.items() if what == field}
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
+from reshard.worker import broker
+from reshard.worker.settings import Settings
 
 TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
 
@@ -48,6 +51,23 @@ def reshard(tmp_path: Path) -> Run:
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+Queue = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker with nobody who works."""
+    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
+    yield broker.start(settings)
+    broker.stop(settings)
+
+
+@pytest.fixture
+def queue(reshard: Run, url: str) -> Queue:
+    """``reshard`` with that broker."""
+    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
 ROW = 1000  # bytes of each tensor of the model, so that sizes in tests are easy to read

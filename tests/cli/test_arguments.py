@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from reshard.cli.arguments import State, Use, read_in_place, read_output, read_request, takes
+from reshard.cli.arguments import Use, read_in_place, read_output, read_request, takes
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.profiles import PROFILES
 from reshard.pipeline.request import SINGLE, Request
-from reshard.worker.jobs import JobState
 
 
 def request(source: str = "a/model", to: str = "b/model", **options: Any) -> Request:
@@ -109,10 +108,6 @@ def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
     assert read_in_place(**typed | {"source": url}).target == Hub(repo="a/model", endpoint="https://hub.example")
     assert read_in_place(**typed | {"source": "/folder"}).target == Folder(path="/folder")
     assert read_in_place(**typed | {"source": "a/model", "to": "b/model"}).target == Hub(repo="b/model")
-
-
-def test_the_states_that_can_be_asked_for_are_the_states_that_jobs_have() -> None:
-    assert [state.value for state in State] == [state.value for state in JobState]
 
 
 def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:

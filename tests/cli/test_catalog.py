@@ -15,8 +15,7 @@ from reshard.worker import broker
 from reshard.worker.catalogs import Catalogs, Definition, entry_of
 from reshard.worker.jobs import JobStore
 from reshard.worker.settings import Settings
-from tests.cli.conftest import Run
-from tests.cli.test_queue import Queue
+from tests.cli.conftest import Queue, Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -81,16 +80,11 @@ def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: P
 
 
 @pytest.fixture
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker on which nobody works."""
-    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
+def url(tmp_path: Path) -> Iterator[str]:
+    """A broker for each test, so that no other test's catalogs are listed."""
+    settings = Settings(broker_url=None, data_dir=tmp_path / "service")
     yield broker.start(settings)
     broker.stop(settings)
-
-
-@pytest.fixture
-def queue(reshard: Run, url: str) -> Queue:
-    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
 def test_with_a_broker_check_counts_what_stands_and_what_may_grow(

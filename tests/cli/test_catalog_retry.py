@@ -12,8 +12,7 @@ from reshard.worker import broker
 from reshard.worker.catalogs import Catalogs
 from reshard.worker.jobs import JobStore
 from reshard.worker.settings import Settings
-from tests.cli.conftest import Run
-from tests.cli.test_queue import Queue
+from tests.cli.conftest import Queue, Run
 from tests.worker.test_catalogs import begin, definition, rows
 
 

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from reshard.worker import broker
 from reshard.worker.fleet import Fleet
 from reshard.worker.jobs import JobStore, Process
 from reshard.worker.presence import announce
-from reshard.worker.settings import Settings
-from tests.cli.conftest import Run
-from tests.cli.test_queue import Queue
+from tests.cli.conftest import Queue
 from tests.worker.conftest import ask
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
-    yield broker.start(settings)
-    broker.stop(settings)
-
-
-@pytest.fixture
-def queue(reshard: Run, url: str) -> Queue:
-    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
 def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,28 +10,9 @@ import pytest
 from reshard.cli.jobs import report_text
 from reshard.pipeline.errors import ReceiptWrong
 from reshard.pipeline.verify.checks import Check
-from reshard.worker import broker
 from reshard.worker.jobs import without_password
-from reshard.worker.settings import Settings
-from tests.cli.conftest import Done, Run
+from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker with nobody who works."""
-    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
-    yield broker.start(settings)
-    broker.stop(settings)
-
-
-Queue = Callable[..., Done]
-
-
-@pytest.fixture
-def queue(reshard: Run, url: str) -> Queue:
-    """``reshard`` with that broker."""
-    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
 def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> None:

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
-
-from reshard.worker import broker
 from reshard.worker.catalogs import Catalogs
 from reshard.worker.jobs import JobStore
 from reshard.worker.schedules import Schedules
-from reshard.worker.settings import Settings
-from tests.cli.conftest import Done, Run
-from tests.cli.test_queue import Queue
+from tests.cli.conftest import Done, Queue
 from tests.worker.conftest import another
 from tests.worker.test_catalogs import begin, definition, finish, jobs
 from tests.worker.test_schedules import nightly
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    settings = Settings(broker_url=None, data_dir=tmp_path_factory.mktemp("service"))
-    yield broker.start(settings)
-    broker.stop(settings)
-
-
-@pytest.fixture
-def queue(reshard: Run, url: str) -> Queue:
-    return lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
 
 
 def add(queue: Queue, name: str, *options: str) -> Done:

@@ -179,6 +179,11 @@ def published(space: Namespace, repo: str, reload: Reload, more: str = "") -> Wa
     return one_of(space, repo, more)
 
 
+def target_of(wanted: Wanted) -> str:
+    assert wanted.request is not None
+    return str(wanted.request.target)
+
+
 def test_a_target_whose_head_is_our_commit_of_this_request_stands_by_one_call(
     space: Namespace, weights: str, reload: Reload
 ) -> None:
@@ -201,7 +206,7 @@ def test_a_target_stands_for_this_source_commit_and_these_options_alone(
 
 
 def test_a_target_with_a_commit_of_somebody_else_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
-    target = str(published(space, weights, reload).request.target)  # type: ignore[union-attr]
+    target = target_of(published(space, weights, reload))
     space.admin.put_files(target, {"mine.txt": b"mine"})
     assert not stands(one_of(space, weights), Context.from_env())
 
@@ -215,7 +220,7 @@ def test_a_target_that_was_rolled_back_does_not_stand(space: Namespace, weights:
 
 
 def test_a_description_that_only_looks_like_ours_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
-    target = str(published(space, weights, reload).request.target)  # type: ignore[union-attr]
+    target = target_of(published(space, weights, reload))
     api = HfApi(space.endpoint, space.token)
     for told in ("Reshard-Publication: {", 'Reshard-Publication: {"request": "x"}', "Published by reshard."):
         api.upload_file(path_or_fileobj=told.encode(), path_in_repo="mine.txt", repo_id=target, commit_description=told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def store(broker: Broker) -> Iterator[JobStore]:
     client.flushall()
     yield JobStore(client, broker.url)
     client.close()
+
+
+def at(text: str) -> float:
+    """Seconds since the epoch of a moment in UTC."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+class Clock:
+    """Seconds since the epoch, as the test says."""
+
+    def __init__(self, text: str) -> None:
+        self.now = at(text)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def set(self, text: str) -> None:
+        self.now = at(text)
 
 
 def ask(name: str = "model", priority: str = "interactive", **options: object) -> Request:

@@ -23,9 +23,10 @@ from reshard.pipeline.plan import Plan
 from reshard.pipeline.publish import Published
 from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
 from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobState, JobStore, submission
+from reshard.worker.jobs import JobStore, submission
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
+from reshard.worker.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import ask, claimed, copied
 

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -21,30 +20,16 @@ from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
 from reshard.worker.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
 from reshard.worker.hours import Hours
-from reshard.worker.jobs import JobState, JobStore, Process
+from reshard.worker.jobs import JobStore, Process
 from reshard.worker.leases import DUE_AT_ONCE, Leases
 from reshard.worker.presence import announce
 from reshard.worker.scripts import PREFIX
 from reshard.worker.settings import HAND_BACK, LEASE, Settings
+from reshard.worker.states import JobState
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
+from tests.worker.conftest import Clock, Wakes, age, another, ask, at, claimed, copied, planned, receipts
 
 NIGHT = Hours("22:00", "06:00")
-
-
-def at(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-
-
-class Clock:
-    def __init__(self, text: str) -> None:
-        self.now = at(text)
-
-    def __call__(self) -> float:
-        return self.now
-
-    def set(self, text: str) -> None:
-        self.now = at(text)
 
 
 @pytest.fixture

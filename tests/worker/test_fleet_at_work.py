@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobState
+from reshard.worker.states import JobState
 from tests.support.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for

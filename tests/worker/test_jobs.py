@@ -20,9 +20,10 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.plan import Plan
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobState, JobStore, open_redis, slot, without_password
+from reshard.worker.jobs import Job, JobStore, open_redis, slot, without_password
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import job_key
+from reshard.worker.states import JobState
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()

@@ -21,13 +21,14 @@ from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.plan import Plan
 from reshard.worker.catalogs import Catalogs, Ended
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobState, JobStore, open_redis
+from reshard.worker.jobs import JobStore, open_redis
 from reshard.worker.leases import Leases
 from reshard.worker.metrics import serve
 from reshard.worker.notify import HOOKS, Command, Notifier
 from reshard.worker.schedules import LATE, Schedules
 from reshard.worker.scripts import PREFIX
 from reshard.worker.settings import Settings
+from reshard.worker.states import JobState
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import ask, claimed, planned, receipts
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows

@@ -12,25 +12,16 @@ from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFoun
 from reshard.pipeline.request import Request
 from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.jobs import JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.schedules import ALL, LATE, Schedule, Schedules
 from reshard.worker.settings import Settings
+from reshard.worker.states import JobState
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import ask
+from tests.worker.conftest import Clock, ask
 
 DAY = 86_400.0
-
-
-class Clock:
-    """Seconds since the epoch, as the test says."""
-
-    def __init__(self, text: str) -> None:
-        self.now = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

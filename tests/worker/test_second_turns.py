@@ -9,9 +9,10 @@ import pytest
 from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
 from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobState, JobStore
+from reshard.worker.jobs import JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import PREFIX
+from reshard.worker.states import JobState
 from tests.worker.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
 
 

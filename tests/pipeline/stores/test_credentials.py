@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials, Use
 
 SECRET = "hf_verysecret"
 FILE = """
@@ -53,8 +53,8 @@ def token(found: Credential | None) -> str | None:
         ("https://other.example", "org", "read", None),
     ],
 )
-def test_the_most_particular_entry_wins(endpoint: str, namespace: str, use: str, expected: str | None) -> None:
-    assert token(Credentials.from_env().find(endpoint, namespace, use)) == expected  # type: ignore[arg-type]
+def test_the_most_particular_entry_wins(endpoint: str, namespace: str, use: Use, expected: str | None) -> None:
+    assert token(Credentials.from_env().find(endpoint, namespace, use)) == expected
 
 
 def test_the_default_token_belongs_to_the_default_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,10 @@ def test_a_name_gets_its_own_entries_and_the_one_that_serves(named: Credentials)
     ],
 )
 def test_a_name_is_good_for_nothing_that_its_entries_do_not_serve(
-    named: Credentials, endpoint: str, namespace: str, use: str
+    named: Credentials, endpoint: str, namespace: str, use: Use
 ) -> None:
     with pytest.raises(CredentialScope) as refused:
-        named.find(endpoint, namespace, use, "team")  # type: ignore[arg-type]
+        named.find(endpoint, namespace, use, "team")
     assert refused.value.facts["serves"] == f"{DEFAULT_ENDPOINT} for org; {DEFAULT_ENDPOINT} for team, to write"
     assert f"to {use} {namespace} on {endpoint}" in str(refused.value)
 

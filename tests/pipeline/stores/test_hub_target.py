@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
@@ -178,11 +179,11 @@ def test_a_branch_that_went_away_is_a_conflict(context: Context, repo: str, name
 
 @pytest.mark.parametrize("fault", NO_ANSWER)
 def test_a_commit_whose_answer_is_lost_may_stand(
-    context: Context, repo: str, hub: HubAdmin, fault: dict[str, object]
+    context: Context, repo: str, hub: HubAdmin, fault: dict[str, Any]
 ) -> None:
     target = target_at(repo, context)
     base = target.prepare(private=True)
-    hub.fault("POST .*/commit/main", times=1, **fault)  # type: ignore[arg-type]
+    hub.fault("POST .*/commit/main", times=1, **fault)
     with pytest.raises(AnswerLost):
         target.commit(SMALL, base)
     assert [c.message for c in target.history(target.head(), base)] == ["digest d1"]
@@ -198,11 +199,11 @@ def test_a_commit_whose_answer_is_lost_may_stand(
     ],
 )
 def test_a_commit_without_an_answer_is_never_sent_again_unseen(
-    context: Context, repo: str, hub: HubAdmin, fault: dict[str, object]
+    context: Context, repo: str, hub: HubAdmin, fault: dict[str, Any]
 ) -> None:
     target = target_at(repo, context)
     base = target.prepare(private=True)
-    hub.fault("POST .*/commit/main", times=1, **fault)  # type: ignore[arg-type]
+    hub.fault("POST .*/commit/main", times=1, **fault)
     with pytest.raises(AnswerLost):
         target.commit(SMALL, base)
     assert calls(hub, "/commit/main") == 1 and target.head() == base
@@ -351,9 +352,9 @@ def test_a_pull_request_of_ours_is_found_again(proposal: HubTarget, hub: HubAdmi
 
 @pytest.mark.parametrize("fault", [*NO_ANSWER, {"action": "reset"}])
 def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
-    proposal: HubTarget, repo: str, hub: HubAdmin, fault: dict[str, object]
+    proposal: HubTarget, repo: str, hub: HubAdmin, fault: dict[str, Any]
 ) -> None:
-    hub.fault("POST .*/discussions", times=1, **fault)  # type: ignore[arg-type]
+    hub.fault("POST .*/discussions", times=1, **fault)
     goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
     assert next(proposal.api.pull_requests(repo, proposal.api.whoami()["name"])).number == 1

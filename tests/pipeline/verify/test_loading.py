@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def test_a_repository_is_fetched_and_forgotten(
     scratch.mkdir()
     assert look(opened(repo), opened(source), reload, scratch).result == "passed"
     assert not list(scratch.iterdir())
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10, used=0, free=10))
     with pytest.raises(DiskFull):
         look(opened(repo), None, reload, scratch)
 
