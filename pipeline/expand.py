@@ -23,7 +23,6 @@ from reshard.pipeline.planner import request_key
 from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH
 from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.tensors import Pin
 
@@ -79,13 +78,14 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
             refused.append(Wanted(repo, None, None, None, error))
     sources = _lookup([_hub(request.source) for request in asked], context, "read")
     targets = _lookup([_hub(request.target) for request in asked], context, "write")
-    rivals: dict[object, list[Request]] = defaultdict(list)
+    rivals: dict[str, list[Request]] = defaultdict(list)
+    default = context.credentials.default_endpoint
     for request in asked:
-        rivals[_slot(request)].append(request)
+        rivals[request.slot(default)].append(request)
     wanted = []
     for request, repo in asked.items():
         source, target = sources[_address(request.source)], targets[_address(request.target)]
-        others = [str(rival.source) for rival in rivals[_slot(request)][: NAMED + 1] if rival != request][:NAMED]
+        others = [str(rival.source) for rival in rivals[request.slot(default)][: NAMED + 1] if rival != request][:NAMED]
         wrong = source if isinstance(source, ReshardError) else None
         if wrong is None and isinstance(target, AccessError):
             wrong = target
@@ -254,9 +254,3 @@ def _hub(place: Hub | Folder) -> Hub:
 def _address(place: Hub | Folder) -> Address:
     hub = _hub(place)
     return hub.endpoint, hub.repo, hub.revision, hub.credential
-
-
-def _slot(request: Request) -> object:
-    """What one model at a time may be written to; each pull request is its own."""
-    target, options = _hub(request.target), request.options
-    return target.endpoint, target.repo.lower(), request if options.pr else options.branch or DEFAULT_BRANCH

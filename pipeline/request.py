@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from reshard.pipeline.errors import BadSize
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
-from reshard.pipeline.places import Place
+from reshard.pipeline.places import Folder, Hub, Place
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
+
+DEFAULT_BRANCH = "main"
 
 # A size that no model reaches: everything goes into one file.
 SINGLE = 1 << 62  # bytes
@@ -131,6 +133,19 @@ class Request(BaseModel):
         return key_of(
             self.model_dump(mode="json", exclude={"priority": True, "asked_by": True, "source": place, "target": place})
         )
+
+    def slot(self, default_endpoint: str) -> str:
+        """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""
+        if isinstance(self.target, Folder):
+            return self.target.path
+        endpoint = (self.target.endpoint or default_endpoint).rstrip("/")
+        branch = f"pr:{self.key()}" if self.options.pr else branch_of(self.target, self.options)
+        return f"{endpoint}/{self.target.repo.lower()}@{branch}"
+
+
+def branch_of(target: Hub, options: Options) -> str:
+    """The branch of ``target`` that is written to, or that a pull request goes to."""
+    return options.branch or target.revision or DEFAULT_BRANCH
 
 
 def key_of(value: object) -> str:

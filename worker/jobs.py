@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import redis
 
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
-from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 from reshard.worker.scripts import AWAY, PREFIX, Scripts, job_key, texts
 from reshard.worker.states import JobState
 
@@ -325,18 +325,8 @@ def new_id() -> str:
 
 def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
-    key = request.key()
-    return new_id(), key, slot(request, key), request.priority, request.model_dump_json(), request.asked_by
-
-
-def slot(request: Request, key: str) -> str:
-    """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""
-    target, options = request.target, request.options
-    if not isinstance(target, Hub):
-        return target.path
-    endpoint = target.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    branch = f"pr:{key}" if options.pr else options.branch or ""
-    return f"{endpoint.rstrip('/')}/{target.repo.lower()}@{branch}"
+    slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
+    return new_id(), request.key(), slot, request.priority, request.model_dump_json(), request.asked_by
 
 
 def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:

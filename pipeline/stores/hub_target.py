@@ -29,6 +29,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE
 from reshard.pipeline.places import Hub
+from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
 from reshard.pipeline.stores.lfs import missing
@@ -50,7 +51,6 @@ from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
 
-DEFAULT_BRANCH = "main"
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 

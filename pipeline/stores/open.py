@@ -15,12 +15,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from reshard.pipeline.errors import BadSetting, BadSize, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.request import DEFAULT_BRANCH, Options, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder import FolderSource, FolderTarget
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.hub_target import DEFAULT_BRANCH, HubTarget, ObjectStore
+from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.stores.retry import OwnPace, Pace
@@ -158,7 +158,7 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
         return FolderTarget(place)
     if options.branch and place.revision and options.branch != place.revision:
         raise UsageError(what=f"--branch {options.branch} and {place} name two branches")
-    ref = options.branch or place.revision or DEFAULT_BRANCH
+    ref = branch_of(place, options)
     if options.pr and ref != DEFAULT_BRANCH:
         raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
     api = context.api(place, "write")

@@ -124,6 +124,15 @@ def test_what_is_wrong_with_one_is_its_own(space: Namespace) -> None:
     assert second in str(wanted[4].error)
 
 
+def test_one_branch_is_one_target_however_its_hub_is_named(space: Namespace) -> None:
+    first, second, target = model(space, "first"), model(space, "second"), space.repo("one")
+    wanted = found(
+        space,
+        f"- {{repo: {first}, to: {target}}}\n- {{repo: {second}, to: {target}, to_endpoint: '{space.endpoint}/'}}\n",
+    )
+    assert [one.error and one.error.code for one in wanted] == ["usage.collision", "usage.collision"]
+
+
 def test_two_entries_that_say_the_same_are_one(space: Namespace) -> None:
     good = model(space, "good")
     (one,) = found(space, f"- repo: {good}\n- repo: {good}\n")

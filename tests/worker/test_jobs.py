@@ -17,10 +17,9 @@ from reshard.pipeline.errors import (
     TargetBusy,
     WrongState,
 )
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Hub
 from reshard.pipeline.plan import Plan
-from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobStore, open_redis, slot, without_password
+from reshard.worker.jobs import Job, JobStore, open_redis, submission, without_password
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import job_key
 from reshard.worker.states import JobState
@@ -50,6 +49,8 @@ def test_one_job_at_a_time_has_a_target(store: JobStore) -> None:
     job = store.submit(ask(size=1000)).id
     with pytest.raises(TargetBusy, match=job):
         store.submit(ask(size=2000))
+    with pytest.raises(TargetBusy, match=job):
+        store.submit(ask(size=2000, branch="main"))
     assert store.submit(ask(size=2000, branch="other")).existed is False
     assert store.submit(ask(name="other", size=2000)).existed is False
 
@@ -59,15 +60,11 @@ def test_each_pull_request_has_a_place_of_its_own(store: JobStore) -> None:
     assert store.submit(ask(size=1000)).existed is False
 
 
-def test_targets_that_are_one_repository_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_an_endpoint_is_where_this_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ask().model_copy(update={"target": Hub(repo="us/model", endpoint="https://hub.example")})
+    assert submission(ask())[2] != submission(elsewhere)[2]
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/")
-    plain = ask()
-    spelled = plain.model_copy(update={"target": Hub(repo="US/Model", endpoint="https://hub.example")})
-    assert slot(plain, "k") == slot(spelled, "k")
-    elsewhere = plain.model_copy(update={"target": Hub(repo="us/model", endpoint="https://other.example")})
-    assert slot(plain, "k") != slot(elsewhere, "k")
-    folder = Request(source=Hub(repo="them/model"), target=Folder(path="/a/b"), options=Options())
-    assert slot(folder, "k") == "/a/b"
+    assert submission(ask())[2] == submission(elsewhere)[2]
 
 
 def test_a_job_is_found_by_the_start_of_its_id(store: JobStore) -> None:

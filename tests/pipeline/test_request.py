@@ -1,0 +1,54 @@
+"""What a request says of where it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Options, Request
+
+HERE = "https://hub.example"
+
+
+def asked(target: Hub | Folder | None = None, **options: Any) -> Request:
+    return Request(source=Hub(repo="them/model"), target=target or Hub(repo="us/model"), options=Options(**options))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        asked(branch="main"),
+        asked(Hub(repo="us/model", revision="main")),
+        asked(Hub(repo="US/Model", endpoint=f"{HERE}/"), size=1000),
+    ],
+)
+def test_what_writes_to_one_branch_has_one_slot(same: Request) -> None:
+    assert same.slot(HERE) == asked().slot(f"{HERE}/") == "https://hub.example/us/model@main"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        asked(branch="next"),
+        asked(Hub(repo="us/model", revision="next")),
+        asked(Hub(repo="us/other")),
+        asked(Hub(repo="us/model", endpoint="https://other.example")),
+        asked(pr=True),
+    ],
+)
+def test_another_branch_repository_or_hub_has_another_slot(other: Request) -> None:
+    assert other.slot(HERE) != asked().slot(HERE)
+
+
+def test_a_branch_is_one_however_it_is_named() -> None:
+    assert asked(branch="next").slot(HERE) == asked(Hub(repo="us/model", revision="next")).slot(HERE)
+
+
+def test_each_pull_request_has_a_slot_of_its_own() -> None:
+    assert asked(pr=True, size=1000).slot(HERE) != asked(pr=True, size=2000).slot(HERE)
+
+
+def test_a_folder_is_a_slot_wherever_the_hub_is() -> None:
+    assert asked(Folder(path="/a/b")).slot(HERE) == "/a/b"
