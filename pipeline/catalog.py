@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
-from reshard.pipeline.places import CredentialName, Hub, parse_place
+from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
 from reshard.pipeline.request import Options, Request, key_of, parse_size
 
 VERSION: Literal[1] = 1
@@ -34,11 +34,7 @@ PLACEHOLDERS = ("owner", "name", "size", "revision")
 Size = Annotated[str, Field(examples=["200MB", "5GB"], description="Bytes with a unit; 200MB is 200,000,000.")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Cut(_Strict):
+class Cut(Strict):
     """How to cut and where to publish; an entry's own goes before the defaults'."""
 
     to: str | None = Field(default=None, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}.")
@@ -91,7 +87,7 @@ class Cut(_Strict):
         return self
 
 
-class Query(_Strict):
+class Query(Strict):
     """Which of a Hub's models: those that are all of this."""
 
     author: str | None = Field(default=None, description="A user or an organisation.")
@@ -145,7 +141,7 @@ class Entry(Cut):
         return self
 
 
-class Catalog(_Strict):
+class Catalog(Strict):
     """The whole file."""
 
     version: Literal[1] = VERSION

@@ -30,13 +30,18 @@ def check_credential(value: str) -> str:
 CredentialName = Annotated[str, AfterValidator(check_credential)]
 
 
-class Hub(BaseModel):
+class Strict(BaseModel):
+    """What people and jobs write: nothing that is not known, and no error about it repeats what may be a token."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Hub(Strict):
     """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
 
     ``credential`` names an entry of RESHARD_CREDENTIALS there; None takes the one that serves the namespace.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     kind: Literal["hub"] = "hub"
     repo: str
     revision: str | None = None
@@ -59,10 +64,9 @@ class Hub(BaseModel):
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
 
 
-class Folder(BaseModel):
+class Folder(Strict):
     """A folder of this machine, by its absolute path."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["folder"] = "folder"
     path: str
 

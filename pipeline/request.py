@@ -7,11 +7,11 @@ import json
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reshard.pipeline.errors import BadSize
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
-from reshard.pipeline.places import Folder, Hub, Place
+from reshard.pipeline.places import Folder, Hub, Place, Strict
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
@@ -58,10 +58,8 @@ def parse_size(value: str, option: str = "--size") -> int:
     return size
 
 
-class Options(BaseModel):
+class Options(Strict):
     """How to cut, what to carry, how to publish. The first block decides the bytes of the weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int = Field(default=DEFAULT_SIZE, gt=0)  # bytes
     oversize: Literal["own-shard", "fail"] = "own-shard"
@@ -112,10 +110,8 @@ class Options(BaseModel):
         return self.weights() | {name: getattr(self, name) for name in names} | {"config_from": config_from}
 
 
-class Request(BaseModel):
+class Request(Strict):
     """One job's order. It names no token: whoever carries it out has credentials of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Place
     target: Place

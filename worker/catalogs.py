@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
 import redis
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from reshard.pipeline.catalog import digest, parse
 from reshard.pipeline.errors import (
@@ -33,7 +33,7 @@ from reshard.pipeline.errors import (
     TargetsCollide,
     WrongState,
 )
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import Hub, Strict
 from reshard.pipeline.request import Request
 from reshard.worker.jobs import Job, JobStore, submission
 from reshard.worker.scripts import AWAY, PREFIX, job_key, texts
@@ -60,10 +60,8 @@ Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
 Standing = Literal["unchanged", "source", "target", "unknown"]
 
 
-class Definition(BaseModel):
+class Definition(Strict):
     """What is submitted: the file's text, and how much of it at once and at most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     text: str
@@ -77,10 +75,8 @@ class Definition(BaseModel):
         return digest(self.text)
 
 
-class Entry(BaseModel):
+class Entry(Strict):
     """One model of a run, with what source and target were when it was expanded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     repo: str
     request: Request | None

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from urllib.parse import parse_qs
 
 import redis
 
@@ -315,8 +316,11 @@ def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
 
 
 def without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    """Where the broker is, for people: a password may be before the host, or anywhere in the query but its ``db``."""
+    address, _, query = url.partition("?")
+    scheme, _, rest = address.partition("://")
+    numbers = parse_qs(query).get("db", [])
+    return f"{scheme}://{rest.rpartition('@')[2]}" + (f"?db={numbers[0]}" if numbers else "")
 
 
 def new_id() -> str:

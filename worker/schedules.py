@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
 from reshard.worker.catalogs import Definition
 from reshard.worker.cron import next_after
@@ -43,10 +44,8 @@ SUCCESS, TROUBLE, UNMET = (f"{PREFIX}schedules:{part}" for part in ("success", "
 Outcome = Literal["fired", "missed", "overlap", "busy"]
 
 
-class Schedule(BaseModel):
+class Schedule(Strict):
     """What is submitted, and when. Raises BadSchedule from ``check``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     cron: str

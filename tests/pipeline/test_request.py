@@ -1,10 +1,11 @@
-"""What a request says of where it writes."""
+"""What a request says of where it writes, and what is said of one that makes no sense."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
@@ -52,3 +53,16 @@ def test_each_pull_request_has_a_slot_of_its_own() -> None:
 
 def test_a_folder_is_a_slot_wherever_the_hub_is() -> None:
     assert asked(Folder(path="/a/b")).slot(HERE) == "/a/b"
+
+
+def test_no_error_repeats_what_was_given_as_the_name_of_a_credential() -> None:
+    place = {"kind": "hub", "repo": "a/b", "credential": "hf_secret"}
+    for model, data in (
+        (Hub, place),
+        (Options, {"config_from": place}),
+        (Request, {"source": place, "target": {"kind": "hub", "repo": "a/b"}}),
+        (Request, {"source": place}),
+    ):
+        with pytest.raises(ValidationError, match="never a token") as refused:
+            model.model_validate(data)
+        assert "hf_secret" not in str(refused.value)

@@ -71,6 +71,33 @@ def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(
     ]
 
 
+def test_what_is_logged_of_a_schedule_that_breaks_repeats_no_token(
+    store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    Schedules(store).add(Schedule(name="a", cron="0 3 * * *", request=ask("a")))
+    stored = json.loads(store.redis.hget(ALL, "a") or b"")
+    stored["request"]["target"]["credential"] = "hf_secret"
+    store.redis.hset(ALL, "a", json.dumps(stored))
+    store.redis.zadd(DUE, {"a": 1})
+    control.look(listen=0.01)
+    assert "never a token" in caplog.text
+    assert "hf_secret" not in caplog.text
+
+
+def test_what_is_logged_of_a_catalog_that_breaks_repeats_no_token(
+    store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(Catalogs(store), definition(1))
+    entries = f"{PREFIX}catalog:mirror:entries"
+    (number,) = store.redis.hkeys(entries)
+    stored = json.loads(store.redis.hget(entries, number) or b"")
+    stored["request"]["source"]["credential"] = "hf_secret"
+    store.redis.hset(entries, number, json.dumps(stored))
+    control.look(listen=0.01)
+    assert "never a token" in caplog.text
+    assert "hf_secret" not in caplog.text
+
+
 def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, leases: Leases) -> None:
     """As a release left it that gave such entries another turn."""
     catalogs = Catalogs(store)

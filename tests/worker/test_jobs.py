@@ -282,7 +282,28 @@ def test_a_broker_that_is_away_is_said_so_without_its_password() -> None:
         JobStore(client, "redis://:secret@127.0.0.1:1/0").submit(ask())
     assert "secret" not in str(caught.value)
     assert "127.0.0.1:1" in str(caught.value)
-    assert without_password("redis://127.0.0.1:1/0") == "redis://127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0"),
+        ("rediss://user:secret@hub.example:1/0", "rediss://hub.example:1/0"),
+        ("redis://hub.example/0?password=sec@ret", "redis://hub.example/0"),
+        ("redis+socket:///run/x.sock?db=3&username=u&password=secret", "redis+socket:///run/x.sock?db=3"),
+        ("unix://:secret@/run/x.sock?pass%77ord=secret", "unix:///run/x.sock"),
+        ("rediss://hub.example/0?ssl_password=secret", "rediss://hub.example/0"),
+    ],
+)
+def test_the_place_of_a_broker_is_told_without_its_password(url: str, told: str) -> None:
+    assert without_password(url) == told
+
+
+@pytest.mark.parametrize("url", ["redis+socket:///no/x.sock?password=secret", "redis://127.0.0.1:1/0?password=secret"])
+def test_no_error_of_a_broker_holds_a_password_of_its_query(url: str) -> None:
+    with JobStore.at(url) as store, pytest.raises(BrokerUnavailable) as caught:
+        store.submit(ask())
+    assert "secret" not in json.dumps(caught.value.to_dict())
 
 
 def test_a_client_imports_neither_celery_nor_torch_nor_the_hub() -> None:
