@@ -66,7 +66,8 @@ class ModelCheck:
 
     ``model``: the class was built and said the same to output and source: ``clean`` without complaint, ``report`` with
     the same complaints, ``failed`` with others. ``structural``: the class was not checked, and ``reason`` says why:
-    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's.
+    ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's, and
+    hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
     """
 
     level: Level
@@ -77,11 +78,20 @@ class ModelCheck:
     unexpected: tuple[str, ...] = ()
     mismatched: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # by list; empty where the class was not asked
     notes: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)  # parameter -> the one that it shares its bytes with
+    stored_twice: Mapping[str, str] = field(default_factory=dict)  # name -> the other name of the same, tied tensor
     no_split: tuple[str, ...] = ()  # module classes that must not be divided over devices; empty where unknown
     seconds: float = 0.0
     peak_rss: int = 0  # bytes, the imports included
+
+    def figures(self) -> dict[str, Any]:
+        """What was counted, for a record: nothing where nothing was asked."""
+        if self.result == "skipped":
+            return {}
+        named = {"class_name": self.class_name} if self.class_name else {}
+        return {**named, **self.counts, "seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; ``from_dict`` reads it."""
@@ -104,11 +114,16 @@ class Reload:
         start: float = limits.RELOAD_START,
         grace: float = limits.RELOAD_GRACE,
         python: str = sys.executable,
+        tmpdir: Path | None = None,
     ) -> None:
-        """``start``: seconds for the imports; ``grace``: for an answer after a request's own time has passed."""
+        """``start``: seconds for the imports; ``grace``: for an answer after a request's own time has passed.
+
+        ``tmpdir`` has to have room for what a load puts on disk; None is the system's temporary folder.
+        """
         self._allowed = allowed or Allowed()
         self._start, self._grace = start, grace
         self._python = python
+        self._tmpdir = tmpdir
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._verdicts: OrderedDict[bytes, ModelCheck] = OrderedDict()
@@ -205,7 +220,7 @@ class Reload:
             return f"{' and '.join(lacking)} not installed here; `pip install 'reshard[model]'` brings the reload"
         if self._child is not None:
             self._child.end()
-        self._child = _Child(self._python)
+        self._child = _Child(self._python, self._tmpdir)
         try:
             hello = self._child.hello(self._start)
         except _ChildLost as lost:
@@ -224,8 +239,9 @@ class _ChildLost(Exception):
 class _Child:
     """One child process, its pipes, and a folder of its own that stands for its home."""
 
-    def __init__(self, python: str) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-"))
+    def __init__(self, python: str, tmpdir: Path | None) -> None:
+        # Absolute, because the child is told of it and works in another folder.
+        self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
         self._log = self._home / "log"
         self._unread = b""
         with self._log.open("wb") as log:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import infer_auto_device_map
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from reshard.pipeline.tensors import size_in_bytes
-from reshard.pipeline.verify.reload_child_model import NotChecked, Specs, load_report, resolve
+from reshard.pipeline.verify.reload_child_model import NotChecked, Specs, load_report, parameters_of, resolve
 
 
 def devices(
@@ -39,7 +37,7 @@ def devices(
 
     sizes = dict.fromkeys(placed, 0)
     paths: dict[str, set[str]] = {block: set() for block in placed}
-    stored = _parameters_of(model, source)
+    stored = parameters_of(model, source)
     for tensor, parameter in stored.items():
         block = _block_of(parameter, placed)
         if block is not None:
@@ -81,19 +79,3 @@ def _block_of(parameter: str, placed: Mapping[str, object]) -> str | None:
             return None
         name = name.rpartition(".")[0]
     return name
-
-
-def _parameters_of(model: Any, specs: Specs) -> dict[str, str]:
-    """Each stored tensor's parameter of the model, by the loader's own renaming; without those it has no place for."""
-    transforms = get_model_conversion_mapping(model)
-    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
-    state = model.state_dict()
-    found = {}
-    for name in specs:
-        renamed, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if renamed not in state and name in state:
-            renamed = name
-        if renamed in state:
-            found[name] = renamed
-    return found

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from reshard.pipeline.limits import REPORT_NAMES_MAX
 
@@ -112,12 +114,15 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
     except NotChecked as why:
         return {"result": why.result, "reason": str(why)}
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    stored = source if output is None else output
+    twice = _stored_twice(model, stored, ties)
     verdict = {
         "level": "model",
         "class_name": model_class.__name__,
         "ties": ties,
+        "stored_twice": twice,
         "no_split": sorted(getattr(model, "_no_split_modules", None) or ()),
-        "notes": [*notes, *_notes(model, source, ties)],
+        "notes": [*notes, *_notes(model, stored, twice)],
     }
     try:
         report = expected
@@ -127,7 +132,8 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
             report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
-    verdict |= {field: _shortened(getattr(report, field)) for field in Report.__annotations__}
+    verdict |= {field: getattr(report, field)[:REPORT_NAMES_MAX] for field in Report.__annotations__}
+    verdict["counts"] = {field: len(getattr(report, field)) for field in Report.__annotations__}
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
     if report.clean:
@@ -190,7 +196,7 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
     names = raw.get("architectures") or []
     model_type = raw.get("model_type")
     if not names and isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING:
-        names = [transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]].__name__]
+        names = [_base_class(model_type)]
     if not isinstance(names, list) or not names:
         raise NotChecked("config.json names no model class")
     name = names[0]
@@ -210,6 +216,17 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
     return named
 
 
+def _base_class(model_type: str) -> str:
+    """The class that transformers takes where a config names none; raises NotChecked where it takes none."""
+    try:
+        found = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+    except KeyError:
+        raise NotChecked(f"config.json names no model class, and {model_type} has none by default") from None
+    # Of several, AutoModel takes the first.
+    name: str = (found[0] if isinstance(found, (tuple, list)) else found).__name__
+    return name
+
+
 def is_model_class(found: object) -> bool:
     """Whether this is one of the model classes that transformers itself defines."""
     return (
@@ -224,31 +241,41 @@ def is_model_class(found: object) -> bool:
 
 
 def _check_quantization(raw: dict[str, Any]) -> None:
-    """Raises NotChecked unless the method is one that was seen to work here; lets fp8 build without a GPU."""
-    inner = raw.get("text_config")
-    quantization = raw.get("quantization_config") or (isinstance(inner, dict) and inner.get("quantization_config"))
-    if not quantization:
+    """Raises NotChecked unless the method is one that was seen to work here."""
+    if not (quantization := _quantization(raw)):
         return
     if not isinstance(quantization, dict):
         raise NotChecked("quantization_config is no JSON object")
-    method = quantization.get("quant_method")
-    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
-        method = f"bitsandbytes_{'4bit' if quantization.get('load_in_4bit') else '8bit'}"
+    method = quantization_method(raw)
     if method == "bitsandbytes_4bit":
         # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.
         raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a reload on meta lacks")
     if not isinstance(method, str) or method not in QUANTIZED:
-        raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked on the meta device")
+        raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked: that method was never tried")
     lacking = [package for package in QUANTIZED[method] if find_spec(package) is None]
     if lacking:
         packages = " ".join(package.replace("_", "-") for package in lacking)
         raise NotChecked(f"weights quantised by {method} need `pip install {packages}` to be checked")
-    if method == "fp8":
-        build_fp8_without_gpu()
+
+
+def quantization_method(raw: Mapping[str, Any]) -> object:
+    """What a config calls the way in which its weights are quantised; None where they are not, or it does not say."""
+    quantization = _quantization(raw)
+    if not isinstance(quantization, dict):
+        return None
+    for bits in ("4bit", "8bit"):
+        if quantization.get(f"load_in_{bits}"):
+            return f"bitsandbytes_{bits}"
+    return quantization.get("quant_method")
+
+
+def _quantization(raw: Mapping[str, Any]) -> object:
+    inner = raw.get("text_config")
+    return raw.get("quantization_config") or (isinstance(inner, dict) and inner.get("quantization_config")) or None
 
 
 def build_fp8_without_gpu() -> None:
-    """Keep fp8 layers fp8 where there is no GPU; for this process, which never computes with them.
+    """Keep fp8 layers fp8 where there is no GPU; for a process that never computes with them.
 
     Without a GPU the quantizer silently switches to dequantising, whose loader accepts checkpoints with lost scales
     and refuses honest ones of DeepSeek-V3's shapes. The one private name that reshard changes in another library.
@@ -266,6 +293,7 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
     state = {name: _meta_tensor(name, dtype, shape) for name, (dtype, shape) in specs.items()}
     if not state:
         raise NotChecked("there are no tensors to check")
+    build_fp8_without_gpu()
     tables = _LoaderTables()
     logging.getLogger("transformers.modeling_utils").addHandler(tables)
     try:
@@ -338,11 +366,34 @@ def _meta_tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
     return torch.empty(shape, dtype=known, device="meta")
 
 
-def _notes(model: Any, specs: Specs, ties: Mapping[str, str]) -> list[str]:
+def _stored_twice(model: Any, specs: Specs, ties: Mapping[str, str]) -> dict[str, str]:
+    """Stored name -> another one, where the class has both share their bytes."""
+    if not ties:
+        return {}
+    stored = {parameter: name for name, parameter in parameters_of(model, specs).items()}
+    return {stored[target]: stored[source] for target, source in ties.items() if target in stored and source in stored}
+
+
+def parameters_of(model: Any, specs: Specs) -> dict[str, str]:
+    """Each stored tensor's parameter of the model, by the loader's own renaming; without those it has no place for."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    state = model.state_dict()
+    found = {}
+    for name in specs:
+        renamed, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and name in state:
+            renamed = name
+        if renamed in state:
+            found[name] = renamed
+    return found
+
+
+def _notes(model: Any, specs: Specs, twice: Mapping[str, str]) -> list[str]:
     notes = []
-    both = [f"{target} = {source}" for target, source in ties.items() if target in specs and source in specs]
-    if both:
-        notes.append(f"tied by the class and stored twice, so their bytes should be equal: {_few(both)}")
+    if both := [f"{target} = {source}" for target, source in twice.items()]:
+        notes.append(f"tied by the class and stored twice: {_few(both)}")
     if ignored := _matching(model, "_keys_to_ignore_on_load_unexpected", specs):
         built = model.state_dict().keys()
         if names := [name for name in ignored if name not in built]:
@@ -380,11 +431,6 @@ def _difference(expected: Report, report: Report) -> str:
 
 def _counts(report: Report) -> str:
     return ", ".join(f"{len(texts)} {field}" for field in Report.__annotations__ if (texts := getattr(report, field)))
-
-
-def _shortened(texts: tuple[str, ...]) -> list[str]:
-    rest = len(texts) - REPORT_NAMES_MAX
-    return [*texts[:REPORT_NAMES_MAX], f"and {rest} more"] if rest > 0 else list(texts)
 
 
 def _few(texts: list[str], most: int = 5) -> str:

@@ -34,6 +34,7 @@ from reshard.pipeline.verify.record import attested_by, check_manifest, check_ma
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.rules import check_rules
 from reshard.pipeline.verify.structure import Signature
+from reshard.pipeline.verify.ties import check_ties
 
 
 def verify(
@@ -69,14 +70,15 @@ def verify(
     matched = paired(their_side, side) if their_side else None
     if their_side and matched:
         checks += [check_headers(their_side, side, matched), check_files(their_side, side, changes, deep, tick)]
-    checks += _check_models(side, their_side, matched, reload)
+    models = _ask_classes(side, their_side, matched, reload)
+    checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, reload, tmpdir)
     if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
         checks.append(check_bytes(their_side, side, matched, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
-        checks.append(check_stored(side, ours))
+        checks += [check_stored(side, ours), *check_ties(side, models, ours)]
     if deep and recorded.manifest:
         checks.append(check_manifest_bytes(side, ours, recorded.manifest))
     return checks
@@ -96,49 +98,42 @@ def _one_at_a_time(tick: Tick) -> Tick:
 # ------------------------------------------------------------------------------------------------------- the class
 
 
-def _check_models(side: Side, theirs: Side | None, matched: Paired | None, reload: Reload) -> list[Check]:
+def _ask_classes(side: Side, theirs: Side | None, matched: Paired | None, reload: Reload) -> dict[Name, ModelCheck]:
     before: dict[Name, Signature] = {}
     if theirs and matched:
         before = {pair.output.name: theirs.signature(pair.source) for pair in matched.pairs}
-    return [
-        _check_model(side, checkpoint, before.get(checkpoint.name), reload) for checkpoint in side.opened.checkpoints
-    ]
+    return {c.name: _ask_class(side, c, before.get(c.name), reload) for c in side.opened.checkpoints}
 
 
-def _check_model(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> Check:
+def _ask_class(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> ModelCheck:
     """The output's config names the class; another config is a difference between files, and is reported there."""
-    name = f"class of {checkpoint.name}"
     path = join(checkpoint.name.folder, "config.json")
     file = side.source.files().get(path)
     if file is None:
-        return Check(name, "skipped", "structural", f"no {path} says which class loads it")
+        return ModelCheck("structural", "skipped", f"no {path} says which class loads it")
     if file.size > CONFIG_MAX:
-        return Check(name, "skipped", "structural", f"{path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
+        return ModelCheck("structural", "skipped", f"{path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
     config, ours = read_file(side.source, file, CONFIG_MAX), side.signature(checkpoint)
-    verdict = reload.check(config, source, ours) if source else reload.check(config, ours)
-    figures = {
-        **({"class_name": verdict.class_name} if verdict.class_name else {}),
-        "missing": len(verdict.missing),
-        "unexpected": len(verdict.unexpected),
-        "mismatched": len(verdict.mismatched),
-        "seconds": round(verdict.seconds, 3),
-        "peak_rss": verdict.peak_rss,
-    }
-    result, reason = _judged(verdict, alone=source is None)
-    findings = (f"{checkpoint.name}: {verdict.reason}",) if result == "failed" else ()
-    return Check(name, result, verdict.level, "" if result == "failed" else reason, figures, findings)
+    return reload.check(config, source, ours) if source else reload.check(config, ours)
+
+
+def _check_model(name: Name, verdict: ModelCheck, alone: bool) -> Check:
+    result, reason = _judged(verdict, alone)
+    notes = "; ".join(verdict.notes)
+    findings = (f"{name}: {reason}",) if result == "failed" else ()
+    said = notes if findings else f"{reason}; {notes}" if notes else reason
+    return Check(f"class of {name}", result, verdict.level, said, verdict.figures(), findings)
 
 
 def _judged(verdict: ModelCheck, alone: bool) -> tuple[Result, str]:
     """A complaint counts only against a source that gives none: honest checkpoints are often not complete."""
-    complaints = [*verdict.missing, *verdict.mismatched, *verdict.errors]
-    if verdict.result == "report" and alone and complaints:
-        return (
-            "inconclusive",
-            f"{verdict.class_name} misses or refuses {complaints[0]}; --against tells whether its source does too",
-        )
-    if verdict.result in {"clean", "report"}:
+    if verdict.result == "clean":
         return "passed", verdict.reason
-    return (
-        "failed" if verdict.result == "failed" else "inconclusive" if verdict.result == "inconclusive" else "skipped"
-    ), verdict.reason
+    if verdict.result != "report":
+        return verdict.result, verdict.reason
+    if not alone:
+        return "passed", verdict.reason
+    if complaints := [*verdict.missing, *verdict.mismatched, *verdict.errors]:
+        misses = f"{verdict.class_name} misses or refuses {complaints[0]}"
+        return "inconclusive", f"{misses}; --against tells whether its source does too"
+    return "passed", f"{verdict.class_name} lacks nothing, and has no use for such as {verdict.unexpected[0]}"

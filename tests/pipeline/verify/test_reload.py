@@ -108,6 +108,29 @@ def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSav
     assert (found.result, found.class_name) == ("clean", "BertModel")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "result", "said"),
+    [
+        ("funnel", "report", "FunnelModel"),
+        ("encoder-decoder", "skipped", "names no model class, and encoder-decoder has"),
+    ],
+)
+def test_a_type_with_several_base_classes_or_none_is_told_as_such(
+    model_type: str, result: str, said: str, saved: GetSaved, reload: Reload
+) -> None:
+    config = json.dumps({"model_type": model_type}).encode()
+    found = reload.check(config, saved("bert-base").specs)
+    assert (found.result, said in found.reason) == (result, True), found
+
+
+def test_a_tie_is_seen_through_the_loaders_names(saved: GetSaved, reload: Reload) -> None:
+    """Old files of GPT-2 lack the prefix that the class's own parameters have."""
+    model = saved("gpt2")
+    old = {name.removeprefix("transformer."): spec for name, spec in model.specs.items()}
+    found = reload.check(model.config, {**old, "lm_head.weight": old["wte.weight"]})
+    assert found.stored_twice == {"lm_head.weight": "wte.weight"}
+
+
 # -------------------------------------------------------------------------------------------------------------- faults
 
 

@@ -204,6 +204,38 @@ def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Pa
     assert "without remote code" in found.reason
 
 
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizer", "BertTokenizer", "T5Tokenizer", "GPT2Tokenizer", "SplinterTokenizer"]
+)
+def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(name: str, tmp_path: Path, reload: Reload) -> None:
+    for folder in ("source", "output"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    found = check_tokenizer(reload, tmp_path / "output")
+    assert (found.result, f"it loads as {name} and gives no ids" in found.reason) == ("inconclusive", True), found
+    (tmp_path / "output" / "vocab.unread").write_text("a vocabulary that the class does not find")
+    found = check_tokenizer(reload, tmp_path / "output", tmp_path / "source")
+    assert (found.result, "nothing to compare with" in found.reason) == ("inconclusive", True), found
+
+
+@pytest.mark.parametrize("name", ["ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"])
+def test_a_tokenizer_of_bytes_or_characters_needs_no_vocabulary(name: str, tmp_path: Path, reload: Reload) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    assert check_tokenizer(reload, tmp_path).result == "loads"
+
+
+@pytest.mark.parametrize(
+    ("words", "result"), [(["AAAAAA", "CCCCCC", "GATTAC"], "loads"), (["<extra>", "."], "inconclusive")]
+)
+def test_a_vocabulary_that_knows_no_english_is_asked_for_its_own_words(
+    words: list[str], result: str, tmp_path: Path, reload: Reload
+) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["<unk>", "<pad>", "<mask>", "<cls>", "<eos>", *words]))
+    settings = {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<extra>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert check_tokenizer(reload, tmp_path).result == result
+
+
 def test_no_tokenizer_is_skipped(tmp_path: Path, reload: Reload) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert check_tokenizer(reload, tmp_path).result == "skipped"

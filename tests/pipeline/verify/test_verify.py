@@ -254,6 +254,52 @@ def test_a_model_that_lost_a_tensor_is_judged_against_its_source(
     assert set(failed(look(output, source))) == {"same tensors", "class of model"}
 
 
+def test_what_is_missing_is_counted_however_many_names_are_kept(
+    saved: Callable[..., models.Saved], tmp_path: Path, look: Verify
+) -> None:
+    model = saved("llama")
+    shutil.copytree(model.folder, tmp_path / "output")
+    (tmp_path / "output" / "config.json").write_bytes(model.with_config(num_hidden_layers=102))
+    figures = look(tmp_path / "output")["class of model"].figures
+    assert figures["missing"] == 900, "9 tensors of 100 layers that are not there"
+    (tmp_path / "output" / "config.json").unlink()
+    unasked = look(tmp_path / "output")["class of model"]
+    assert (unasked.result, unasked.figures) == ("skipped", {})
+
+
+def test_alone_there_is_no_word_of_a_source(saved: Callable[..., models.Saved], tmp_path: Path, look: Verify) -> None:
+    output = Path(shutil.copytree(saved("llama").folder, tmp_path / "output"))
+    tensors = load_file(output / "model.safetensors")
+    save_file(tensors | {"model.extra": np.zeros(3)}, output / "model.safetensors", metadata={"format": "pt"})
+    found = look(output)["class of model"]
+    assert (found.result, "source" in found.reason) == ("passed", False)
+    assert "model.extra" in found.reason and found.figures["unexpected"] == 1
+
+
+def test_copies_of_a_tied_tensor_that_differ_are_said_and_are_the_sources_own(
+    saved: Callable[..., models.Saved], tmp_path: Path, look: Verify
+) -> None:
+    output = Path(shutil.copytree(saved("llama-tied").folder, tmp_path / "output"))
+    tensors = load_file(output / "model.safetensors")
+    assert "ties of model" not in look(output, deep=True), "stored once"
+    for change, result in ((0, "passed"), (1, "inconclusive")):
+        head = tensors["model.embed_tokens.weight"] + np.float32(change)
+        save_file(tensors | {"lm_head.weight": head}, output / "model.safetensors", metadata={"format": "pt"})
+        assert "lm_head.weight = model.embed_tokens.weight" in look(output)["class of model"].reason
+        found = look(output, deep=True)["ties of model"]
+        assert (found.result, found.figures) == (result, {"stored_twice": 1, "differ": change})
+    assert "lm_head.weight and model.embed_tokens.weight" in found.reason
+    assert failed(look(output, Path(shutil.copytree(output, tmp_path / "same")), deep=True)) == {}
+
+
+def test_code_that_was_not_run_is_said(saved: Callable[..., models.Saved], tmp_path: Path, look: Verify) -> None:
+    model = saved("llama")
+    output = Path(shutil.copytree(model.folder, tmp_path / "output"))
+    (output / "config.json").write_bytes(model.with_config(auto_map={"AutoModel": "own.Own"}))
+    found = look(output)["class of model"]
+    assert (found.result, "auto_map" in found.reason) == ("passed", True)
+
+
 def test_a_source_that_itself_lacks_a_tensor_is_no_failure_of_the_output(
     saved: Callable[..., models.Saved], tmp_path: Path, look: Verify
 ) -> None:
