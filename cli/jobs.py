@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from reshard.cli.arguments import Job, read_output, takes
-from reshard.cli.outcome import moved, outcome, told_check
+from reshard.cli.outcome import checks_text, moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
@@ -186,13 +186,13 @@ def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
         told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
     told += [("note", note) for note in job.notes]
     told += [("source bytes", said) for said in _attested(job.published)]
-    told += outcome(str(request.target), [*job.checked, *job.confirmed], {}, job.published or {})
+    told += outcome(str(request.target), job.checks, {}, job.published or {})
     return [*told, *([("undone by", job.undone)] if job.undone else [])]
 
 
 def report_of(job: JobRecord) -> dict[str, Any]:
     """The checks of a job, JSON-able, and the error where one of them ended it."""
-    checks = [*job.checked, *job.confirmed]
+    checks = job.checks
     error = ReshardError.from_dict(job.error) if job.error else None
     failed = isinstance(error, ProofError | CheckpointError) or any(check["result"] == "failed" for check in checks)
     result = "failed" if failed else "passed" if job.confirmed else "unfinished"
@@ -208,10 +208,7 @@ def _attested(published: Mapping[str, Any] | None) -> list[str]:
 
 def report_text(facts: Mapping[str, Any]) -> Text:
     """Every check with its findings below it."""
-    told = []
-    for check in facts["checks"]:
-        told.append(": ".join(told_check(check)))
-        told += [f"    {finding}" for finding in check.get("findings", ())]
+    told = checks_text(facts["checks"])
     told += [f"source bytes: {said}" for said in _attested(facts)]
     if facts["error"]:
         error = ReshardError.from_dict(facts["error"])

@@ -49,6 +49,15 @@ def told_check(check: Mapping[str, Any]) -> tuple[str, str]:
     return check["name"], "; ".join(part for part in said if part)
 
 
+def checks_text(checks: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Each check in a line, and each of its findings in one below it."""
+    told = []
+    for check in checks:
+        told.append(": ".join(told_check(check)))
+        told += [f"    {finding}" for finding in check["findings"]]
+    return told
+
+
 def _figure(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"

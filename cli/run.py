@@ -6,10 +6,13 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from reshard.cli.arguments import read_output, read_request, takes
-from reshard.cli.outcome import moved, outcome, source_bytes
+from reshard.cli.outcome import checks_text, moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
+from reshard.pipeline.errors import ProofError
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -28,7 +31,12 @@ def run(request: Request, output: Output) -> None:
     with bar(output) as shown:
         view = _View(request, output, shown)
         watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
-        report = reshard.run(request, Context.from_env(), watcher)
+        try:
+            report = reshard.run(request, Context.from_env(), watcher)
+        except ProofError as error:
+            if checks := error.facts.get("checks"):
+                shown.say(Text("\n".join(checks_text(checks))))
+            raise
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
     told = [
         moved(**facts["moved"]),

@@ -39,7 +39,7 @@ def follow(store: JobStore, id: str, output: Output) -> None:
     bytes_ = source_bytes(follower.read, store.attested(id))
     told = [
         moved(job.read, job.uploaded, job.deduplicated, job.expected),
-        *outcome(str(job.request.target), [*job.checked, *job.confirmed], bytes_, published),
+        *outcome(str(job.request.target), job.checks, bytes_, published),
     ]
     output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
 

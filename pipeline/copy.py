@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from reshard.pipeline.casts import Caster
-from reshard.pipeline.errors import TapsDiffer
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
 from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic
 from reshard.pipeline.stream import Stream, Tick, packed
-from reshard.pipeline.taps import Range, Stretch, Tape, Written, tensor_digest
+from reshard.pipeline.taps import Range, Stretch, Tape, Written, taps_differ, tensor_digest
 from reshard.pipeline.tensors import ByteRange
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
@@ -189,10 +188,9 @@ class _Copy:
     def check(self, shard: Shard) -> None:
         """Raises TapsDiffer unless what was written is, tensor by tensor, what was read."""
         written = self.written.digests()
-        for entry in shard.entries:
-            if written.get(entry.name) != self.tensors[entry.name]:
-                after = written.get(entry.name, "nothing")
-                raise TapsDiffer(tensor=entry.name, read=self.tensors[entry.name], written=after)
+        differ = [entry.name for entry in shard.entries if written.get(entry.name) != self.tensors[entry.name]]
+        if differ:
+            raise taps_differ(shard, {name: (self.tensors[name], written.get(name, "nothing")) for name in differ})
 
     def _noted(self, name: str, place: ByteRange) -> Iterator[memoryview]:
         digest = tensor_digest()

@@ -29,6 +29,8 @@ GO_ON = {
     "anew": ("run the same command again", "`reshard retry {job} --anew`"),
     "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --onto-head`"),
     "where": ("", " where the worker runs (start it anew)"),
+    "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
+    "undo": ("a commit on top", "`reshard rollback {job}`"),
 }
 
 
@@ -314,6 +316,20 @@ class BadIndex(CheckpointError):
     code = "checkpoint.index"
 
 
+class AbsentFile(BadIndex):
+    code = "checkpoint.absent_file"
+    message = "{file}: it names {other}, which is not there"
+    hint = "get it from whoever made it; `reshard run` and `reshard plan` take --exclude to do without the index"
+
+
+class AmbiguousWeights(BadIndex):
+    code = "checkpoint.ambiguous"
+    message = "{file}: {other} beside it has other tensors, and loaders take that one"
+    hint = (
+        "remove the one that is out of date; `reshard run` and `reshard plan` take --exclude to do without one of them"
+    )
+
+
 class UnsafePath(CheckpointError):
     code = "checkpoint.unsafe_path"
     message = "{file} names {path}, which leaves the repository"
@@ -373,6 +389,8 @@ class Unsupported(CheckpointError):
 
 
 class ProofError(ReshardError):
+    """The fact ``checks``, where it has one: what was checked until then, the failed check last (verify/check.py)."""
+
     code = "proof"
     exit_code = 6
     message = "{what}"
@@ -398,7 +416,7 @@ class ReceiptWrong(ProofError):
 class ReloadFailed(ProofError):
     code = "proof.reload"
     message = "the reload on the meta device differs from the source's: {why}"
-    hint = "nothing was published; see the whole report with `reshard status {job} --json`"
+    hint = "nothing was published; {findings}"
 
 
 class ModelCheckRequired(ProofError):
@@ -410,13 +428,13 @@ class ModelCheckRequired(ProofError):
 class ReadBackDiffers(ProofError):
     code = "proof.read_back"
     message = "commit {commit} of {place} is not what was planned: {why}"
-    hint = "the commit stands: look at it, and undo it by `reshard rollback {job}` if it is wrong"
+    hint = "the commit stands; {findings}; if it is wrong, undo it by {undo}"
 
 
 class VerifyFailed(ProofError):
     code = "proof.verify"
     message = "{place}: {failed} of {checks} checks failed; the first finding: {first}"
-    hint = "get the named files again, or make the checkpoint again with `reshard run`"
+    hint = "--json has every finding, docs/verification.md what each check proves; `reshard doctor {place}` names cures"
 
 
 # --------------------------------------------------------------------------------------------------------- target

@@ -30,7 +30,9 @@ from reshard.pipeline.stores.protocols import (
     Source,
     Target,
 )
+from reshard.pipeline.taps import COPY, COPY_LEVEL
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.verify.check import Check, failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +69,38 @@ def weights(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> list[St
 
 def check_receipts(
     shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Sequence[Attested], plan: Plan
-) -> None:
-    """Raises ReceiptWrong unless every shard has a receipt for just its tensors, and every witness agrees with it."""
+) -> Check:
+    """That every shard has a receipt, which both taps agreed on, for just its tensors, and every witness agrees.
+
+    Raises ReceiptWrong.
+    """
+    witnesses = [witness for group in attested for witness in group.witnesses]
+    figures = {
+        "tensors": sum(len(shard.entries) for shard in shards),
+        "bytes": sum(entry.size for shard in shards for entry in shard.entries),
+        "attested": len({(w.shard, w.name) for w in witnesses}),
+    }
+
+    def wrong(file: str, why: str, void: Sequence[str]) -> ReceiptWrong:
+        checks = failed(COPY, COPY_LEVEL, figures, [f"{file}: {why}"])
+        return ReceiptWrong(file=file, why=why, void=list(void), checks=checks)
+
     for shard in shards:
         receipt = receipts.get(shard.digest)
         if receipt is None:
-            raise ReceiptWrong(file=shard.path, why="it was not copied", void=[shard.digest])
+            raise wrong(shard.path, "it was not copied", [shard.digest])
         if receipt.size != shard.size or receipt.tensors.keys() != {entry.name for entry in shard.entries}:
-            raise ReceiptWrong(file=shard.path, why="what was copied is not what was planned", void=[shard.digest])
-    for witness in (w for group in attested for w in group.witnesses):
+            raise wrong(shard.path, "what was copied is not what was planned", [shard.digest])
+    for witness in witnesses:
         shard = shards[witness.shard]
         if receipts[shard.digest].read(witness.name, witness.number) != witness.digest:
             why = f"{witness.name} was copied with other bytes than the attested file has"
-            raise ReceiptWrong(file=shard.path, why=why, void=[shard.digest])
+            raise wrong(shard.path, why, [shard.digest])
     seen = {path for group in attested for path in group.files}
     for path in (plan.files[number].path for group in plan.groups for number in group.attests):
         if path not in seen:
-            raise ReceiptWrong(file=path, why="it was not read whole", void=[])
+            raise wrong(path, "it was not read whole", [])
+    return Check(COPY, "passed", COPY_LEVEL, "", figures)
 
 
 def publish(

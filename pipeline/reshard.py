@@ -28,17 +28,18 @@ from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.plan import Keys, Plan, Receipt, Transports
 from reshard.pipeline.planner import Before, Known, drift, excluded, make_plan, request_key, weights_key
-from reshard.pipeline.publish import Published, publish
+from reshard.pipeline.publish import Published, check_receipts, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Name, Pin
-from reshard.pipeline.verify.checks import Check, check, check_model, check_structure, confirm
+from reshard.pipeline.verify.check import Check, after
+from reshard.pipeline.verify.checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 
-__all__ = ["Report", "check", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
+__all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 
 
 def source_of(request: Request, context: Context, plan: Plan | None = None) -> Source:
@@ -241,10 +242,12 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         receipts, attested, moved = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
         watcher.step("check")
         checks = check(made, made.shards, source, reload)
-        watcher.step("publish")
-        published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
-        watcher.step("confirm")
-        checks.append(confirm(made, made.shards, receipts, published, target))
+        with after(checks):
+            watcher.step("publish")
+            published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
+            checks.append(check_receipts(made.shards, receipts, attested, made))
+            watcher.step("confirm")
+            checks.append(confirm(made, made.shards, receipts, published, target))
     finally:
         target.discard(token)
     levels = {path: level for group in attested for path, level in group.files.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import xxhash
@@ -14,6 +14,11 @@ from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.plan import Shard
 from reshard.pipeline.stores.protocols import Writer
 from reshard.pipeline.tensors import Record, StoredFile
+from reshard.pipeline.verify.check import failed
+
+COPY = "copy"  # the check's name
+COPY_LEVEL = "the bytes of every tensor, as read and as written"
+SOURCE_LEVEL = "each file by its sha256, or by the sums of its archive"
 
 K = TypeVar("K", bound=Hashable)
 
@@ -120,13 +125,23 @@ class Tape:
 
     def _finish(self, place: str) -> None:
         if self._sha256 is not None and self._sha256.hexdigest() != self.file.sha256:
-            raise SourceCorrupt(
-                file=self.file.path, place=place, expected=self.file.sha256, actual=self._sha256.hexdigest()
-            )
+            raise self._corrupt(self.file.path, place, self.file.sha256, self._sha256.hexdigest())
         for name, actual in self._records.digests.items():
             if actual != self._expected[name]:
-                record = f"{self.file.path}, record {name},"
-                raise SourceCorrupt(file=record, place=place, expected=self._expected[name], actual=actual)
+                raise self._corrupt(f"{self.file.path}, record {name},", place, self._expected[name], actual)
+
+    def _corrupt(self, what: str, place: str, expected: str | None, actual: str) -> SourceCorrupt:
+        finding = f"{what} does not match: expected {expected}, read {actual}"
+        checks = failed("source bytes", SOURCE_LEVEL, {"bytes": self.file.size}, [finding])
+        return SourceCorrupt(file=what, place=place, expected=expected, actual=actual, checks=checks)
+
+
+def taps_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> TapsDiffer:
+    """The error for what has other digests (read, written) at the two taps, by the name of the tensor or the file."""
+    findings = [f"{name} was read as {read} and written as {written}" for name, (read, written) in differ.items()]
+    figures = {"file": shard.path, "tensors": len(shard.entries), "bytes": shard.size}
+    name, (read, written) = next(iter(differ.items()))
+    return TapsDiffer(tensor=name, read=read, written=written, checks=failed(COPY, COPY_LEVEL, figures, findings))
 
 
 class Written:
@@ -153,7 +168,7 @@ class Written:
         """The shard is written; raises TapsDiffer unless the store was handed the bytes that went by here."""
         handed = self._writer.finish()
         if handed != self._whole.hexdigest():
-            raise TapsDiffer(tensor=self._shard.path, read=self._whole.hexdigest(), written=handed)
+            raise taps_differ(self._shard, {self._shard.path: (self._whole.hexdigest(), handed)})
 
     def digests(self) -> dict[str, str]:
         """Tensor -> digest, as the written header names and cuts them."""

@@ -78,9 +78,16 @@ class Job:
     note: str | None = None  # why it waits
     notes: tuple[str, ...] = ()  # the plan's
     checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
-    published: dict[str, Any] | None = None  # commit, ref, url, found
+    published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
     confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
     undone: str | None = None  # the commit that rolled the published one back
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
+        copied = (self.published or {}).get("checks", ())
+        failed = (self.error or {}).get("facts", {}).get("checks", ())
+        return [*self.checked, *copied, *self.confirmed, *failed]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""

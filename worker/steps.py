@@ -46,6 +46,7 @@ from reshard.pipeline.publish import Published, find
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
@@ -204,7 +205,8 @@ class Step:
             for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
         ]
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan, attested)))
+            copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan, attested, [copied])))
             return
         token, begin = self._lease.token, self._keeper.begin
         try:
@@ -219,7 +221,8 @@ class Step:
                 raise
             self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
         else:
-            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested)))
+            copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
+            self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested, [copied])))
         finally:
             target.discard(token)
 
@@ -271,12 +274,19 @@ class Step:
         return target
 
 
-def _record(published: Published, plan: Plan, attested: Sequence[Attested] = ()) -> dict[str, Any]:
-    """What the job keeps: where the result is, the commit of the source that it is of, and what attested its files."""
+def _record(
+    published: Published, plan: Plan, attested: Sequence[Attested] = (), checks: Sequence[Check] = ()
+) -> dict[str, Any]:
+    """What the job keeps: where the result is, its source's commit, what attested the files, what was checked."""
     levels = {path: level for group in attested for path, level in group.files.items()}
     if attested:
         levels = {file.path: "as delivered" for file in plan.files} | levels
-    return {**asdict(published), "source": plan.pin.commit, "attested": Counter(levels.values())}
+    return {
+        **asdict(published),
+        "source": plan.pin.commit,
+        "attested": Counter(levels.values()),
+        "checks": [check.to_dict() for check in checks],
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------- trouble

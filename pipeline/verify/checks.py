@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from reshard.pipeline.card import CARD
-from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
+from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.find import read_file
 from reshard.pipeline.formats.safetensors import Header, parse_header
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
@@ -18,29 +16,15 @@ from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_byt
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import Name
+from reshard.pipeline.verify.check import Check, Result, after, failed
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
 from reshard.pipeline.wanted import select
 
-Result = Literal["passed", "failed", "skipped", "inconclusive"]
+__all__ = ["Check", "Result", "check", "check_model", "check_plan", "check_structure", "confirm"]
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted.
-
-    Each of ``findings`` is one thing that is wrong, and names the tensor or the file.
-    """
-
-    name: str
-    result: Result
-    level: str
-    reason: str = ""
-    figures: dict[str, Any] = field(default_factory=dict)
-    findings: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+_STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
+_READ_BACK = "names, sizes, sha256, headers, indexes, manifest"
 
 
 def _headers(shards: Iterable[Shard]) -> dict[str, Header]:
@@ -84,17 +68,28 @@ def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Sha
 
 
 def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
-    if findings:
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        raise ProofError(what=f"the plan does not hold what the source holds: {findings[0]}{more}")
     shards = sum(len(output.shards) for output in plan.outputs)
     figures = {"tensors": tensors, "shards": shards, "indexes": sum(1 for o in plan.outputs if o.index)}
-    return Check("structure", "passed", "names, dtypes, shapes, lengths, index both ways", "", figures)
+    if findings:
+        raise ProofError(
+            what=f"the plan does not hold what the source holds: {_first(findings)}",
+            checks=failed("structure", _STRUCTURE, figures, [str(finding) for finding in findings]),
+        )
+    return Check("structure", "passed", _STRUCTURE, "", figures)
+
+
+def _first(findings: Sequence[object]) -> str:
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return f"{findings[0]}{more}"
 
 
 def check(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
     """What is looked at before anything is published: the plan once more, and each model's own class."""
-    return [check_plan(plan, shards), *check_model(plan, shards, source, reload)] if plan.outputs else []
+    if not plan.outputs:
+        return []
+    checks = [check_plan(plan, shards)]
+    with after(checks):
+        return [*checks, *check_model(plan, shards, source, reload)]
 
 
 def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
@@ -103,21 +98,25 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
     Raises ReloadFailed where a class is less content with the output than with the source, and ModelCheckRequired
     where the request says that no class may go unchecked.
     """
-    checks = []
+    checks: list[Check] = []
     for output in plan.outputs:
+        name = f"reload {output.name}"
         verdict = _reload(plan, shards, output, source, reload)
-        if verdict.result == "failed":
-            raise ReloadFailed(why=verdict.reason, job="JOB")
-        if plan.options.require == "model" and verdict.level != "model":
-            raise ModelCheckRequired(why=verdict.reason)
-        figures = verdict.to_dict() | {"missing": len(verdict.missing), "unexpected": len(verdict.unexpected)}
-        keep = ("class_name", "missing", "unexpected", "seconds", "peak_rss")
-        result: Result = "passed" if verdict.result in {"clean", "report"} else "skipped"
-        if verdict.result == "inconclusive":
-            result = "inconclusive"
-        checks.append(
-            Check(f"reload {output.name}", result, verdict.level, verdict.reason, {k: figures[k] for k in keep})
-        )
+        counted = verdict.to_dict() | {"missing": len(verdict.missing), "unexpected": len(verdict.unexpected)}
+        figures = {k: counted[k] for k in ("class_name", "missing", "unexpected", "seconds", "peak_rss")}
+        with after(checks):
+            if verdict.result == "failed":
+                raise ReloadFailed(
+                    why=verdict.reason,
+                    checks=failed(name, verdict.level, figures, [f"{output.name}: {verdict.reason}"]),
+                )
+            result: Result = "passed" if verdict.result in {"clean", "report"} else "skipped"
+            if verdict.result == "inconclusive":
+                result = "inconclusive"
+            made = Check(name, result, verdict.level, verdict.reason, figures)
+            if plan.options.require == "model" and verdict.level != "model":
+                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()])
+        checks.append(made)
     return checks
 
 
@@ -134,60 +133,80 @@ def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source,
 def confirm(
     plan: Plan, shards: Sequence[Shard], receipts: Mapping[str, Receipt], published: Published, target: Target
 ) -> Check:
-    """Read the published commit back and hold it against plan and receipts; raises ReadBackDiffers naming the file."""
-
-    def differs(path: str, why: str) -> ReadBackDiffers:
-        return ReadBackDiffers(commit=published.commit, place=str(target.place), why=f"{path} {why}", job="JOB")
-
+    """Read the published commit back and hold it against plan and receipts; raises ReadBackDiffers naming the files."""
     there = target.at(published.commit)
-    files = there.files()
-    for wanted in weights(shards, receipts):
-        found = files.get(wanted.path)
-        if found is None:
-            raise differs(wanted.path, "is not there")
-        if found.size != wanted.size or (found.sha256 is not None and found.sha256 != wanted.sha256):
-            raise differs(wanted.path, "is another file than the one that was sent")
-    for shard in shards:
-        header = b"".join(there.read(files[shard.path], 0, len(shard.header)))
-        if header != shard.header:
-            raise differs(shard.path, "has another header than planned")
     root = root_of(recorded(shards, receipts)) if plan.options.manifest and shards else None
-    if root is not None:
-        if MANIFEST not in files:
-            raise differs(MANIFEST, "is not there")
-        manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX))
-        if not root == manifest.root == manifest.actual_root:
-            raise differs(MANIFEST, "is not that of what was copied")
-    indexes = [output.index for output in plan.outputs if output.index]
-    for index in indexes:
-        if index.path not in files:
-            raise differs(index.path, "is not there")
-        expected = index_bytes(index, shards, {ROOT_KEY: root} if root else None)
-        if files[index.path].size != len(expected) or read_file(there, files[index.path], len(expected)) != expected:
-            raise differs(index.path, "is another index than planned")
-    for file in plan.carried:
-        found = files.get(file.path)
-        if found is None or found.size != file.size:
-            raise differs(file.path, "was not carried over whole")
-        if file.sha256 and found.sha256 and file.sha256 != found.sha256:
-            raise differs(file.path, "was carried over with other bytes")
-    for path, text in plan.edits:
-        if path not in files or read_file(there, files[path], CONFIG_MAX) != text.encode():
-            raise differs(path, "does not have its new text")
-    for path in plan.deletes:
-        if path in files:
-            raise differs(path, "should be gone")
     figures = {
         "shards": len(shards),
         "bytes": sum(shard.size for shard in shards),
-        "indexes": len(indexes),
+        "indexes": sum(1 for output in plan.outputs if output.index),
         "manifest": root or "none",
         "carried": len(plan.carried),
         "deleted": len(plan.deletes),
-        "card": CARD in files,
+        "card": CARD in there.files(),
     }
-    level = "names, sizes, sha256, headers, indexes, manifest"
-    return Check("read back", "passed", level, _overflows(shards, receipts), figures)
+    findings = [
+        *_weights_differ(there, shards, receipts),
+        *_records_differ(there, plan, shards, root),
+        *_friends_differ(there, plan),
+    ]
+    if findings:
+        raise ReadBackDiffers(
+            commit=published.commit,
+            place=str(target.place),
+            why=_first(findings),
+            checks=failed("read back", _READ_BACK, figures, findings),
+        )
+    return Check("read back", "passed", _READ_BACK, _overflows(shards, receipts), figures)
+
+
+def _weights_differ(there: Source, shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> Iterator[str]:
+    files = there.files()
+    for shard, wanted in zip(shards, weights(shards, receipts), strict=True):
+        found = files.get(wanted.path)
+        if found is None:
+            yield f"{wanted.path} is not there"
+        elif found.size != wanted.size or (found.sha256 is not None and found.sha256 != wanted.sha256):
+            yield f"{wanted.path} is another file than the one that was sent"
+        elif b"".join(there.read(found, 0, len(shard.header))) != shard.header:
+            yield f"{wanted.path} has another header than planned"
+
+
+def _records_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: str | None) -> Iterator[str]:
+    files = there.files()
+    if root is not None:
+        try:
+            manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
+        except CheckpointError as error:
+            yield str(error)
+        else:
+            if manifest is None:
+                yield f"{MANIFEST} is not there"
+            elif not root == manifest.root == manifest.actual_root:
+                yield f"{MANIFEST} is not that of what was copied"
+    for index in (output.index for output in plan.outputs if output.index):
+        expected = index_bytes(index, shards, {ROOT_KEY: root} if root else None)
+        found = files.get(index.path)
+        if found is None:
+            yield f"{index.path} is not there"
+        elif found.size != len(expected) or read_file(there, found, len(expected)) != expected:
+            yield f"{index.path} is another index than planned"
+
+
+def _friends_differ(there: Source, plan: Plan) -> Iterator[str]:
+    files = there.files()
+    for file in plan.carried:
+        found = files.get(file.path)
+        if found is None or found.size != file.size:
+            yield f"{file.path} was not carried over whole"
+        elif file.sha256 and found.sha256 and file.sha256 != found.sha256:
+            yield f"{file.path} was carried over with other bytes"
+    for path, text in plan.edits:
+        if path not in files or read_file(there, files[path], CONFIG_MAX) != text.encode():
+            yield f"{path} does not have its new text"
+    for path in plan.deletes:
+        if path in files:
+            yield f"{path} should be gone"
 
 
 def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:

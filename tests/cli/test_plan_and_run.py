@@ -98,7 +98,9 @@ def test_a_model_that_must_be_checked_is_refused_before_anything_is_copied(
 ) -> None:
     done = reshard("run", model, "--to", tmp_path / "out", "--require", "model")
     assert done.code == 6
-    assert done.err.splitlines()[-2].startswith("error[proof.model_required]: ")
+    check, error, _ = done.err.splitlines()[-3:]
+    assert check.startswith("reload model: skipped (structural); ")
+    assert error.startswith("error[proof.model_required]: ")
     assert "copying" not in done.err
     assert not list((tmp_path / "out").glob("*.safetensors"))
 

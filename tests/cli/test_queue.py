@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from reshard.cli.jobs import report_text
-from reshard.pipeline.errors import ReceiptWrong
-from reshard.pipeline.verify.checks import Check
 from reshard.worker.jobs import without_password
 from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
@@ -100,18 +97,6 @@ def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -
     assert report == {"job": job, "state": "queued", "result": "unfinished", **empty}
 
 
-def test_a_report_names_what_a_failed_check_found() -> None:
-    error = ReceiptWrong(file="model-1.safetensors", why="w was copied with other bytes than the attested file has")
-    check = Check("read back", "failed", "names", "", {"shards": 3}, ("model-2.safetensors is not there",))
-    facts = {"job": "j", "state": "failed", "result": "failed", "checks": [check.to_dict()], "error": error.to_dict()}
-    assert report_text(facts).plain.splitlines() == [
-        "read back: failed (names); shards 3",
-        "    model-2.safetensors is not there",
-        f"proof.receipt: {error}",
-        "job j, failed: failed",
-    ]
-
-
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
     env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
     assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300B").code == 0
@@ -138,7 +123,7 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert report["result"] == "passed"
         assert report["attested"] == {"as delivered": 1}
         assert "source bytes  as delivered: 1 file" in reshard("status", job, env=env).out
-        assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "read back"]
+        assert [check["name"] for check in report["checks"]] == ["structure", "reload model", "copy", "read back"]
         assert report["checks"][-1]["figures"]["shards"] == 4
         assert reshard("status", job, "--report", env=env).out.splitlines()[-1] == f"job {job}, done: passed"
 

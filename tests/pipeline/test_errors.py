@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from string import Formatter
 
@@ -45,8 +46,8 @@ HINTED = [kind for kind in by_code().values() if any(f"{{{name}}}" in kind.hint 
 @pytest.mark.parametrize("kind", HINTED, ids=lambda kind: kind.code)
 def test_a_hint_goes_on_with_the_job_where_there_is_one_and_else_with_the_command(kind: type[ReshardError]) -> None:
     typed, queued = made(kind).next_step, kept(made(kind, job="abc123")).next_step
-    assert "retry" not in typed
-    assert "`reshard retry abc123" in queued
+    assert "abc123" not in typed and "JOB" not in typed
+    assert re.search(r"`reshard (retry|rollback|status) abc123", queued)
     assert "same command" not in queued
 
 

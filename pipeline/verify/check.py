@@ -1,0 +1,48 @@
+"""One thing that was looked at, as a person or a program reads it, and how an error takes such things along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from reshard.pipeline.errors import ProofError
+from reshard.pipeline.limits import REPORT_NAMES_MAX
+
+Result = Literal["passed", "failed", "skipped", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted.
+
+    Each of ``findings`` is one thing that is wrong, and names the tensor or the file.
+    """
+
+    name: str
+    result: Result
+    level: str
+    reason: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence[str]) -> list[dict[str, Any]]:
+    """A failed check as the fact ``checks`` of an error, which a job keeps: of many findings the first."""
+    more = len(findings) - REPORT_NAMES_MAX
+    kept = (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
+    return [Check(name, "failed", level, "", dict(figures), kept).to_dict()]
+
+
+@contextmanager
+def after(checks: Sequence[Check]) -> Iterator[None]:
+    """A ProofError from inside takes along these checks, too, which were made before the one that failed."""
+    try:
+        yield
+    except ProofError as error:
+        error.facts["checks"] = [*(check.to_dict() for check in checks), *error.facts.get("checks", ())]
+        raise

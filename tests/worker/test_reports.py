@@ -1,0 +1,149 @@
+"""What `status JOB --report` says of a job that a check ended: the check itself, with its level, figures and findings.
+
+A real store, real folders and the worker's own steps; the fault lies where the check looks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reshard.cli.main import app
+from reshard.pipeline import publish
+from reshard.pipeline.manifest import MANIFEST
+from reshard.pipeline.taps import Written
+from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.worker.scripts import job_key
+from reshard.worker.states import JobState
+from tests.pipeline.verify.models import Saved, save
+from tests.support.failing_stores import Spoiler
+from tests.worker.test_steps import Bench, bench, one_reload, steps
+
+__all__ = ["bench", "one_reload", "steps"]
+
+
+def report(bench: Bench) -> tuple[dict[str, Any], str]:
+    """What a person at another terminal asks for, as JSON and as text."""
+    said = [CliRunner().invoke(app, ["status", bench.id, "--report", *more]).output for more in (["--json"], [])]
+    return json.loads(said[0]), said[1]
+
+
+def failed(facts: dict[str, Any]) -> dict[str, Any]:
+    (check,) = [check for check in facts["checks"] if check["result"] == "failed"]
+    return check
+
+
+def test_a_job_that_is_done_reports_what_was_compared_in_the_copy(bench: Bench) -> None:
+    bench.until(lambda job: job.state.ended)
+    facts, text = report(bench)
+    assert [check["name"] for check in facts["checks"]] == ["structure", "reload model", "copy", "read back"]
+    copied = facts["checks"][2]
+    tensors = 24 * (3968 + 64)  # bytes of data in the source
+    assert copied["figures"] == {"tensors": 48, "bytes": tensors, "attested": 0}
+    assert copied["result"] == "passed"
+    assert f"copy: passed ({copied['level']}); tensors 48, bytes {tensors:,}, attested 0" in text
+
+
+def test_what_the_two_taps_disagree_on_is_named_by_tensor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiler, write = Spoiler("rrf"), Written.write
+
+    def spoiled(self: Written, view: memoryview) -> None:
+        for some in spoiler.views(view):
+            write(self, some)
+
+    while not bench.job.state.ended:
+        with monkeypatch.context() as patch:
+            patch.setattr(Written, "write", spoiled)
+            spoiler = Spoiler("rrf")
+            bench.step()
+    facts, text = report(bench)
+    check = failed(facts)
+    assert (check["name"], facts["result"]) == ("copy", "failed")
+    assert check["figures"]["file"].startswith("model-000")
+    (finding,) = check["findings"]
+    tensor = finding.split()[0]
+    assert tensor.startswith("layer.")
+    assert f"\n    {finding}\n" in text
+
+
+class Forgetful(Reload):
+    """The output's last tensor is kept from the class."""
+
+    def check(self, config: Any, source: Any, output: Any = None, **more: Any) -> ModelCheck:
+        return super().check(config, source, dict(list(output.items())[:-1]), **more)
+
+
+@pytest.fixture
+def forgetful() -> Iterator[Reload]:
+    made = Forgetful()
+    yield made
+    made.close()
+
+
+def make_llama(bench: Bench) -> Saved:
+    """Another source for the same job: one whose class transformers knows."""
+    shutil.rmtree(bench.source)
+    return save("llama", bench.source)
+
+
+def test_a_failed_reload_names_the_tensor(bench: Bench, forgetful: Reload, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = make_llama(bench)
+    monkeypatch.setattr(bench.steps, "_reload", lambda: forgetful)
+    bench.until(lambda job: job.state.ended)
+    facts, text = report(bench)
+    check = failed(facts)
+    assert (check["name"], check["level"], check["figures"]["missing"]) == ("reload model", "model", 1)
+    assert check["figures"]["class_name"] == "LlamaForCausalLM"
+    assert facts["checks"][0]["name"] == "structure"
+    assert any(tensor in check["findings"][0] for tensor in saved.specs)
+    assert check["findings"][0] in text
+    assert f"`reshard status {bench.id} --report`" in facts["error"]["hint"]
+
+
+def test_a_plan_that_was_spoiled_in_the_store_is_a_failed_check(bench: Bench, store: Any) -> None:
+    bench.step()
+    first, second = (store.redis.hget(job_key(bench.id, "plan"), number) for number in ("0", "1"))
+    store.redis.hset(job_key(bench.id, "plan"), "0", second)
+    assert first != second
+    bench.until(lambda job: job.state.ended)
+    check = failed(report(bench)[0])
+    assert (check["name"], check["figures"]["tensors"]) == ("structure", 47)
+    assert "model.safetensors.index.json" in check["findings"][0]
+
+
+def test_every_file_that_is_not_what_was_published_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that keeps other small files than it was given."""
+    render, index = publish.render_manifest, publish.index_bytes
+    monkeypatch.setattr(publish, "render_manifest", lambda made: render(made).replace(b'"size":', b'"size":1', 1))
+    monkeypatch.setattr(publish, "index_bytes", lambda *given: index(*given) + b" ")
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.published_unverified
+    facts, text = report(bench)
+    check = failed(facts)
+    assert (check["name"], check["figures"]["shards"]) == ("read back", len(list(bench.target.glob("*.safetensors"))))
+    assert [finding.split()[0] for finding in check["findings"]] == [MANIFEST, "model.safetensors.index.json"]
+    assert all(finding in text for finding in check["findings"])
+    assert [c["name"] for c in facts["checks"]] == ["structure", "reload model", "copy", "read back"]
+    assert f"`reshard rollback {bench.id}`" in facts["error"]["hint"]
+
+
+def test_a_check_that_failed_is_forgotten_when_it_is_made_again(
+    bench: Bench, forgetful: Reload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_llama(bench)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.steps, "_reload", lambda: forgetful)
+        bench.until(lambda job: job.state.ended)
+    assert failed(report(bench)[0])["name"] == "reload model"
+    bench.store.retry(bench.id)
+    bench.until(lambda job: job.state.ended)
+    facts, _ = report(bench)
+    assert [(check["name"], check["result"]) for check in facts["checks"]] == [
+        ("structure", "passed"), ("reload model", "passed"), ("copy", "passed"), ("read back", "passed"),
+    ]  # fmt: skip
+    assert facts["result"] == "passed"
