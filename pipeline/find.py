@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
+from pathlib import PurePosixPath, PureWindowsPath
 from posixpath import basename, dirname, join, normpath
 from typing import Any, Literal
 
-from reshard.pipeline.errors import BadIndex, NoWeights, UnsafePath
+from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
 from reshard.pipeline.formats.pointers import refuse_pointer
 from reshard.pipeline.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.limits import INDEX_MAX
@@ -90,6 +91,11 @@ class Found:
         return tuple(file for part in self.sets for file in part.files)
 
     @property
+    def stays_whole(self) -> bool:
+        """Whether there is nothing that could be cut: adapters, and whatever else is read by its name."""
+        return all(file.path in self.uncut for file in self.files)
+
+    @property
     def indexes(self) -> tuple[str, ...]:
         """Every file that says what belongs to a set."""
         beside = [path for s in self.sets for path in (s.index_path, s.metadata and s.metadata.path) if path]
@@ -115,11 +121,34 @@ def is_weight_index(path: str) -> bool:
     return match is not None and match["suffix"] is not None
 
 
+def index_name(path: str) -> Name:
+    """The checkpoint that an index is of, by the index's own name."""
+    match = _INDEX.fullmatch(basename(path))
+    assert match is not None, "only indexes have such a name"
+    return Name(dirname(path), _usual_stem(match["stem"] or "model"), match["variant"])
+
+
+def is_numbered(path: str) -> bool:
+    """Whether a weight file is one of a set, by its name."""
+    return _NUMBERED.fullmatch(basename(path)) is not None
+
+
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
     """The whole of a small file; raises BadIndex when it is larger than ``most`` bytes."""
     if file.size > most:
         raise BadIndex(file=file.path, why=f"{file.size} bytes are more than the {most} that such a file may have")
     return b"".join(source.read(file, 0, file.size))
+
+
+def load_json(content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """``content`` as transformers' loaders read JSON: UTF-8, and nothing before it; ``pairs`` makes the objects.
+
+    Raises ValueError and RecursionError.
+    """
+    text = content.decode("utf-8")
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark, at which loaders stop")
+    return json.loads(text, object_pairs_hook=pairs)
 
 
 def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Found:
@@ -136,9 +165,22 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     return Found(tuple(sets), frozenset(uncut))
 
 
+def find_uncut(source: Source) -> Found:
+    """The weights that are carried whole, each of them alone, as they are checked where there are no others.
+
+    Raises NoWeights and BadIndex.
+    """
+    listing = source.files()
+    uncut = _uncut(source, listing)
+    if not uncut:
+        raise NoWeights(place=str(source.place), found=_what_else(listing, uncut))
+    sets = (FileSet(_name(path), _format({_suffix(path)}), (listing[path],)) for path in sorted(uncut))
+    return Found(tuple(sets), frozenset(uncut))
+
+
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
     weights = {path for path in listing if _suffix(path) in (SUFFIX, ".bin")}
-    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and _set_name(p).stem in _USUAL_STEMS}
+    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in _USUAL_STEMS}
     uncut = {path for path in weights if _matches(path, _UNCUT)}
     uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
@@ -161,7 +203,7 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
     """Folders of sentence-transformers modules that are no transformer: their loader reads ``model.safetensors``."""
     try:
-        content = json.loads(read_file(source, modules, INDEX_MAX))
+        content = load_json(read_file(source, modules, INDEX_MAX))
         return {m["path"] for m in content if m["path"] and not m["type"].endswith("Transformer")}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadIndex(file=modules.path, why=f"it is no list of modules ({error})") from None
@@ -181,8 +223,8 @@ class _Finder:
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if _set_name(p).stem in _USUAL_STEMS]
-            self._add(self._unindexed([suffix], [p for p in usual if self._is_new(_set_name(p), suffix)]))
+            usual = [p for p in self._torch_files() if set_name(p).stem in _USUAL_STEMS]
+            self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(s for s in self._distributed() if self._is_new(s.name))
         if not self._found:
             self._add(self._unindexed(_TORCH, self._torch_files()))
@@ -211,7 +253,7 @@ class _Finder:
             match = _INDEX.fullmatch(basename(path))
             if match is None or (match["suffix"] is not None and match["suffix"] not in suffixes):
                 continue
-            name = Name(dirname(path), _usual_stem(match["stem"] or "model"), match["variant"])
+            name = index_name(path)
             if not self._is_new(name, SUFFIX if SUFFIX in suffixes else ".bin"):
                 continue
             content = read_file(self._source, self._listing[path], INDEX_MAX)
@@ -221,7 +263,7 @@ class _Finder:
             files = sorted(set(weight_map.values()))
             for file in files:
                 if file not in self._listing:
-                    raise BadIndex(file=path, why=f"it names {file}, which is not there (--exclude ignores the index)")
+                    raise AbsentFile(file=path, other=file)
                 if _suffix(file) not in suffixes:
                     raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
@@ -311,7 +353,7 @@ def _name(path: str) -> Name:
     return Name(dirname(path), _usual_stem(stem))
 
 
-def _set_name(path: str) -> Name:
+def set_name(path: str) -> Name:
     """The name of the set that a file is one of, if its name has a number."""
     match = _NUMBERED.fullmatch(basename(path))
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
@@ -320,7 +362,7 @@ def _set_name(path: str) -> Name:
 def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
     """Whether this is a map from names to files that have one of these suffixes, and no index of anything else."""
     try:
-        data = json.loads(content)
+        data = load_json(content)
     except (ValueError, RecursionError):
         return False
     weight_map = data.get("weight_map", data) if isinstance(data, dict) else None
@@ -336,7 +378,7 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, ob
     """
     refuse_pointer(content, path)
     try:
-        data: Any = json.loads(content)
+        data = load_json(content)
     except (ValueError, RecursionError) as error:
         raise BadIndex(file=path, why=f"it is not JSON ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(data, dict):
@@ -356,11 +398,21 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, ob
 
 def _inside(folder: str, file: str, index: str) -> str:
     """``file`` as a path from the root; raises UnsafePath when it leaves the index's own folder."""
-    if file.startswith(("/", "\\")) or "\\" in file or "\0" in file or ":" in file.split("/")[0]:
+    if leaves_folder(file):
         raise UnsafePath(file=index, path=file)
-    if ".." in file.split("/") or normpath(file) != file:
-        raise UnsafePath(file=index, path=file)
-    return join(folder, file)
+    return normpath(join(folder, file))
+
+
+def leaves_folder(written: str) -> bool:
+    """Whether a file name of an index points outside the index's folder, on any system; links are not followed."""
+    return (
+        not written.strip("./")
+        or "\0" in written
+        or any(
+            path.is_absolute() or path.drive or ".." in path.parts
+            for path in (PurePosixPath(written), PureWindowsPath(written))
+        )
+    )
 
 
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> str:
@@ -370,7 +422,7 @@ def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> str:
     if kinds:
         example = min(path for path in listing if foreign_format(path))
         return f"; it has {', '.join(kinds)} files such as {example}"
-    return f" ({len(listing)} files)"
+    return f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"
 
 
 def index_path(name: Name) -> str:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.pipeline.errors import BadIndex, DuplicateTensor, NoWeights
+from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
 from reshard.pipeline.find import FileSet, Found
 from reshard.pipeline.formats import dcp
 from reshard.pipeline.formats.pointers import refuse_pointers
@@ -169,13 +169,11 @@ def _without_twins(
     for checkpoint in sorted(checkpoints, key=lambda c: c.index_path is None):
         twin = chosen.get(checkpoint.name)
         if twin is not None:
+            single = files[checkpoint.files[0]].path
             if _signature(twin) != _signature(checkpoint):
-                single = files[checkpoint.files[0]].path
-                why = f"{single} beside it has other tensors, and loaders take that one; --exclude one of the two"
-                raise BadIndex(file=twin.index_path or files[twin.files[0]].path, why=why)
-            left_out |= {files[i].path: "a single file of the same weights is there" for i in twin.files}
-            if twin.index_path:
-                left_out[twin.index_path] = "a single file of the same weights is there"
+                raise AmbiguousWeights(file=twin.index_path or files[twin.files[0]].path, other=single)
+            paths = [*(files[i].path for i in twin.files), *([twin.index_path] if twin.index_path else [])]
+            left_out |= dict.fromkeys(paths, f"loaders take {single}, which has the same names and shapes")
         chosen[checkpoint.name] = checkpoint
     return sorted(chosen.values(), key=lambda c: c.files), left_out
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights, SourceCorrupt
-from reshard.pipeline.find import Found, find_checkpoints, is_weight_index
+from reshard.pipeline.find import Found, find_checkpoints, find_uncut, is_weight_index
 from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
@@ -45,9 +45,13 @@ class Side:
     def open(cls, source: Source, changes: Options = UNCHANGED) -> Side:
         """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
 
-        Raises the CheckpointError family, NoWeights, and what stores raise.
+        Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
+        the CheckpointError family, NoWeights, and what stores raise.
         """
-        found = find_checkpoints(source)
+        try:
+            found = find_checkpoints(source)
+        except NoWeights:
+            found = find_uncut(source)
         opened = open_checkpoints(source, found)
         if changes == UNCHANGED:
             return cls(source, found, opened)
@@ -65,7 +69,7 @@ class Side:
             return error
         except NoWeights as error:
             if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
-                return BadIndex(file=source.place, why=str(error))
+                return BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
             raise
 
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:

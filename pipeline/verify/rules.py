@@ -8,72 +8,93 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import index_path, is_weight_index, read_file
+from reshard.pipeline.find import index_name, is_weight_index, read_file, set_name
 from reshard.pipeline.formats import dcp
 from reshard.pipeline.formats.safetensors import SUFFIX, Header
-from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
-from reshard.pipeline.open import read_header
+from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.tensors import Name
+from reshard.pipeline.tensors import Checkpoint
 from reshard.pipeline.verify.checks import Check
 from reshard.pipeline.verify.compare import Side
-from reshard.pipeline.verify.structure import Finding, check_files, check_index, named_files
+from reshard.pipeline.verify.headers import Files, read_files
+from reshard.pipeline.verify.structure import REMARKS, Finding, check_files, check_index, named_files
 
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 
 
 def check_rules(source: Source, opened: Side | CheckpointError) -> Check:
     """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
-    headers = _headers(source)
-    found = _findings(source, headers, opened)
+    indexes = _indexes(source)
+    texts = {path: content for path, content in indexes.items() if isinstance(content, bytes)}
+    files = read_files(source, texts, opened)
+    found = _findings(source, indexes, files, opened)
+    read = {path: len(header.tensors) for path, header in files.headers.items() if isinstance(header, Header)}
+    distributed = _distributed(opened)
     figures = {
-        "files": len(headers),
-        "tensors": sum(len(header.tensors) for header in headers.values() if isinstance(header, Header)),
-        "indexes": len(_indexes(source)),
+        "files": len(files.headers) + sum(len(checkpoint.files) for checkpoint in distributed),
+        "tensors": sum(read.values()) + sum(len(checkpoint.tensors) for checkpoint in distributed),
+        "indexes": len(indexes),
     }
-    findings = tuple(dict.fromkeys(str(finding) for finding in found))
+    findings = tuple(dict.fromkeys(str(finding) for finding in found if finding.rule not in REMARKS))
+    remarks = "; ".join(dict.fromkeys(str(finding) for finding in found if finding.rule in REMARKS))
     level = "headers, lengths, indexes both ways, the listing"
-    return Check("index rules", "failed" if findings else "passed", level, "", figures, findings)
+    return Check("index rules", "failed" if findings else "passed", level, remarks, figures, findings)
 
 
-def _headers(source: Source) -> dict[str, Header | CheckpointError]:
-    """Of every safetensors file its header, or why it cannot be read."""
+def _indexes(source: Source) -> dict[str, bytes | CheckpointError]:
+    """The content of every index that loaders go by: of torch files where the same checkpoint has no safetensors."""
+    listing = source.files()
+    indexes = sorted(path for path in listing if is_weight_index(path))
+    safe = {set_name(path) for path in listing if path.endswith(SUFFIX)}
+    safe |= {index_name(path) for path in indexes if _is_safe(path)}
 
-    def read(path: str) -> Header | CheckpointError:
+    def content(path: str) -> bytes | CheckpointError:
         try:
-            return read_header(source, source.files()[path])
+            return read_file(source, listing[path], INDEX_MAX)
         except CheckpointError as error:
             return error
 
-    paths = sorted(path for path in source.files() if path.endswith(SUFFIX))
-    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="headers") as pool:
-        return dict(zip(paths, pool.map(read, paths), strict=True))
+    return {path: content(path) for path in indexes if _is_safe(path) or index_name(path) not in safe}
 
 
-def _indexes(source: Source) -> list[str]:
-    return sorted(path for path in source.files() if is_weight_index(path) and f"{SUFFIX}.index" in basename(path))
+def _is_safe(index: str) -> bool:
+    return f"{SUFFIX}.index" in basename(index)
+
+
+def _distributed(opened: Side | CheckpointError) -> list[Checkpoint]:
+    """What torch's distributed checkpoints make up: it has no index, and is judged where it is opened."""
+    if isinstance(opened, CheckpointError):
+        return []
+    names = {part.name for part in opened.found.sets if part.format == "distributed"}
+    return [checkpoint for checkpoint in opened.opened.checkpoints if checkpoint.name in names]
 
 
 def _findings(
-    source: Source, headers: Mapping[str, Header | CheckpointError], opened: Side | CheckpointError
+    source: Source,
+    indexes: Mapping[str, bytes | CheckpointError],
+    files: Files,
+    opened: Side | CheckpointError,
 ) -> list[Finding]:
     uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
+    headers = files.headers
     findings: list[Finding] = []
     named: set[str] = set()
-    for index in _indexes(source):
-        try:
-            content = read_file(source, source.files()[index], INDEX_MAX)
-        except CheckpointError as error:
-            findings.append(Finding("index_json", index, None, str(error)))
+    for index, content in indexes.items():
+        if isinstance(content, CheckpointError):
+            findings.append(Finding("index_json", index, None, str(content)))
             continue
-        beside = {path: header for path, header in headers.items() if path.startswith(_prefix(index))}
-        findings += check_index(index, content, beside, source.files())
+        beside = {
+            path: header
+            for path, header in headers.items()
+            if path.startswith(_prefix(index)) and path.endswith(SUFFIX) == _is_safe(index)
+        }
+        findings += check_index(index, content, beside, source.files(), files.totals)
         named |= named_files(index, content)
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
+    unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}
     free = {path: header for path, header in headers.items() if path not in named | stale}
     in_parts = {path for path, h in free.items() if isinstance(h, Header) and dcp.is_sharded(h.metadata)}
     # Read by their names, or in parts that another reader puts together: only the files themselves can be judged.
@@ -81,9 +102,10 @@ def _findings(
     findings += [f for path in sorted(alone) for f in check_files({path: free[path]}) if f.rule != "format"]
     for paths in _sets(path for path in free if path not in alone):
         findings += check_files({path: free[path] for path in paths})
-        findings += _unindexed(paths)
-    # Torch files are judged by the pipeline itself, and whatever else it would stop at has no rule here.
-    if isinstance(opened, CheckpointError) and not findings:
+        if dirname(paths[0]) not in unread:  # else it may well name them
+            findings += _unindexed(paths)
+    # What else the pipeline would stop at has no rule here.
+    if isinstance(opened, CheckpointError) and all(finding.rule in REMARKS for finding in findings):
         findings.append(Finding("unreadable", None, None, str(opened)))
     return findings
 
@@ -97,7 +119,7 @@ def _sets(paths: Iterable[str]) -> Iterator[list[str]]:
     sets: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for path in sorted(paths):
         match = _NUMBERED.fullmatch(basename(path))
-        sets[(dirname(path), match["stem"], match["count"]) if match else (path,)].append(path)
+        sets[(dirname(path), match["stem"], match["count"], match["suffix"]) if match else (path,)].append(path)
     yield from sets.values()
 
 
@@ -105,8 +127,9 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
     match = _NUMBERED.fullmatch(basename(paths[0]))
     if match is None:
         return
-    index = index_path(Name(dirname(paths[0]), match["stem"]))
-    text = f"{join(dirname(paths[0]), match['stem'])} is in numbered files, and {index} is not there to name them"
+    stem = join(dirname(paths[0]), match["stem"])
+    index = f"{stem}{match['suffix']}.index.json"
+    text = f"{stem} is in numbered files, and {index} is not there to name them"
     yield Finding("no_index", paths[0], None, text)
     numbers = {int(found["number"]) for path in paths if (found := _NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):

@@ -9,16 +9,15 @@ Nothing here raises for a broken checkpoint: every fault is a ``Finding``, and a
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.errors import BadLength, CheckpointError
+from reshard.pipeline.find import leaves_folder, load_json
 from reshard.pipeline.formats.safetensors import Header
 
 Rule = Literal[
@@ -33,6 +32,7 @@ Rule = Literal[
     "stale_file",  # a file of this checkpoint's name that the index does not name
     "no_index",  # several files that belong together, and no index that names them
     "total_size",  # the sum of the tensors' bytes differs from the index's
+    "no_total_size",  # the index has no sum
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
     "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
@@ -44,11 +44,27 @@ Rule = Literal[
 ]
 
 
+# What breaks no loader that we know of, and is said all the same.
+REMARKS: frozenset[Rule] = frozenset({"no_total_size"})
+
 Headers = Mapping[str, Header | CheckpointError]
 """``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
 
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 """``{tensor: (dtype, shape)}``; dtypes by the safetensors format's names."""
+
+
+_INDEX = re.compile(r"(?P<stem>.*)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)\.index(?P<variant>\.[^.]+)?\.json")
+
+
+class Total(NamedTuple):
+    """The bytes of one file's tensors, by the writer that counts the fewest and by the one that counts the most."""
+
+    least: int
+    most: int
+
+
+NO_TOTALS: Mapping[str, Total] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +131,12 @@ def check_index(
     index: bytes | Mapping[str, Any],
     headers: Headers,
     listing: Iterable[str],
+    totals: Mapping[str, Total] = NO_TOTALS,
 ) -> list[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_files`` of those.
 
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
-    every file in the repository.
+    every file in the repository; ``totals`` those files whose bytes writers count in several ways.
     """
     listing = set(listing)
     document = _parse(index_path, index)
@@ -151,7 +168,7 @@ def check_index(
     ]
     own = {path: header for path, header in headers.items() if path in named}
     if metadata is not None and len(_readable(own)) == len(named):
-        findings += _check_total(index_path, metadata, _readable(own))
+        findings += _check_total(index_path, metadata, _readable(own), totals)
     return findings + check_files(own)
 
 
@@ -166,18 +183,6 @@ def named_files(index_path: str, index: bytes | Mapping[str, Any]) -> set[str]:
         for written in set(document[0].values())
         if not leaves_folder(written)
     }
-
-
-def leaves_folder(written: str) -> bool:
-    """Whether a file name of an index points outside the index's folder, on any system; links are not followed."""
-    return (
-        not written.strip("./")
-        or "\0" in written
-        or any(
-            path.is_absolute() or path.drive or ".." in path.parts
-            for path in (PurePosixPath(written), PureWindowsPath(written))
-        )
-    )
 
 
 def _check_names(
@@ -203,27 +208,39 @@ def _check_names(
             yield Finding("missing", paths[0], name, text)
 
 
-def _check_total(index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header]) -> Iterator[Finding]:
-    total = sum(stop - start for header in headers.values() for _, _, start, stop in header.tensors.values())
+def _check_total(
+    index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header], totals: Mapping[str, Total]
+) -> Iterator[Finding]:
+    if "total_size" not in metadata:
+        yield Finding("no_total_size", index_path, None, f"{index_path} has no total_size, which loaders do without")
+        return
+    said = metadata["total_size"]
+    counted = [totals.get(path) or _total(header) for path, header in headers.items()]
+    least, most = sum(total.least for total in counted), sum(total.most for total in counted)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
-    if metadata.get("total_size") != total:
-        text = f"{index_path} says total_size {metadata.get('total_size')}, and the tensors have {total} bytes"
+    if isinstance(said, bool) or not isinstance(said, int | float) or not least <= said <= most:
+        bytes_ = f"{most}" if least == most else f"{least} to {most}"
+        text = f"{index_path} says total_size {said}, and the tensors have {bytes_} bytes"
         yield Finding("total_size", index_path, None, text)
+
+
+def _total(header: Header) -> Total:
+    total = sum(stop - start for _, _, start, stop in header.tensors.values())
+    return Total(total, total)
 
 
 def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Files beside the index that bear this checkpoint's own name; others are checkpoints of their own."""
-    stem = re.sub(r"\.safetensors\.index(\.[^.]+)?\.json$", "", index_path)
-    variant = re.search(r"\.index\.([^.]+)\.json$", index_path)
-    if stem == index_path:
+    match = _INDEX.fullmatch(index_path)
+    if match is None:
         return
-    tail = f".{variant.group(1)}" if variant else ""
-    single = f"{stem}{tail}.safetensors"
+    stem, tail, suffix = re.escape(match["stem"]), re.escape(match["variant"] or ""), re.escape(match["suffix"])
+    single = re.compile(f"{stem}{tail}{suffix}")
     # Both orders of variant and number are in use: `model.fp16-00001-of-00002` and `model-00001-of-00002.fp16`.
     number = r"-\d+-of-\d+"
-    shard = re.compile(rf"{re.escape(stem)}({re.escape(tail)}{number}|{number}{re.escape(tail)})\.safetensors")
+    shard = re.compile(f"{stem}({tail}{number}|{number}{tail}){suffix}")
     for path in sorted(others):
-        if path == single:
+        if single.fullmatch(path):
             yield path, ", and loaders take it instead of the index"
         elif shard.fullmatch(path):
             yield path, ""
@@ -239,7 +256,7 @@ def _parse(
 
     if isinstance(index, bytes):
         try:
-            document = json.loads(index, object_pairs_hook=_no_repeats)
+            document = load_json(index, _no_repeats)
         except RecursionError:
             return broken("is nested too deeply")
         except ValueError as error:

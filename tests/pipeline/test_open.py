@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.errors import (
+    AmbiguousWeights,
     BadHeader,
     BadIndex,
     BadLength,
@@ -19,7 +20,7 @@ from reshard.pipeline.errors import (
     NoWeights,
     UnsafePath,
 )
-from reshard.pipeline.find import find_checkpoints, index_path, shard_path
+from reshard.pipeline.find import find_checkpoints, find_uncut, index_path, shard_path
 from reshard.pipeline.open import open_checkpoints
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.open import Context, open_source
@@ -113,8 +114,9 @@ def test_of_a_single_file_and_an_equal_set_the_single_file_is_taken_as_loaders_d
 def test_a_single_file_beside_a_different_set_is_no_guess(folder: Path) -> None:
     save_sharded(folder, numbered(arrays(2, 100), 2))
     save_single(folder, arrays(1, 100))
-    with pytest.raises(BadIndex, match="--exclude"):
+    with pytest.raises(AmbiguousWeights, match="model.safetensors beside it has other tensors") as caught:
         checkpoints(folder)
+    assert "--exclude" in caught.value.next_step
 
 
 def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
@@ -131,6 +133,17 @@ def test_adapters_and_single_file_modules_are_not_cut(folder: Path) -> None:
     found = find_checkpoints(source)
     assert found.uncut == {"adapter_model.safetensors", "2_Dense/model.safetensors"}
     assert [str(part.name) for part in found.sets] == ["model"]
+
+
+def test_weights_that_are_never_cut_are_found_where_they_are_alone(folder: Path) -> None:
+    save_single(folder, arrays(1, 100), "adapter_model.safetensors")
+    source = open_source(Folder(path=str(folder)), Context.from_env())
+    with pytest.raises(NoWeights, match="adapter_model.safetensors is read by its name and never cut"):
+        find_checkpoints(source)
+    found = find_uncut(source)
+    assert found.stays_whole and [str(part.name) for part in found.sets] == ["adapter_model"]
+    save_single(folder, arrays(1, 100))
+    assert not find_checkpoints(open_source(Folder(path=str(folder)), Context.from_env())).stays_whole
 
 
 def test_no_weights_says_what_is_there_instead(folder: Path) -> None:
@@ -163,7 +176,7 @@ def edit_index(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../outside.safetensors", "/etc/model.safetensors", "a/../../b.safetensors", "C:/x", "..\\x", "./x", "a//b"],
+    ["../outside.safetensors", "/etc/model.safetensors", "a/../../b.safetensors", "C:/x", "..\\x", "."],
 )
 def test_an_index_that_leaves_its_folder_is_unsafe(folder: Path, path: str) -> None:
     save_sharded(folder, numbered(arrays(2, 100), 2))
@@ -171,6 +184,14 @@ def test_an_index_that_leaves_its_folder_is_unsafe(folder: Path, path: str) -> N
     with pytest.raises(UnsafePath) as caught:
         checkpoints(folder)
     assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("spelling", ["./{}", ".//{}", "././{}"])
+def test_a_file_is_the_same_however_an_index_spells_its_path(folder: Path, spelling: str) -> None:
+    made = arrays(2, 100)
+    save_sharded(folder, numbered(made, 2))
+    edit_index(folder, **{"layer.0.weight": spelling.format("model-00001-of-00002.safetensors")})
+    assert names(checkpoints(folder)["model"]) == made.keys()
 
 
 def test_an_index_that_names_a_missing_file(folder: Path) -> None:
@@ -223,6 +244,8 @@ def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
         (b'{"weight_map": {"a": 1}}', BadIndex),
         (b'{"metadata": 1, "weight_map": {"a": "b"}}', BadIndex),
         (b"[" * 100_000, BadIndex),
+        (b'\xef\xbb\xbf{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', BadIndex),
+        ('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'.encode("utf-16"), BadIndex),
     ],
 )
 def test_an_index_that_is_none(folder: Path, content: bytes, kind: type[CheckpointError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import BadHeader, CheckpointError
+from reshard.pipeline.find import leaves_folder
 from reshard.pipeline.formats.safetensors import Header, build_header, parse_header
 from reshard.pipeline.verify.structure import (
     Finding,
+    Total,
     check_files,
     check_index,
     compare,
-    leaves_folder,
     signature,
 )
 
@@ -102,6 +104,10 @@ def total_left_out(it: Folder) -> None:
     del it.index["metadata"]["total_size"]
 
 
+def total_of_nothing(it: Folder) -> None:
+    it.index["metadata"]["total_size"] = None
+
+
 def no_metadata(it: Folder) -> None:
     del it.index["metadata"]
 
@@ -168,7 +174,8 @@ def weight_map_gone(it: Folder) -> None:
         (key_left_out, {"missing"}, "norm"),
         (ghost_key, {"ghost"}, "nobody"),
         (total_too_small, {"total_size"}, "total_size 137"),
-        (total_left_out, {"total_size"}, "total_size None"),
+        (total_left_out, {"no_total_size"}, "has no total_size"),
+        (total_of_nothing, {"total_size"}, "total_size None"),
         (no_metadata, {"index_metadata"}, INDEX),
         (bare_map, {"index_metadata"}, INDEX),
         (same_key_twice, {"duplicate"}, "norm"),
@@ -200,6 +207,8 @@ def test_each_fault_is_found_and_named(fault: Callable[[Folder], None], rules: s
         (b"{", "can be read"),
         (b"[]", "not a JSON object"),
         (b"\xff", "can be read"),
+        (codecs.BOM_UTF8 + b"{}", "byte order mark"),
+        ('{"metadata": {}, "weight_map": {}}'.encode("utf-16"), "can be read"),
         (b'{"a": "x", "a": "y"}', "'a' is there twice"),
         (b"[" * 200_000, "nested too deeply"),
     ],
@@ -234,6 +243,15 @@ def test_names_stay_inside_the_folder(written: str, leaves: bool) -> None:
     assert leaves_folder(written) is leaves
 
 
+@pytest.mark.parametrize(("said", "honest"), [(95, False), (96, True), (100.5, True), (138, True), (139, False)])
+def test_of_files_that_writers_count_in_several_ways_a_total_is_one_of_theirs(said: float, honest: bool) -> None:
+    it = folder({ONE: {"embed": (8, 4), "norm": (4,)}, TWO: {"head": (8, 4), "scale": ()}})
+    it.index["metadata"]["total_size"] = said
+    totals = {f"unet/{ONE}": Total(30, 72)}  # the other file has 66 bytes, whoever counts
+    found = check_index(INDEX, it.index, it.headers, it.listing, totals)
+    assert [finding.rule for finding in found] == ([] if honest else ["total_size"])
+
+
 @pytest.mark.parametrize(
     ("index", "own", "stale"),
     [
@@ -243,11 +261,12 @@ def test_names_stay_inside_the_folder(written: str, leaves: bool) -> None:
             "model.fp16-00001-of-00002.safetensors",
             ["model.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"],
         ),
+        ("pytorch_model.bin.index.json", "a.bin", ["pytorch_model-00001-of-00002.bin", "pytorch_model.bin"]),
         ("vae/flow.safetensors.index.json", "vae/odd name.safetensors", ["vae/flow-00001-of-00009.safetensors"]),
     ],
 )
 def test_only_files_of_the_same_name_and_variant_are_stale(index: str, own: str, stale: list[str]) -> None:
-    others = ["mtp.safetensors", "model.fp32.safetensors", "other/model.safetensors", "pytorch_model.bin"]
+    others = ["mtp.safetensors", "model.fp32.safetensors", "other/model.safetensors", "x.bin"]
     file = own.rsplit("/", 1)[-1]
     document = {"metadata": {"total_size": 8}, "weight_map": {"x": file}}
     findings = check_index(index, document, {own: header({"x": (4,)})}, [own, *others, *stale])

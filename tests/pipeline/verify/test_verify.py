@@ -206,6 +206,133 @@ def test_a_folder_without_weights_is_an_error(tmp_path: Path, look: Verify) -> N
         look(tmp_path)
 
 
+# ------------------------------------------------------------------------------------------------- torch's indexes
+
+BIN_INDEX = "pytorch_model.bin.index.json"
+Index = dict[str, Any]
+
+
+def save_bins(folder: Path) -> Index:
+    """Two files, with a tie, a mask of bools and a slice of a larger storage, as `save_pretrained` once wrote them."""
+    tied, whole = torch.randn(20, 8), torch.randn(30, 8)
+    parts = [
+        {"a": tied, "b": tied, "mask": torch.ones(16, 16, dtype=torch.bool)},
+        {"c": whole[:10], "d": torch.ones(5)},
+    ]
+    folder.mkdir()
+    weight_map = {}
+    for number, part in enumerate(parts, 1):
+        file = f"pytorch_model-{number:05}-of-00002.bin"
+        torch.save(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index: Index = {"metadata": {"total_size": 640 + 256 + 320 + 20}, "weight_map": weight_map}
+    (folder / BIN_INDEX).write_text(json.dumps(index))
+    return index
+
+
+@pytest.mark.parametrize("mask", [256, 32], ids=["a byte each", "an eighth of a byte each"])
+@pytest.mark.parametrize("tied", [640, 1280], ids=["once", "twice"])
+@pytest.mark.parametrize("slice_", [320, 960], ids=["itself", "its storage"])
+def test_a_torch_index_may_count_bytes_as_any_of_its_writers(
+    mask: int, tied: int, slice_: int, tmp_path: Path, look: Verify
+) -> None:
+    index = save_bins(tmp_path / "bin")
+    index["metadata"]["total_size"] = float(mask + tied + slice_ + 20)
+    (tmp_path / "bin" / BIN_INDEX).write_text(json.dumps(index))
+    checks = look(tmp_path / "bin")
+    assert failed(checks) == {}
+    assert checks["index rules"].figures == {"files": 2, "tensors": 5, "indexes": 1}
+
+
+def left_over(folder: Path, index: Index) -> None:
+    torch.save({"x": torch.ones(3)}, folder / "pytorch_model-00003-of-00003.bin")
+
+
+def stale_single(folder: Path, index: Index) -> None:
+    """Of the same names and shapes, and of other values: loaders take it."""
+    state = {name: t for path in folder.glob("*.bin") for name, t in torch.load(path, weights_only=True).items()}
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in state.items()}, folder / "pytorch_model.bin")
+
+
+BIN_FAULTS: dict[str, tuple[Callable[[Path, Index], Any], str]] = {
+    "a sum of nothing": (lambda folder, index: index["metadata"].update(total_size=5), "total_size 5, and the tensors"),
+    "a sum above all": (lambda folder, index: index["metadata"].update(total_size=2517), "1012 to 2516 bytes"),
+    "a tensor less": (lambda folder, index: index["weight_map"].pop("d"), "d is in pytorch_model-00002-of-00002.bin"),
+    "a tensor more": (lambda folder, index: index["weight_map"].update(x=index["weight_map"]["a"]), "no file has it"),
+    "another file": (lambda folder, index: index["weight_map"].update(a=index["weight_map"]["d"]), "a is in pytorch"),
+    "no metadata": (lambda folder, index: index.pop("metadata"), 'no "metadata" object'),
+    "a file left over": (left_over, "pytorch_model-00003-of-00003.bin is left over"),
+    "a single file": (stale_single, "pytorch_model.bin is left over"),
+    "an absent file": (lambda folder, index: (folder / index["weight_map"]["d"]).unlink(), "which is not there"),
+    "a broken file": (lambda folder, index: (folder / index["weight_map"]["d"]).write_bytes(b"PK\3\4"), "00002.bin: "),
+}
+
+
+@pytest.mark.parametrize("name", BIN_FAULTS)
+def test_a_torch_index_is_held_to_the_rules_of_indexes(name: str, tmp_path: Path, look: Verify) -> None:
+    change, said = BIN_FAULTS[name]
+    index = save_bins(tmp_path / "bin")
+    change(tmp_path / "bin", index)
+    (tmp_path / "bin" / BIN_INDEX).write_text(json.dumps(index))
+    (finding, *more) = failed(look(tmp_path / "bin"))["index rules"]
+    assert said in finding and not more
+
+
+def test_a_torch_index_beside_safetensors_is_nobody_s_to_read(tmp_path: Path, look: Verify) -> None:
+    index = save_bins(tmp_path / "both")
+    save_single(tmp_path / "both", arrays(2, 400))
+    index["metadata"]["total_size"] = 5
+    (tmp_path / "both" / BIN_INDEX).write_text(json.dumps(index))
+    assert failed(look(tmp_path / "both")) == {}
+
+
+def test_an_index_that_cannot_be_read_is_one_finding(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    (two_cuts[1] / "model.safetensors.index.json").write_bytes(b"\xff\xfe")
+    (finding,) = failed(look(two_cuts[1]))["index rules"]
+    assert "can't decode byte 0xff" in finding
+
+
+def test_an_index_without_its_sum_is_remarked_and_passes(two_cuts: tuple[Path, Path], look: Verify) -> None:
+    path = two_cuts[1] / "model.safetensors.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metadata": {}}))
+    rules = look(two_cuts[1])["index rules"]
+    assert rules.result == "passed" and "no total_size" in rules.reason
+
+
+# ------------------------------------------------------------------------------------------- weights that stay whole
+
+
+def save_adapter(folder: Path, seed: int = 0) -> None:
+    save_single(folder, arrays(1, 400, seed=seed), "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+
+
+def test_an_adapter_alone_is_whole_and_is_compared(tmp_path: Path, look: Verify) -> None:
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        save_adapter(tmp_path / name, seed)
+    alone = look(tmp_path / "one", deep=True)
+    assert failed(alone) == {}
+    assert alone["index rules"].figures == {"files": 1, "tensors": 2, "indexes": 0}
+    assert alone["class of adapter_model"].result == "skipped"
+    assert failed(look(tmp_path / "same", tmp_path / "one", deep=True)) == {}
+    assert list(failed(look(tmp_path / "other", tmp_path / "one", deep=True))) == ["same bytes"]
+
+
+def test_a_broken_adapter_is_named_once(tmp_path: Path, look: Verify) -> None:
+    save_adapter(tmp_path / "one")
+    file = tmp_path / "one" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    ((finding,),) = failed(look(tmp_path / "one")).values()
+    assert finding.startswith("adapter_model.safetensors is ")
+
+
+def test_files_without_a_tensor_are_named_with_their_place_once(tmp_path: Path, look: Verify) -> None:
+    save_single(tmp_path / "none", {})
+    ((finding,),) = failed(look(tmp_path / "none")).values()
+    assert finding == f"{tmp_path / 'none'}: no weights that reshard reads; model.safetensors holds no tensor"
+
+
 # --------------------------------------------------------------------------------------------------- other files
 
 
