@@ -31,7 +31,7 @@ from reshard.pipeline.stores.protocols import (
     Target,
 )
 from reshard.pipeline.taps import COPY, COPY_LEVEL
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verify.check import Check, failed
 
 
@@ -126,7 +126,7 @@ def publish(
         raise ObjectLost(repo=str(target.place), what=lost[0].path, void=void)
     manifest = manifest_of(plan, shards, receipts, attested)
     title = publication.title(plan)
-    message = publication.message(plan, manifest.root if manifest else None)
+    message = publication.message(plan, manifest)
     about = {ROOT_KEY: manifest.root} if manifest else {}
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [file for file in plan.carried if not _there(file, already.get(file.path))]
@@ -143,9 +143,7 @@ def publish(
 
 
 def _there(file: StoredFile, there: StoredFile | None) -> bool:
-    if there is None or there.size != file.size:
-        return False
-    return there.sha256 == file.sha256 if file.sha256 else file.oid is not None and there.oid == file.oid
+    return there is not None and same_by_hash(file, there) is True
 
 
 def _commit(

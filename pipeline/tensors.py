@@ -58,6 +58,17 @@ class StoredFile:
     xet: str | None = None  # Xet hash, where the file is stored in chunks
 
 
+def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:
+    """Whether two files are the same, as their stores say; None where they do not."""
+    if one.size != other.size:
+        return False
+    if one.sha256 and other.sha256:
+        return one.sha256 == other.sha256
+    if one.oid and other.oid:
+        return one.oid == other.oid
+    return None
+
+
 class ByteRange(NamedTuple):
     """``start <= byte < stop`` of one file; ``file`` counts in the weight files of the repository (``Plan.files``)."""
 

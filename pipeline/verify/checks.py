@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha1, sha256
 
 from reshard.pipeline.card import CARD
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
@@ -15,7 +16,7 @@ from reshard.pipeline.open import Opened
 from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
-from reshard.pipeline.tensors import Name
+from reshard.pipeline.tensors import Name, StoredFile, same_by_hash
 from reshard.pipeline.verify.check import Check, Result, after, failed
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
@@ -24,7 +25,7 @@ from reshard.pipeline.wanted import select
 __all__ = ["Check", "Result", "check", "check_model", "check_plan", "check_structure", "confirm"]
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
-_READ_BACK = "names, sizes, sha256, headers, indexes, manifest"
+_READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
 
 
 def _headers(shards: Iterable[Shard]) -> dict[str, Header]:
@@ -166,7 +167,7 @@ def _weights_differ(there: Source, shards: Sequence[Shard], receipts: Mapping[st
         found = files.get(wanted.path)
         if found is None:
             yield f"{wanted.path} is not there"
-        elif found.size != wanted.size or (found.sha256 is not None and found.sha256 != wanted.sha256):
+        elif not same_by_hash(found, wanted):
             yield f"{wanted.path} is another file than the one that was sent"
         elif b"".join(there.read(found, 0, len(shard.header))) != shard.header:
             yield f"{wanted.path} has another header than planned"
@@ -199,7 +200,7 @@ def _friends_differ(there: Source, plan: Plan) -> Iterator[str]:
         found = files.get(file.path)
         if found is None or found.size != file.size:
             yield f"{file.path} was not carried over whole"
-        elif file.sha256 and found.sha256 and file.sha256 != found.sha256:
+        elif not _is_carried(there, found, file):
             yield f"{file.path} was carried over with other bytes"
     for path, text in plan.edits:
         if path not in files or read_file(there, files[path], CONFIG_MAX) != text.encode():
@@ -207,6 +208,20 @@ def _friends_differ(there: Source, plan: Plan) -> Iterator[str]:
     for path in plan.deletes:
         if path in files:
             yield f"{path} should be gone"
+
+
+def _is_carried(there: Source, found: StoredFile, file: StoredFile) -> bool:
+    """Whether ``found`` has the hash of ``file``; where its store keeps the other kind, it is read for that.
+
+    A folder's file has none, and its size is all there is to compare.
+    """
+    same = same_by_hash(found, file)
+    if same is not None or not (file.sha256 or file.oid):
+        return same is not False
+    hashed = sha256() if file.sha256 else sha1(b"blob %d\0" % found.size, usedforsecurity=False)
+    for view in there.read(found, 0, found.size):
+        hashed.update(view)
+    return hashed.hexdigest() == (file.sha256 or file.oid)
 
 
 def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:

@@ -17,7 +17,7 @@ from reshard.pipeline.planner import sort_out
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verify.checks import Check, Result
 from reshard.pipeline.verify.compare import Side, some
 from reshard.pipeline.verify.reload import Reload
@@ -68,17 +68,6 @@ def check_files(source: Side, output: Side, changes: Options, deep: bool, tick: 
 
 def _too_large(one: StoredFile, other: StoredFile) -> bool:
     return one.size == other.size > CONFIG_MAX and same_by_hash(one, other) is None
-
-
-def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:
-    """Whether two files are the same, as their stores say; None where they do not."""
-    if one.size != other.size:
-        return False
-    if one.sha256 and other.sha256:
-        return one.sha256 == other.sha256
-    if one.oid and other.oid and not (one.sha256 or other.sha256):
-        return one.oid == other.oid
-    return None
 
 
 def _difference(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.copy import Moved, Stopped
-from reshard.pipeline.errors import ObjectLost, ReceiptWrong, ReshardError, TargetConflict
+from reshard.pipeline.errors import ObjectLost, ReadBackDiffers, ReceiptWrong, ReshardError, TargetConflict
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.plan import Plan, Receipt
 from reshard.pipeline.publish import Published, publish
@@ -229,3 +230,45 @@ def test_every_read_back_difference_is_named(job: Job, on_hub: Namespace) -> Non
             confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
         contents = {p: on_hub.admin.read(target, p, published.commit) for p in changes}
         on_hub.admin.put_files(target, contents, lfs=[p for p in contents if p.endswith(".safetensors")])
+
+
+@pytest.mark.parametrize("lfs", [True, False])
+def test_a_shard_of_the_same_length_and_header_that_is_another_file_is_named(
+    lfs: bool, job: Job, on_hub: Namespace
+) -> None:
+    job.publish()
+    shard = job.plan.shards[0]
+    zeros = {shard.path: shard.header + bytes(shard.size - len(shard.header))}
+    commit = on_hub.admin.put_files(on_hub.repo("target"), zeros, lfs=[shard.path] if lfs else [])
+    with pytest.raises(ReadBackDiffers, match="another file"):
+        confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
+
+
+@pytest.mark.parametrize("there", ["object", "regular"])
+@pytest.mark.parametrize("path", ["tokenizer.model", "tokenizer.json"])
+def test_a_carried_file_of_the_same_length_and_other_bytes_is_named_however_it_is_stored(
+    path: str, there: str, repo: str, on_hub: Namespace, reload: Reload
+) -> None:
+    on_hub.admin.put_files(repo, {"tokenizer.model": bytes(range(256)) * 50}, lfs=["tokenizer.model"])
+    target = on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    job = Job(repo, target, reload)
+    was = on_hub.admin.read(target, path, job.publish().commit)
+    lfs = [path] if there == "object" else []
+    for content, passes in ((was, True), (was[::-1], False)):
+        commit = on_hub.admin.put_files(target, {path: content}, lfs=lfs)
+        published = Published(commit, "main", found=False)
+        with nullcontext() if passes else pytest.raises(ReadBackDiffers, match=f"{path} was carried"):
+            confirm(job.plan, job.plan.shards, job.receipts, published, job.target)
+
+
+def test_a_file_that_a_target_stores_as_an_object_reads_back_as_the_git_blob_that_it_was(
+    repo: str, on_hub: Namespace, reload: Reload
+) -> None:
+    target = on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    on_hub.admin.put_files(target, {".gitattributes": b"*.json filter=lfs diff=lfs merge=lfs -text\n"})
+    job = Job(repo, target, reload)
+    published = job.publish()
+    assert job.target.at(published.commit).files()["tokenizer.json"].oid is None
+    confirm(job.plan, job.plan.shards, job.receipts, published, job.target)
