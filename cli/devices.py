@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from reshard.cli.output import human_bytes, lines
 from reshard.pipeline.errors import BadSize, UsageError
+from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.plan import Output, Plan
 from reshard.pipeline.request import parse_size
 
@@ -22,14 +24,21 @@ if TYPE_CHECKING:
 
 STRADDLING_SHOWN = 8  # blocks; --json has them all
 
+# What accelerate takes in a device map: an accelerator by its number or by its name in torch, the CPU, the disk.
+_DEVICE = re.compile(r"[0-9]+|cpu|disk|mps|(?:cuda|xpu|npu|hpu|mlu|musa|sdaa|neuron)(?::[0-9]+)?")
+_LIMITED = re.compile(r"[0-9]+|cpu")
+
 
 def parse_max_memory(value: str) -> dict[str, int]:
     """Bytes by device from ``0=10GiB,1=10GiB,cpu=30GiB``; raises UsageError."""
     limits = {}
     for part in value.split(","):
         device, equals, size = part.strip().partition("=")
-        if not equals or not (device.isdecimal() or device == "cpu"):
+        if not equals or not _LIMITED.fullmatch(device):
             raise UsageError(what=f"--max-memory {part}: give DEVICE=SIZE, where a device is a number or cpu")
+        device = device if device == "cpu" else device.lstrip("0") or "0"
+        if device in limits:
+            raise UsageError(what=f"--max-memory {value}: it gives device {device} twice")
         try:
             limits[device] = parse_size(size)
         except BadSize as error:
@@ -40,14 +49,31 @@ def parse_max_memory(value: str) -> dict[str, int]:
 def read_device_map(path: Path) -> dict[str, str]:
     """Devices by module from a JSON file; raises UsageError."""
     try:
-        content = json.loads(path.read_text())
+        with path.open("rb") as file:
+            text = file.read(CONFIG_MAX + 1)
+        if len(text) > CONFIG_MAX:
+            raise UsageError(what=f"--device-map {path} has more than {CONFIG_MAX:,} bytes")
+        content = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
     except OSError as error:
         raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(what=f"--device-map {path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(what=f"--device-map {path} is no JSON object of devices by module")
+    for module, device in content.items():
+        if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
+            why = f"{json.dumps(module)} is on {json.dumps(device)}, and a device is a number, cpu, disk or like cuda:0"
+            raise UsageError(what=f"--device-map {path}: {why}")
     return {module: str(device) for module, device in content.items()}
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(what=f"--device-map {path} has {json.dumps(twice)} twice")
+    return found
 
 
 def device_facts(
@@ -69,7 +95,6 @@ def _of(
     device_map: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     from reshard.pipeline.find import read_file
-    from reshard.pipeline.limits import CONFIG_MAX
     from reshard.pipeline.verify.devices import plan_devices
 
     if output.config is None:
@@ -80,14 +105,19 @@ def _of(
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     made = plan_devices(reload, config, specs, files, max_memory=max_memory, device_map=device_map)
-    devices = dict.fromkeys(block.device for block in made.blocks)
+    limits = max_memory or {}
+    named = [*limits, *(device_map or {}).values()] if made.blocks else []
+    devices = dict.fromkeys([*named, *(block.device for block in made.blocks)])
     return {
         "checkpoint": str(output.name),
         "result": made.result,
         "reason": made.reason,
         "class": made.class_name,
         "kept_whole": list(made.no_split),
-        "devices": [{"device": d, "bytes": made.bytes_of(d), "files": list(made.files_of(d))} for d in devices],
+        "devices": [
+            {"device": d, "limit": limits.get(d), "bytes": made.bytes_of(d), "files": list(made.files_of(d))}
+            for d in devices
+        ],
         "blocks": [{"name": b.name, "device": b.device, "bytes": b.bytes, "files": list(b.files)} for b in made.blocks],
         "notes": list(made.notes),
     }
@@ -103,7 +133,12 @@ def _text(facts: dict[str, Any]) -> Text:
         return Text(f"devices of {facts['checkpoint']}: {facts['result']}, {facts['reason']}")
     whole = ", ".join(facts["kept_whole"]) or "nothing: the class names no block that must stay whole"
     rows = [
-        (f"device {device['device']}", human_bytes(device["bytes"]), f"reads {_span(device['files'])}")
+        (
+            f"device {device['device']}",
+            human_bytes(device["bytes"]),
+            "" if device["limit"] is None else f"of {human_bytes(device['limit'])}",
+            f"reads {_span(device['files'])}" if device["files"] else "gets nothing",
+        )
         for device in facts["devices"]
     ]
     straddling = [b for b in facts["blocks"] if len(b["files"]) > 1]

@@ -35,6 +35,11 @@ def devices(
     if names := uncovered(model, placed):
         return {"result": "incomplete", "parameters": names}
 
+    modules, buffers = model.named_modules(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    known = {*(name for name, _ in modules), *(name for name, _ in buffers), *model.state_dict()}
+    for name in sorted(placed.keys() - known):
+        notes.append(f"the map names {name}, which {model_class.__name__} does not have")
+        del placed[name]
     sizes = dict.fromkeys(placed, 0)
     paths: dict[str, set[str]] = {block: set() for block in placed}
     stored = parameters_of(model, source)

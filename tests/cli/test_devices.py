@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reshard.cli.devices import parse_max_memory
+from reshard.cli.devices import parse_max_memory, read_device_map
 from reshard.pipeline.errors import UsageError
 from tests.cli.conftest import Run
 
@@ -41,6 +41,24 @@ def test_devices_are_given_whole_blocks_and_only_the_files_they_need(reshard: Ru
     assert "kept whole: LlamaDecoderLayer" in reshard(*typed).out
 
 
+def test_a_device_that_gets_nothing_is_shown_with_its_limit(reshard: Run, llama: Path) -> None:
+    typed = ("plan", llama, "--max-memory", "1=2kB,0=600kB,cpu=1kB")
+    (placed,) = reshard(*typed, "--json").documents[0]["device_maps"]
+    held = {device["device"]: device for device in placed["devices"]}
+    assert list(held) == ["1", "0", "cpu", "disk"]
+    assert [device["limit"] for device in held.values()] == [2000, 600_000, 1000, None]
+    assert held["cpu"]["bytes"] == 0
+    assert re.search(r"device cpu +0 bytes +of 1\.0 kB +gets nothing", reshard(*typed).out)
+
+
+def test_a_module_that_the_class_does_not_have_is_named(reshard: Run, llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text(json.dumps({"": 0, "model.layrs": 3, "model.rotary_emb": 0}))
+    (placed,) = reshard("plan", llama, "--device-map", tmp_path / "map.json", "--json").documents[0]["device_maps"]
+    assert placed["notes"] == ["the map names model.layrs, which LlamaForCausalLM does not have"]
+    assert [block["name"] for block in placed["blocks"]] == ["", "model.rotary_emb"]
+    assert [(device["device"], device["bytes"] > 0) for device in placed["devices"]] == [("0", True), ("3", False)]
+
+
 def test_a_map_that_forgets_a_parameter_names_it(reshard: Run, llama: Path, tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text(json.dumps({"model.layers": 0, "model.embed_tokens": "cpu", "lm_head": "cpu"}))
     done = reshard("plan", llama, "--device-map", tmp_path / "map.json")
@@ -54,15 +72,41 @@ def test_a_model_of_no_known_class_says_why_it_has_no_devices(reshard: Run, mode
     assert "devices of model: skipped, " in done.out
 
 
-@pytest.mark.parametrize("value", ["", "0", "gpu=1GB", "0=fast", "0=1GB,,cpu=1GB", "-1=1GB", "cpu=0"])
+@pytest.mark.parametrize(
+    "value", ["", "0", "gpu=1GB", "0=fast", "0=1GB,,cpu=1GB", "-1=1GB", "cpu=0", "0=1GB,0=2kB", "0=1GB,00=2kB", "٣=1GB"]
+)
 def test_limits_that_are_none_are_refused(value: str) -> None:
     with pytest.raises(UsageError, match="--max-memory"):
         parse_max_memory(value)
 
 
-@pytest.mark.parametrize("content", ["[]", "not json", '"0"'])
-def test_a_file_that_is_no_map_is_refused(reshard: Run, model: Path, tmp_path: Path, content: str) -> None:
-    (tmp_path / "map.json").write_text(content)
-    done = reshard("plan", model, "--device-map", tmp_path / "map.json")
+@pytest.mark.parametrize("content", ["[]", "not json", '"0"', "[" * 200_000, "\ud800", "9" * 5000])
+def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "map.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(UsageError, match="no JSON"):
+        read_device_map(tmp_path / "map.json")
+
+
+def test_a_map_that_cannot_be_read_is_refused_in_one_line(reshard: Run, model: Path, tmp_path: Path) -> None:
+    done = reshard("plan", model, "--device-map", tmp_path)
     assert done.code == 2
-    assert "no JSON" in done.err
+    assert done.err.startswith(f"error[usage]: --device-map {tmp_path}: Is a directory\n")
+    with pytest.raises(UsageError, match="has more than"):
+        read_device_map(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("device", ["banana", "٣", "", "cuda:", "-1", -1, 1.5, None, True, [], {}])
+def test_a_device_that_is_none_is_named_with_its_module(tmp_path: Path, device: object) -> None:
+    (tmp_path / "map.json").write_text(json.dumps({"model": 0, "lm_head": device}))
+    with pytest.raises(UsageError) as refused:
+        read_device_map(tmp_path / "map.json")
+    assert f'"lm_head" is on {json.dumps(device)}, ' in str(refused.value)
+
+
+def test_devices_go_by_number_or_name_and_a_module_is_given_once(tmp_path: Path) -> None:
+    placed = {"a": 0, "b": "1", "c": "cpu", "d": "disk", "e": "cuda:3", "f": "mps"}
+    (tmp_path / "map.json").write_text(json.dumps(placed))
+    assert read_device_map(tmp_path / "map.json") == {module: str(device) for module, device in placed.items()}
+    (tmp_path / "map.json").write_text('{"a": 0, "b": 1, "a": 2}')
+    with pytest.raises(UsageError, match='has "a" twice'):
+        read_device_map(tmp_path / "map.json")
