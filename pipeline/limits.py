@@ -71,6 +71,7 @@ CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its
 
 # --------------------------------------------------------------------------------------------------------- stores
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small
+RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed
 STALL_BYTES = 64 * KIB  # bytes; below this a trickle would keep a socket's own timeout from ever striking
 POOL = 16  # connections per endpoint; more than HEADER_READERS and the two directions of a copy need

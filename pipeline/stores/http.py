@@ -9,10 +9,11 @@ from contextlib import closing
 from types import MappingProxyType
 from urllib.parse import quote, urljoin
 
+import httpcore2
 import httpx2
 
 from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
-from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RENEWALS, STALL_BYTES, STALL_WINDOW
+from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.protocols import Visibility
@@ -22,6 +23,8 @@ from reshard.pipeline.tensors import Pin, StoredFile
 # What a content server says of a signed URL that has expired, or that it no longer knows.
 _STALE = frozenset({400, 401, 403, 404, 410})
 HOPS_MAX = 5  # redirects in a row; a renamed repository takes one more than the usual one
+# httpcore has no setting for it. Over TLS a record of 16 KiB is all that a call brings, and nothing changes.
+httpcore2.HTTP11Connection.READ_NUM_BYTES = RECEIVE
 _IDENTITY = {"Accept-Encoding": "identity"}  # compressed bytes would not be the file's
 
 
@@ -165,7 +168,7 @@ class HubSource:
 
 
 def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
-    """``wanted`` bytes of the body, gathered into chunks: a socket brings 64 KiB at most, and every view costs.
+    """``wanted`` bytes of the body, gathered into chunks: a socket brings RECEIVE at most, and every view costs.
 
     What came before a break is handed out before the break is raised. A trickle too slow to ever trip a socket's
     timeout counts as a break.

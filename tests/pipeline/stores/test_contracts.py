@@ -12,12 +12,13 @@ from importlib.metadata import version
 from typing import Any
 
 import hf_xet
+import httpcore2
 import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import utils
 
-from reshard.pipeline.limits import MEMORY_FLOOR_XET, MIB
+from reshard.pipeline.limits import MEMORY_FLOOR_XET, MIB, RECEIVE
 from reshard.pipeline.stores import xet
 from reshard.pipeline.stores.xet import is_not_found, settings
 from tests.pipeline.stores.conftest import noise
@@ -66,6 +67,23 @@ def test_the_http_client_streams_what_it_is_given() -> None:
     assert request.headers["content-length"] == "3" and "transfer-encoding" not in request.headers
     assert issubclass(httpx2.ReadTimeout, httpx2.TransportError)
     assert issubclass(httpx2.RemoteProtocolError, httpx2.TransportError)
+
+
+def test_a_socket_is_asked_for_as_much_as_we_say() -> None:
+    asked = []
+
+    class Wire(httpcore2.MockStream):
+        def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+            asked.append(max_bytes)
+            return super().read(max_bytes, timeout)
+
+    class Wires(httpcore2.MockBackend):
+        def connect_tcp(self, *_: Any, **__: Any) -> httpcore2.NetworkStream:
+            return Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"])
+
+    with httpcore2.ConnectionPool(network_backend=Wires([])) as pool:
+        assert pool.request("GET", "http://x/").content == b"abc"
+    assert set(asked) == {RECEIVE}, f"httpcore {version('httpcore2')} changed: READ_NUM_BYTES"
 
 
 # ------------------------------------------------------------------------------------------------------ hf_xet: xet
