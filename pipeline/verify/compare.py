@@ -10,12 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from posixpath import basename, join
 from typing import NamedTuple
 
 from blake3 import blake3
 
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights, SourceCorrupt
-from reshard.pipeline.find import Found, find_checkpoints, find_uncut, is_weight_index
+from reshard.pipeline.find import (
+    FOREIGN,
+    Found,
+    find_checkpoints,
+    find_uncut,
+    foreign_format,
+    index_name,
+    is_weight_index,
+    set_name,
+)
 from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
 from reshard.pipeline.open import Opened, open_checkpoints
@@ -96,7 +106,10 @@ class Paired:
 
 
 def paired(source: Side, output: Side) -> Paired:
-    """By name; where each side has a single checkpoint, they are the pair whatever they are called."""
+    """By name; where each side has a single checkpoint, they are the pair whatever they are called.
+
+    `check_headers` says where the output has it under a name that loaders do not look for.
+    """
     if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
         return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
     ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
@@ -112,8 +125,9 @@ def paired(source: Side, output: Side) -> Paired:
 
 
 def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
-    """Whether both sides have the same tensors by name, dtype and shape."""
-    findings = [f"{c.name}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
+    """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find."""
+    findings = [moved for pair in matched.pairs if (moved := _moved(pair, theirs, ours))]
+    findings += [f"{c.name}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [f"{c.name}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added]
     casts: Counter[tuple[str, str]] = Counter()
     for pair in matched.pairs:
@@ -132,6 +146,56 @@ def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
     )
     level = "every name, dtype and shape, from headers"
     return Check("same tensors", "failed" if findings else "passed", level, reason, figures, some(findings))
+
+
+# What loaders look for by themselves: transformers, diffusers, mistral-inference, open_clip, peft. `pytorch_model` is
+# `model`, but not in safetensors: no loader looks for that.
+_SOUGHT = {"model", "diffusion_pytorch_model", "consolidated", "open_clip_model", "adapter_model"}
+
+
+def _moved(pair: Pair, theirs: Side, ours: Side) -> str | None:
+    """Where a loader that finds the source's files does not find the output's; None where it does.
+
+    A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
+    to one that has it.
+    """
+    was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
+    if str(was) == str(is_) or _is_distributed(ours, pair.output):
+        return None
+    freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
+    found = was.folder == is_.folder or freed
+    named = was.stem == is_.stem or (was.stem not in _SOUGHT and is_.stem in _SOUGHT)
+    if found and named and was.variant == is_.variant:
+        return None
+    return f"{_entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
+
+
+def _called(side: Side, checkpoint: Checkpoint) -> Name:
+    """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
+    path, first = _entry(side, checkpoint), _first_file(side, checkpoint)
+    if _is_distributed(side, checkpoint):
+        return checkpoint.name
+    if first.endswith(SUFFIX):
+        torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
+        return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
+    return index_name(path) if path == checkpoint.index_path else set_name(path)
+
+
+def _entry(side: Side, checkpoint: Checkpoint) -> str:
+    """Where loaders begin: the index, or the file itself."""
+    return checkpoint.index_path or _first_file(side, checkpoint)
+
+
+def _first_file(side: Side, checkpoint: Checkpoint) -> str:
+    return side.opened.files[checkpoint.files[0]].path
+
+
+def _is_distributed(side: Side, checkpoint: Checkpoint) -> bool:
+    return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
+
+
+def _has_config(side: Side, name: Name) -> bool:
+    return join(name.folder, "config.json") in side.source.files()
 
 
 def _is_tied(lost: Finding, pair: Pair) -> bool:

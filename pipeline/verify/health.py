@@ -15,7 +15,7 @@ from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.rules import check_rules
-from reshard.pipeline.verify.tokenizer import tokenizer_files
+from reshard.pipeline.verify.tokenizer import processor_files, tokenizer_files
 
 # Stems that loaders look for by themselves; others are found by who knows their names.
 _USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
@@ -116,6 +116,6 @@ def _beside(side: Side) -> Iterator[Symptom]:
     if not names & {"config.json", "model_index.json", "adapter_config.json", "modules.json"}:
         text = "no config.json says which class loads it"
         yield Symptom("config", text, "--config-from takes it from another repository")
-    elif "" in roots and "config.json" in listing and not tokenizer_files(listing):
+    elif "" in roots and "config.json" in listing and not [*tokenizer_files(listing), *processor_files(listing)]:
         text = "there is neither a tokenizer nor a processor"
         yield Symptom("tokenizer", text, "--config-from takes one from another repository, if the model needs it")

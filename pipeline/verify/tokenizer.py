@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from reshard.pipeline.verify.reload import Reload
 
-# What tokenizers and processors of transformers read, by file name.
+# What tokenizers of transformers read, by file name; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,10 +28,9 @@ TOKENIZER_FILES = (
     "*.model",
     "*.spm",
     "tekken.json",
-    "chat_template.*",
-    "processor_config.json",
-    "preprocessor_config.json",
+    "chat_template.jinja",
 )
+PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,17 @@ class TokenizerCheck:
 
 
 def tokenizer_files(paths: Iterable[str]) -> list[str]:
-    """Those of a repository's paths that its tokenizer and processor are made of."""
-    return sorted(
-        path for path in paths if any(fnmatchcase(PurePosixPath(path).name, pattern) for pattern in TOKENIZER_FILES)
-    )
+    """Those of a repository's paths that its tokenizer is made of."""
+    return _named(paths, TOKENIZER_FILES)
+
+
+def processor_files(paths: Iterable[str]) -> list[str]:
+    """Those of a repository's paths that say how it takes images, sound and chats."""
+    return _named(paths, PROCESSOR_FILES)
+
+
+def _named(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return sorted(path for path in paths if any(fnmatchcase(PurePosixPath(path).name, like) for like in patterns))
 
 
 def check_tokenizer(reload: Reload, output: Path, source: Path | None = None) -> TokenizerCheck:

@@ -88,6 +88,8 @@ def test_an_odd_name_and_a_missing_tokenizer_are_told(tmp_path: Path) -> None:
     save_single(tmp_path, {"w": np.zeros(9, np.float32)}, "weights_final.safetensors")
     (tmp_path / "config.json").write_text("{}")
     assert kinds(tmp_path) == {"name", "tokenizer"}
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert kinds(tmp_path) == {"name"}, "a model of images has a processor instead"
 
 
 def test_many_small_files_are_told(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Two layouts of one checkpoint: any in which loaders find it will do, and no other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.verify.compare import Side, check_headers, paired
+from tests.support.models import Arrays, arrays, numbered, save_sharded, save_single
+
+TENSORS = arrays(4, 400)
+INDEX = "model.safetensors.index.json"
+
+
+def found(output: Path, source: Path) -> tuple[str, ...]:
+    theirs, ours = (Side.open(FolderSource.open(Folder(path=str(folder)))) for folder in (source, output))
+    return check_headers(theirs, ours, paired(theirs, ours)).findings
+
+
+def single(name: str, config: str | None = "") -> Callable[[Path], None]:
+    """One safetensors file, and a config in a folder."""
+
+    def save(folder: Path) -> None:
+        save_single(folder / Path(name).parent, TENSORS, Path(name).name)
+        add_config(folder, config)
+
+    return save
+
+
+def sharded(index: str = INDEX, stem: str = "model", config: str | None = "") -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        save_sharded(folder / Path(index).parent, numbered(TENSORS, 3, stem), Path(index).name)
+        add_config(folder, config)
+
+    return save
+
+
+def torch_file(name: str, config: str | None = "") -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(as_torch(TENSORS), folder / name)
+        add_config(folder, config)
+
+    return save
+
+
+def distributed(into: str = "") -> Callable[[Path], None]:
+    def save(folder: Path) -> None:
+        from torch.distributed.checkpoint import FileSystemWriter
+        from torch.distributed.checkpoint import save as save_distributed
+
+        save_distributed(as_torch(TENSORS), storage_writer=FileSystemWriter(str(folder / into)), no_dist=True)
+
+    return save
+
+
+def as_torch(tensors: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}
+
+
+def add_config(folder: Path, where: str | None) -> None:
+    if where is not None:
+        (folder / where / "config.json").write_text("{}")
+
+
+Layout = Callable[[Path], None]
+
+SAME: dict[str, tuple[Layout, Layout]] = {
+    "one file and several": (single("model.safetensors"), sharded()),
+    "torch and safetensors": (torch_file("pytorch_model.bin"), single("model.safetensors")),
+    "torch and several": (torch_file("pytorch_model.bin"), sharded()),
+    "torch under a name of its own": (torch_file("weights.pt"), single("model.safetensors")),
+    "torch and the same name": (torch_file("weights.pt", None), single("weights.safetensors", None)),
+    "a folder of diffusers": (
+        torch_file("unet/diffusion_pytorch_model.bin", "unet"),
+        sharded("unet/diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model", "unet"),
+    ),
+    "a variant": (
+        single("model.fp16.safetensors"),
+        sharded("model.safetensors.index.fp16.json", "model.fp16"),
+    ),
+    "mistral's own": (single("consolidated.safetensors"), sharded("consolidated.safetensors.index.json", "con")),
+    "mistral's in torch": (torch_file("consolidated.00.pth"), single("consolidated.safetensors")),
+    "a name of the owner's": (single("own.safetensors"), sharded("own.safetensors.index.json", "own")),
+    "a name of the owner's that became usual": (single("own.safetensors"), single("model.safetensors")),
+    "torch's name in safetensors that became usual": (single("pytorch_model.safetensors"), single("model.safetensors")),
+    "distributed": (distributed(), single("model.safetensors", None)),
+    "distributed in a folder": (distributed("step_100"), single("model.safetensors")),
+    "distributed, one up": (distributed("pytorch_model_fsdp_0"), single("model.safetensors")),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_layout_that_loaders_find_is_as_good_as_another(name: str, tmp_path: Path) -> None:
+    for folder, layout in zip((tmp_path / "source", tmp_path / "output"), SAME[name], strict=True):
+        layout(folder)
+    assert found(tmp_path / "output", tmp_path / "source") == ()
+
+
+@pytest.mark.parametrize("name", [name for name in SAME if "became" not in name and "own name" not in name])
+def test_a_layout_is_as_good_as_its_own_copy_and_the_other_way_round(name: str, tmp_path: Path) -> None:
+    for layout in SAME[name]:
+        shutil.rmtree(tmp_path / "one", ignore_errors=True)
+        layout(tmp_path / "one")
+        assert found(tmp_path / "one", tmp_path / "one") == ()
+
+
+MOVED: dict[str, tuple[Layout, Layout, str]] = {
+    "a file": (single("model.safetensors"), single("weights.safetensors"), "weights.safetensors"),
+    "a file to torch's name": (single("model.safetensors"), single("pytorch_model.safetensors"), "pytorch_model.safet"),
+    "a folder": (single("model.safetensors"), single("sub/model.safetensors"), "sub/model.safetensors"),
+    "a folder and the config": (single("model.safetensors"), single("s/model.safetensors", "s"), "s/model.safetensors"),
+    "an index": (sharded(), sharded("weights.safetensors.index.json"), "weights.safetensors.index.json"),
+    "a bare index": (sharded(), sharded("weights.index.json"), "weights.index.json"),
+    "a variant": (single("model.safetensors"), single("model.fp16.safetensors"), "model.fp16.safetensors"),
+    "another library's": (single("model.safetensors"), single("diffusion_pytorch_model.safetensors"), "diffusion_"),
+    "out of a folder": (
+        single("unet/diffusion_pytorch_model.safetensors", "unet"),
+        single("diffusion_pytorch_model.safetensors", None),
+        "diffusion_pytorch_model.safetensors",
+    ),
+    "a torch file": (torch_file("pytorch_model.bin"), torch_file("weights.bin"), "weights.bin"),
+    "from torch": (torch_file("pytorch_model.bin"), single("weights.safetensors"), "weights.safetensors"),
+    "from distributed": (distributed(), single("weights.safetensors", None), "weights.safetensors"),
+    "from distributed to a folder": (distributed(), single("sub/model.safetensors", None), "sub/model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_layout_that_loaders_do_not_find_is_a_finding(name: str, tmp_path: Path) -> None:
+    source, output, entry = MOVED[name]
+    source(tmp_path / "source")
+    output(tmp_path / "output")
+    (finding,) = found(tmp_path / "output", tmp_path / "source")
+    assert finding.startswith(entry)
+    assert "the source has this as" in finding

@@ -1,0 +1,253 @@
+"""What lies beside the weights: what is lost, changed or added counts where a loader would read it, and only there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.places import Folder, parse_place
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.open import Context
+from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.compare import UNCHANGED, Side
+from reshard.pipeline.verify.files import _json_difference, check_files, check_tokenizers
+from reshard.pipeline.verify.reload import Reload
+from tests.support.models import add_friends, arrays, save_single
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+CONFIG = {"model_type": "none-of-ours", "hidden_size": 8, "dtype": "float32", "scale": float("nan")}
+
+
+def source_of(folder: Path) -> FolderSource:
+    return FolderSource.open(Folder(path=str(folder)))
+
+
+def compared(output: Path, source: Path) -> Check:
+    theirs, ours = (Side.open(source_of(folder)) for folder in (source, output))
+    return check_files(theirs, ours, UNCHANGED, True, lambda count: None)
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """(output, source): a model with a processor and nothing that is text."""
+    source, output = tmp_path / "source", tmp_path / "output"
+    save_single(source, arrays(2, 400))
+    write(source / "config.json", CONFIG)
+    for name in PROCESSORS:
+        write(source / name, {"image_mean": [0.5, 0.5, 0.5], "size": {"height": 32}})
+    shutil.copytree(source, output)
+    return output, source
+
+
+def give_tokenizers(*folders: Path) -> None:
+    for folder in folders:
+        add_friends(folder)
+        (folder / "tokenizer.model").write_bytes(b"pieces")
+
+
+# ------------------------------------------------------------------------------------- processors and tokenizers
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["alone", "beside a tokenizer"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_lost_or_changed_processor_is_a_finding(name: str, text: bool, pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    if text:
+        give_tokenizers(output, source)
+    write(output / name, {"size": {"height": 32}, "image_mean": [0.5, 0.5, 0.5]})
+    assert compared(output, source).result == "passed", "the same in another order"
+    write(output / name, {"image_mean": [0.5, 0.5, 0.5], "size": {"height": 33}})
+    assert compared(output, source).findings == (f"{name} says something else: size.height was 32 and is 33",)
+    (output / name).unlink()
+    assert compared(output, source).findings == (f"{name} is not there",)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "source.spm"])
+def test_a_vocabulary_that_its_loader_does_not_read_must_be_the_same(name: str, pair: tuple[Path, Path]) -> None:
+    """Where `tokenizer.json` is there, behaviour says nothing of it."""
+    output, source = pair
+    give_tokenizers(output, source)
+    for folder in pair:
+        write(folder / name, '{"a": 0}')
+    assert compared(output, source).result == "passed"
+    write(output / name, '{"a": 1}')
+    (finding,) = compared(output, source).findings
+    assert finding.startswith(name)
+    (output / name).unlink()
+    assert compared(output, source).findings == (f"{name} is not there",)
+
+
+def test_a_vocabulary_that_behaviour_proves_may_be_another_file(pair: tuple[Path, Path]) -> None:
+    """A tokenizer of sentencepiece that was saved again has a `tokenizer.json` in its place."""
+    output, source = pair
+    for folder, name in ((source, "spiece.model"), (output, "tokenizer.json")):
+        write(folder / name, "{}")
+        write(folder / "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"})
+    assert compared(output, source).result == "passed"
+    write(output / "spiece.model", "{ }")
+    (finding,) = compared(output, source).findings
+    assert finding.startswith("spiece.model"), "nobody has read the one that was added"
+
+
+def test_what_is_left_of_no_tokenizer_is_compared_as_any_other_file(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    write(source / "special_tokens_map.json", {"eos_token": "</s>"})
+    assert compared(output, source).findings == ("special_tokens_map.json is not there",)
+
+
+def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], reload: Reload) -> None:
+    output, source = pair
+    give_tokenizers(output)
+    (check,) = check_tokenizers(source_of(output), source_of(source), reload, None)
+    assert (check.result, check.reason) == ("inconclusive", "the source has none to compare it with")
+
+
+# --------------------------------------------------------------------------------------------------------- added
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adapter_config.json", "generation_config.json", "chat_template.jinja", "modeling_x.py", "quantize_config.json"],
+)
+def test_what_loaders_take_up_must_not_be_added(name: str, pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    write(output / name, "{}")
+    assert compared(output, source).findings == (f"{name} is there, and the source has none; loaders take it up",)
+
+
+def test_an_added_adapter_is_named_with_its_weights(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    write(output / "adapter_config.json", {"peft_type": "LORA"})
+    save_single(output, arrays(1, 80, prefix="lora"), "adapter_model.safetensors")
+    named = [finding.split()[0] for finding in compared(output, source).findings]
+    assert named == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_what_no_loader_takes_up_is_counted(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    for name in ("README.md", "NOTES.txt", "eval/results.json", "eval/run.py", "training.json", "onnx/config.json"):
+        write(output / name, "{}")
+    check = compared(output, source)
+    assert check.result == "passed"
+    assert check.figures["not_in_the_source"] == 5, "cards are their owners'"
+
+
+def test_what_completes_a_source_without_a_config_is_counted(pair: tuple[Path, Path]) -> None:
+    """As `--config-from` does."""
+    output, source = pair
+    for name in ("config.json", *PROCESSORS):
+        (source / name).unlink()
+    check = compared(output, source)
+    assert (check.result, check.figures["not_in_the_source"]) == ("passed", 4)
+
+
+def test_a_publication_into_a_folder_that_was_not_empty_is_its_sources_equal(
+    pair: tuple[Path, Path], tmp_path: Path, reload: Reload
+) -> None:
+    output, source = tmp_path / "target", pair[1]
+    for name in ("README.md", "notes.txt", ".gitattributes", "images/x.png"):
+        write(output / name, "the owner's")
+    request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=1000))
+    run(request, Context.from_env(), reload=reload)
+    assert (output / "notes.txt").exists()
+    assert compared(output, source).result == "passed"
+
+
+# ---------------------------------------------------------------------------------------------- configs by meaning
+
+
+def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda config: {k: v for k, v in config.items() if k != key}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"torch_dtype": "float32"} | without("dtype")(CONFIG),
+        CONFIG | {"torch_dtype": "float16"},  # `dtype` counts
+        CONFIG | {"transformers_version": "9", "_name_or_path": "x"},
+        CONFIG | {"text_config": {"transformers_version": "9", "torch_dtype": "float16", "layers": 2}},
+        CONFIG | {"hidden_size": 8.0},
+    ],
+    ids=["torch_dtype", "both", "version", "nested", "a float"],
+)
+def test_configs_that_mean_the_same_are_equal(said: dict[str, Any], pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    if "text_config" in said:
+        write(source / "config.json", CONFIG | {"text_config": {"dtype": "float16", "layers": 2}})
+    write(output / "config.json", json.dumps(said, indent=4))
+    assert compared(output, source).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("was", "is_", "named"),
+    [
+        ({"use_cache": 1}, {"use_cache": True}, "use_cache was 1 and is true"),
+        ({"a": [1, 0]}, {"a": [1, False]}, "a was [1, 0] and is [1, false]"),
+        ({"a": {"b": 1}}, {"a.b": 1}, "a.b was 1 and is not there; a.b was not there and is 1"),
+        ({"a": {}}, {}, "a was {} and is not there"),
+        ({"x": {"y": {"n": 1}}}, {"x": {"y": {"n": 2}}}, "x.y.n was 1 and is 2"),
+        ({"dtype": "float16"}, {"torch_dtype": "float32"}, 'dtype was "float16" and is "float32"'),
+        ([1], {}, "it was [1] and is not there"),
+    ],
+)
+def test_what_means_something_else_is_named_by_its_keys(
+    was: Any, is_: Any, named: str, pair: tuple[Path, Path]
+) -> None:
+    output, source = pair
+    for folder, content in ((source, was), (output, is_)):
+        write(folder / "generation_config.json", content)
+    assert compared(output, source).findings == (f"generation_config.json says something else: {named}",)
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbf{}", "{}".encode("utf-16"), b'{"a": "\xff"}', b"[" * 100_000])
+def test_json_that_loaders_refuse_is_not_the_same(content: bytes, pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    write(source / "generation_config.json", {})
+    (output / "generation_config.json").write_bytes(content)
+    (finding,) = compared(output, source).findings
+    assert "no JSON that loaders read" in finding
+    (source / "generation_config.json").write_bytes(content)
+    assert compared(output, source).result == "passed", "it is the source's own"
+
+
+def test_a_vocabulary_may_have_any_word(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    for folder, words in ((source, ["dtype", "torch_dtype", "a"]), (output, ["torch_dtype", "dtype", "a"])):
+        write(folder / "words.json", {word: number for number, word in enumerate(words)})
+    (finding,) = compared(output, source).findings
+    assert finding == "words.json says something else: dtype was 0 and is 1; torch_dtype was 1 and is 0"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(json_values, st.booleans())
+def test_whatever_it_says_it_says_the_same_as_itself(value: Any, config: bool) -> None:
+    compact, indented = json.dumps(value), json.dumps(value, indent=1, sort_keys=True)
+    assert _json_difference(compact.encode(), indented.encode(), config) is None
+
+
+@given(json_values, json_values)
+def test_two_documents_are_the_same_only_where_they_are_equal(one: Any, other: Any) -> None:
+    first, second = (json.dumps(value, sort_keys=True) for value in (one, other))
+    if first != second and "." not in first + second and "e" not in first + second:
+        assert _json_difference(first.encode(), second.encode(), False) is not None
