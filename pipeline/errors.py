@@ -449,7 +449,7 @@ class TargetError(ReshardError):
 
 class TargetMoreVisible(TargetError):
     code = "target.more_visible"
-    message = "{target} is public, and its source {source} is {visibility}"
+    message = "{target} is {shown}, and its source {source} is {visibility}"
     hint = "make the target private, or say --public if everyone may have it"
 
 

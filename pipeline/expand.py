@@ -24,6 +24,7 @@ from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.protocols import Visibility, reach
 from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call
@@ -41,6 +42,10 @@ class Listed:
     private: bool
     gated: bool
     bytes: int  # of all that it stores, its past included; 0 where the Hub does not say
+
+    @property
+    def visibility(self) -> Visibility:
+        return "private" if self.private else "gated" if self.gated else "public"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +237,15 @@ def _listed(item: Mapping[str, Any]) -> Listed:
 
 
 def _too_visible(request: Request, wanted: Wanted) -> TargetMoreVisible | None:
-    """What a job would refuse: a copy of what not everyone may see, where everyone sees it and nobody asked for it."""
+    """What a job would refuse: a copy where more see it than may see its source, and nobody asked for that."""
     source, target = wanted.source, wanted.target
-    if source is None or target is None or target.private or target.gated or request.options.visibility == "public":
+    if source is None or target is None or request.options.visibility == "public":
         return None
-    if not (source.private or source.gated):
+    if reach(target.visibility) <= reach(source.visibility):
         return None
-    visibility = "private" if source.private else "gated"
-    return TargetMoreVisible(target=str(request.target), source=str(request.source), visibility=visibility)
+    return TargetMoreVisible(
+        target=str(request.target), shown=target.visibility, source=str(request.source), visibility=source.visibility
+    )
 
 
 def _there(answer: Listed | ReshardError | None) -> Listed | None:

@@ -32,7 +32,7 @@ from reshard.pipeline.publish import Published, check_receipts, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.stores.protocols import Source, Target, TargetState
+from reshard.pipeline.stores.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verify.check import Check, after
@@ -191,9 +191,19 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:
     if request.options.pr and not state.exists:
         raise TargetNotFound(repo=str(target.place), endpoint=source.pin.endpoint or "this machine")
-    hidden = source.visibility != "public" and source.pin.endpoint is not None
-    if state.exists and state.visibility == "public" and hidden and request.options.visibility != "public":
-        raise TargetMoreVisible(target=str(target.place), source=str(source.place), visibility=source.visibility)
+    hidden = _most_hidden(source)
+    if hidden is None or not state.exists or request.options.visibility == "public":
+        return
+    if reach(state.visibility) > reach(hidden.visibility):
+        raise TargetMoreVisible(
+            target=str(target.place), shown=state.visibility, source=str(hidden.place), visibility=hidden.visibility
+        )
+
+
+def _most_hidden(source: Source) -> Source | None:
+    """Of the repositories that are read the one that the fewest may see; folders may go where their owner says."""
+    both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
+    return min((one for one in both if one.pin.endpoint), key=lambda one: reach(one.visibility), default=None)
 
 
 def _private(request: Request, source: Source) -> bool:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.tensors import Pin, StoredFile
 
-Visibility = Literal["public", "private", "gated"]
+Visibility = Literal["private", "gated", "public"]
+
+
+def reach(visibility: Visibility) -> int:
+    """More for what more may see."""
+    return get_args(Visibility).index(visibility)
 
 
 class Source(Protocol):

@@ -278,6 +278,11 @@ def test_a_public_copy_of_what_is_hidden_is_refused_without_a_job(space: Namespa
         model(space, name)
     refused = found(space, f"- repo: {hidden}\n- repo: {gated}\n")
     assert [one.error and one.error.code for one in refused] == ["target.more_visible", "target.more_visible"]
+    model(space, "half-hidden", gated="auto")
+    (half,) = found(space, f"- {{repo: {hidden}, to: {space.repo('half-hidden')}}}\n")
+    assert half.error is not None and half.error.code == "target.more_visible"
+    (same,) = found(space, f"- {{repo: {gated}, to: {space.repo('half-hidden')}}}\n")
+    assert same.error is None
     space.admin.create_repo(space.repo("hidden-cut"), visibility="private")
     allowed = found(space, f"- repo: {hidden}\n- {{repo: {gated}, visibility: public}}\n")
     assert [one.error for one in allowed] == [None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -315,8 +316,14 @@ def test_a_flipped_byte_at_the_source_never_gets_published(model: Path, on_hub: 
     assert on_hub.admin.head(target) == head
 
 
-def test_a_private_source_makes_a_private_target(model: Path, on_hub: Namespace, go: Run) -> None:
-    repo = upload(on_hub, "secret", model, visibility="private")
+SEEN_BY: dict[str, dict[str, str]] = {"few": {"visibility": "private"}, "some": {"gated": "manual"}, "all": {}}
+
+
+@pytest.mark.parametrize("source", ["few", "some"])
+def test_a_source_that_not_everyone_sees_makes_a_private_target(
+    source: str, model: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo = upload(on_hub, "secret", model, **SEEN_BY[source])
     go(repo, on_hub.repo("target"), size=SIZE)
     assert on_hub.admin.state(on_hub.repo("target"))["visibility"] == "private"
 
@@ -330,6 +337,27 @@ def test_a_public_target_of_a_private_source_is_refused_unless_asked(model: Path
     assert on_hub.admin.head(target) == head
     go(repo, target, size=SIZE, visibility="public")
     assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_folder(model))
+
+
+@pytest.mark.parametrize(("source", "target"), [("few", "some"), ("few", "all"), ("some", "all"), ("some", "some")])
+def test_a_target_that_more_may_see_than_its_source_is_refused(
+    source: str, target: str, model: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo, there = upload(on_hub, "secret", model, **SEEN_BY[source]), on_hub.repo("target")
+    on_hub.admin.create_repo(there, **SEEN_BY[target])
+    with nullcontext() if source == target else pytest.raises(TargetMoreVisible, match="and its source"):
+        go(repo, there, size=SIZE)
+
+
+def test_what_a_private_repository_lends_is_not_shown_to_more_but_what_a_folder_holds_may_be(
+    model: Path, on_hub: Namespace, go: Run
+) -> None:
+    lender, target = upload(on_hub, "secret", model, visibility="private"), on_hub.repo("target")
+    (model / "tokenizer.json").unlink()
+    on_hub.admin.create_repo(target)
+    with pytest.raises(TargetMoreVisible, match="secret is private"):
+        go(model, target, size=SIZE, config_from=parse_place(lender))
+    go(model, target, size=SIZE)
 
 
 def test_a_target_that_changed_while_we_worked_is_a_conflict(model: Path, on_hub: Namespace, go: Run) -> None:
