@@ -18,6 +18,7 @@ from reshard.pipeline.places import Folder, Hub, parse_place
 from reshard.pipeline.request import Options
 
 if TYPE_CHECKING:
+    from reshard.pipeline.publication import Publication
     from reshard.pipeline.stores.open import Context
     from reshard.pipeline.stores.protocols import Source
 
@@ -108,15 +109,15 @@ def verify(
         raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
 
 
-def _described(place: Hub | Folder, output: Source, context: Context) -> str | None:
-    """The manifest's root as the history names it; a repository that speaks of no manifest is not asked for its own."""
+def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
+    """The commit that brought the manifest; a repository that speaks of none is not asked for its history."""
     from reshard.pipeline.manifest import MANIFEST
     from reshard.pipeline.stores.open import open_target
-    from reshard.pipeline.verify.record import described_root
+    from reshard.pipeline.verify.record import described_by
 
     if isinstance(place, Hub) and MANIFEST not in output.files():
         return None
-    return described_root(open_target(place, Options(), context), output.pin.commit)
+    return described_by(open_target(place, Options(), context), output.pin.commit)
 
 
 class _Progress:

@@ -10,7 +10,7 @@ It lies beside the weights and is a JSON object:
 ``header`` is the sha256 of everything before the data, and with it of every name, dtype, shape and offset; a tensor's
 digest is the xxh3-128 of its bytes as they were read from the source, or cast. ROOT is the sha256 over the canonical
 JSON of ``files``: the same for the same weights in the same cut, wherever they came from and whoever made them. It is
-in the index's metadata and in the description of the commit too.
+in the index's metadata and in the description of the commit too, which also has the sha256 of the whole manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -34,6 +34,10 @@ MANIFEST = "reshard.manifest.json"
 # What the metadata of an index calls the root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
+
+
+# What a source file's bytes were held against: its sha256, its archive's own sums, or nothing but the transport.
+Level = Literal["checked", "crc", "as delivered"]
 
 
 class WeightFile(BaseModel):
@@ -53,7 +57,7 @@ class Origin(BaseModel):
     endpoint: str | None
     repo: str | None
     commit: str
-    files: dict[str, str]  # path -> what its bytes were held against
+    files: dict[str, Level]
 
 
 class Making(BaseModel):
@@ -86,8 +90,8 @@ def root_of(files: Mapping[str, WeightFile]) -> str:
     return key_of({path: file.model_dump() for path, file in files.items()})
 
 
-def header_sha256(header: bytes) -> str:
-    return hashlib.sha256(header).hexdigest()
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def manifest_of(
@@ -107,7 +111,7 @@ def manifest_of(
             endpoint=pin.endpoint,
             repo=pin.repo if pin.endpoint else None,
             commit=pin.commit,
-            files={file.path: levels.get(file.path, "as delivered") for file in plan.files},
+            files={file.path: cast(Level, levels.get(file.path, "as delivered")) for file in plan.files},
         ),
         made=Making(
             by=f"reshard {version('reshard')}", layout=LAYOUT, plan=plan.digest, options=plan.options.weights()
@@ -121,7 +125,7 @@ def recorded(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> dict[s
         shard.path: WeightFile(
             size=shard.size,
             sha256=receipts[shard.digest].sha256,
-            header=header_sha256(shard.header),
+            header=sha256_of(shard.header),
             tensors=receipts[shard.digest].tensors,
         )
         for shard in shards

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reshard.pipeline.limits import HISTORY_MAX
+from reshard.pipeline.manifest import Manifest, render, sha256_of
 from reshard.pipeline.plan import Plan
 from reshard.pipeline.request import LAYOUT
 from reshard.pipeline.stores.protocols import Commit, Target
 
 _TRAILER = "Reshard-Publication: "
+_MANIFEST = "Reshard-Manifest: "
 _UNDOES = "Reshard-Undoes: "
 
 
@@ -29,6 +31,7 @@ class Publication:
     layout: int
     kept: tuple[str, ...]  # what was in the target and was not ours
     manifest: str | None = None  # the root of the manifest that it brought
+    manifest_sha256: str | None = None  # of the whole file; our first commits did not say it
 
 
 def address(target: Target) -> str:
@@ -44,8 +47,11 @@ def title(plan: Plan) -> str:
     return f"Weights of {plan.pin} in {count}"
 
 
-def message(plan: Plan, root: str | None = None) -> str:
-    """The description of our commit: one line of JSON behind a trailer's name; ``root`` is the manifest's."""
+def message(plan: Plan, manifest: Manifest | None = None) -> str:
+    """The description of our commit: a line of JSON behind a trailer's name, and the sha256 of ``manifest``.
+
+    That is a trailer of its own because the JSON's keys are what every release knows.
+    """
     facts = {
         "plan": plan.digest,
         "request": plan.keys.request,
@@ -55,24 +61,31 @@ def message(plan: Plan, root: str | None = None) -> str:
         "endpoint": plan.pin.endpoint,
         "layout": LAYOUT,
         "kept": plan.kept,
-        "manifest": root,
+        "manifest": manifest.root if manifest else None,
     }
     return (
         f"Published by reshard. {plan.options.told()}\n\n"
         f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
+        + (f"{_MANIFEST}{sha256_of(render(manifest))}\n" if manifest else "")
     )
 
 
 def read(commit: Commit) -> Publication | None:
     """The publication that ``commit`` is; None for anybody else's commit."""
-    for line in commit.message.splitlines():
-        if line.startswith(_TRAILER):
-            try:
-                facts = json.loads(line.removeprefix(_TRAILER))
-                return Publication(commit=commit.id, **facts | {"kept": tuple(facts["kept"])})
-            except (ValueError, TypeError, KeyError):
-                return None  # somebody typed our trailer by hand
-    return None
+    told = _trailer(commit, _TRAILER)
+    if told is None:
+        return None
+    try:
+        facts = json.loads(told)
+        about = {"commit": commit.id, "manifest_sha256": _trailer(commit, _MANIFEST), "kept": tuple(facts["kept"])}
+        return Publication(**facts | about)
+    except (ValueError, TypeError, KeyError):
+        return None  # somebody typed our trailer by hand
+
+
+def _trailer(commit: Commit, name: str) -> str | None:
+    lines = (line.removeprefix(name) for line in commit.message.splitlines() if line.startswith(name))
+    return next(lines, None)
 
 
 def undo_message(commit: str) -> str:
@@ -82,8 +95,7 @@ def undo_message(commit: str) -> str:
 
 def undoes(commit: Commit) -> str | None:
     """The publication that ``commit`` undoes; None for every other commit."""
-    lines = (line.removeprefix(_UNDOES) for line in commit.message.splitlines() if line.startswith(_UNDOES))
-    return next(lines, None)
+    return _trailer(commit, _UNDOES)
 
 
 def publications(target: Target, at: str, since: str | None) -> Iterator[Publication]:

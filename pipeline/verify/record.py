@@ -6,20 +6,19 @@ source held them at that commit rests on the word of who published.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import is_weight_index, read_file
-from reshard.pipeline.formats.safetensors import LENGTH_BYTES, header_length, parse_header
+from reshard.pipeline.find import is_numbered, is_weight_index, load_json, read_file
+from reshard.pipeline.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, Manifest, header_sha256, parse
-from reshard.pipeline.publication import publications
+from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha256_of
+from reshard.pipeline.publication import Publication, publications
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.checks import Check, Result
 from reshard.pipeline.verify.compare import Read, Side, some
 from reshard.pipeline.verify.structure import named_files
 
@@ -34,43 +33,64 @@ class Recorded:
     manifest: Manifest | None
 
 
-def check_manifest(output: Source, described: str | None = None) -> Recorded:
-    """Whether the files are those of the manifest, and its root is what indexes and commit say.
+def check_manifest(output: Source, described: Publication | None = None) -> Recorded:
+    """Whether the files are those of the manifest, and index and commit say the same as it does.
 
-    Reads headers and indexes. ``described`` is the root in the description of the commit that published it.
+    Reads headers and indexes. ``described`` is the commit that published it, where the history is known.
     """
     indexes = _indexes(output)
     file = output.files().get(MANIFEST)
     if file is None:
         said = {path: index.root for path, index in indexes.items() if index.root} | (
-            {"the commit": described} if described else {}
+            {"the commit": described.manifest} if described else {}
         )
         findings = [f"{who} names the manifest {root}, and {MANIFEST} is not there" for who, root in said.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
     try:
-        manifest = parse(read_file(output, file, MANIFEST_MAX))
+        content = read_file(output, file, MANIFEST_MAX)
+        manifest = parse(content)
     except CheckpointError as error:
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, (str(error),)), None)
-    findings = _root_findings(manifest, indexes, described)
+    contradicted = list(_commit_findings(manifest, sha256_of(content), described)) if described else []
+    findings = [*_own_findings(manifest), *_index_findings(manifest, indexes), *contradicted]
     for path in manifest.files:
         findings += _file_findings(output, path, manifest)
-    levels = sorted(set(manifest.source.files.values()))
-    source = f"{manifest.source.repo or 'a folder'} at {manifest.source.commit[:12]}"
-    reason = f"published by {manifest.made.by} from {source}, whose bytes were {' and '.join(levels)}"
+    beside = _beside(output, manifest, indexes)
     figures = {
         "files": len(manifest.files),
         "tensors": sum(len(file.tensors) for file in manifest.files.values()),
-        "root_in_the_commit": described is not None,
+        "weight_files_beside_it": len(beside),
+        "root_in_the_commit": described is not None and described.manifest == manifest.root,
     }
+    reason = f"it says that {_told(manifest)}; {_vouched(described, contradicted)}"
+    if beside:
+        reason += f"; it says nothing of {_example(beside)}"
     return Recorded(
         Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings)), manifest
     )
 
 
-def described_root(target: Target, commit: str) -> str | None:
-    """The root that our last publication before ``commit`` names; None where none of ours brought a manifest.
+def _told(manifest: Manifest) -> str:
+    levels = " and ".join(sorted(set(manifest.source.files.values())))
+    source = f"{manifest.source.repo or 'a folder'} at {manifest.source.commit[:12]}"
+    return f"{manifest.made.by} published it from {source}, whose bytes were {levels}"
 
-    A later publication that moved no weights names none, and leaves the manifest as it is.
+
+def _vouched(described: Publication | None, contradicted: Sequence[str]) -> str:
+    """Who else says so: of the files the index does, of all the rest only a commit."""
+    if described is None:
+        return "that is its own word, as there is no commit at hand that published it"
+    if contradicted:
+        return "the commit that published it says otherwise"
+    if described.manifest_sha256 is None:
+        return "the commit says so of the source, and nothing of the program, the options and what its bytes were"
+    return "the commit has the sha256 of all that"
+
+
+def described_by(target: Target, commit: str) -> Publication | None:
+    """Our last publication before ``commit`` that brought weights, if it brought a manifest of them.
+
+    A later publication that moved no weights brings none, and leaves the manifest as it is.
     """
     last = None
     for ours in publications(target, commit, None):
@@ -78,7 +98,7 @@ def described_root(target: Target, commit: str) -> str | None:
         if ours.weights != last.weights:
             return None
         if ours.manifest or ours.weights is None:
-            return ours.manifest
+            return ours if ours.manifest else None
     return None
 
 
@@ -95,24 +115,67 @@ def _indexes(output: Source) -> dict[str, _Index]:
             continue
         content = read_file(output, file, INDEX_MAX)
         try:
-            root = json.loads(content)["metadata"].get(ROOT_KEY)
+            root = load_json(content)["metadata"].get(ROOT_KEY)
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             root = None  # the index rules say what is wrong with it
         found[path] = _Index(root if isinstance(root, str) else None, named_files(path, content))
     return found
 
 
-def _root_findings(manifest: Manifest, indexes: Mapping[str, _Index], described: str | None) -> list[str]:
-    found = []
+def _own_findings(manifest: Manifest) -> Iterator[str]:
     if manifest.root != manifest.actual_root:
         why = f"its root is {manifest.root}, and its files make {manifest.actual_root}"
-        found.append(f"{MANIFEST} was changed: {why}")
+        yield f"{MANIFEST} was changed: {why}"
+    if not manifest.files:
+        yield f"{MANIFEST} lists no file, and none is published without one"
+
+
+def _index_findings(manifest: Manifest, indexes: Mapping[str, _Index]) -> Iterator[str]:
+    """An index is the publication's if it says so, or names a file of it; then it names the root and nothing else.
+
+    What else stands beside a publication is its owner's business.
+    """
+    named: set[str] = set()
     for path, index in indexes.items():
-        if index.names & manifest.files.keys() and index.root != manifest.root:
-            found.append(f"{path} says {index.root or 'nothing'} of the manifest, whose root is {manifest.root}")
-    if described not in (None, manifest.root):
-        found.append(f"the commit that published it says {described}, and {MANIFEST} has the root {manifest.root}")
-    return found
+        if index.root is None and not index.names & manifest.files.keys():
+            continue
+        named |= index.names
+        if index.root != manifest.root:
+            yield f"{path} says {index.root or 'nothing'} of the manifest, whose root is {manifest.root}"
+        if others := index.names - manifest.files.keys():
+            yield f"{path} names {_example(others)}, of which {MANIFEST} says nothing"
+    if unnamed := {path for path in manifest.files if is_numbered(path)} - named:
+        yield f"no index names {_example(unnamed)}, of a set that was published with one"
+
+
+def _commit_findings(manifest: Manifest, sha256: str, described: Publication) -> Iterator[str]:
+    """What the commit says otherwise; its sha256 covers every byte, the rest says what was changed."""
+    source, made = manifest.source, manifest.made
+    said = {
+        "root": (described.manifest, manifest.root),
+        "source's endpoint": (described.endpoint, source.endpoint),
+        "source": (described.source if described.endpoint else None, source.repo),
+        "source's commit": (described.source_commit, source.commit),
+        "plan": (described.plan, made.plan),
+        "layout": (described.layout, made.layout),
+    }
+    if described.manifest_sha256 is not None:
+        said["sha256"] = (described.manifest_sha256, sha256)
+    for what, (theirs, ours) in said.items():
+        if theirs != ours:
+            has = f"{MANIFEST} has {ours or 'none'}"
+            yield f"the commit that published it says the {what} {theirs or 'none'}, and {has}"
+
+
+def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, _Index]) -> set[str]:
+    """Weights that are there and of which the manifest says nothing: adapters, or what its owner added."""
+    named = {path for index in indexes.values() for path in index.names}
+    weights = {path for path in output.files() if path.endswith(SUFFIX) or path in named}
+    return weights - manifest.files.keys()
+
+
+def _example(paths: set[str]) -> str:
+    return min(paths) if len(paths) == 1 else f"{len(paths):,} weight files, such as {min(paths)}"
 
 
 def _file_findings(output: Source, path: str, manifest: Manifest) -> list[str]:
@@ -128,7 +191,7 @@ def _file_findings(output: Source, path: str, manifest: Manifest) -> list[str]:
         names = parse_header(header, file=path, file_size=file.size).tensors.keys()
     except CheckpointError as error:
         return [str(error)]
-    if header_sha256(header) != recorded.header:
+    if sha256_of(header) != recorded.header:
         changed = sorted(names ^ recorded.tensors.keys())
         return [f"{path} has another header than was published" + (f": {changed[0]} is new or gone" if changed else "")]
     return []
@@ -153,15 +216,23 @@ def attested_by(side: Side, manifest: Manifest) -> Side:
 
 def check_manifest_bytes(side: Side, was_read: Read, manifest: Manifest) -> Check:
     """Whether every tensor still has the bytes that were read from the source when it was published."""
-    findings = []
-    tensors = 0
-    for checkpoint in side.opened.checkpoints:
-        sums = was_read.tensors[checkpoint.name]
-        for path in sorted(side.opened.files[number].path for number in checkpoint.files):
-            recorded = manifest.files[path].tensors if path in manifest.files else {}
-            for name, digest in recorded.items():
-                tensors += 1
-                if name in sums and sums[name].xxh3 != digest:
-                    findings.append(f"{name} in {path} has other bytes than were published")
+    read = {
+        side.opened.files[number].path: was_read.tensors[checkpoint.name]
+        for checkpoint in side.opened.checkpoints
+        for number in checkpoint.files
+    }
+    published = [(path, *item) for path, file in manifest.files.items() for item in file.tensors.items()]
+    compared = [item for item in published if item[1] in read.get(item[0], {})]
+    findings = [
+        f"{name} in {path} has other bytes than were published"
+        for path, name, digest in compared
+        if read[path][name].xxh3 != digest
+    ]
+    absent = len(published) - len(compared)
+    reason = f"{absent:,} of the {len(published):,} tensors that were published are not there to be compared"
+    if not absent:
+        reason = "" if published else "the manifest lists no tensor"
+    result: Result = "failed" if findings else "passed" if compared and not absent else "inconclusive"
     level = "xxh3-128 of every tensor, against the manifest"
-    return Check("published bytes", "failed" if findings else "passed", level, "", {"tensors": tensors}, some(findings))
+    figures = {"tensors": len(compared), "differ": len(findings)}
+    return Check("published bytes", result, level, reason, figures, some(findings))

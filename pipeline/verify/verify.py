@@ -13,6 +13,7 @@ from posixpath import basename, join
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.publication import Publication
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
@@ -44,16 +45,16 @@ def verify(
     *,
     deep: bool = False,
     changes: Options = UNCHANGED,
-    described: str | None = None,
+    described: Publication | None = None,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
     ``changes`` are what was asked to change on the way, dtype and strip_prefix: the output should equal the source
-    after them. ``described`` is the root of the manifest that the publishing commit names, where the history is known;
-    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself
-    is broken, and what stores raise; for what is wrong with ``output``, never.
+    after them. ``described`` is the commit that published a manifest, where the history is known; ``tick`` is
+    called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself is
+    broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=reload.warm, daemon=True).start()  # its imports take seconds, and so do headers

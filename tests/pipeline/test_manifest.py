@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.verify.checks import Check
-from reshard.pipeline.verify.record import described_root
+from reshard.pipeline.verify.record import check_manifest, described_by
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify
 from tests.pipeline.conftest import Run, upload
@@ -69,7 +71,11 @@ def test_its_root_is_in_the_index_and_in_the_description(model: Path, on_hub: Na
     root = json.loads(fetch(MANIFEST) or b"")["root"]
     assert json.loads(fetch(INDEX) or b"")["metadata"][ROOT_KEY] == root
     there = open_target(parse_place(target), Options(), Context.from_env())
-    assert described_root(there, report.published.commit) == root
+    published = described_by(there, report.published.commit)
+    assert published and published.manifest == root
+    assert published.manifest_sha256 == hashlib.sha256(fetch(MANIFEST) or b"").hexdigest()
+    found = check_manifest(open_source(parse_place(target), Context.from_env()), published).check
+    assert found and found.result == "passed", "what was published from a Hub is what its commit says, word for word"
 
 
 def test_what_it_says_of_a_tensor_is_its_digest(model: Path, tmp_path: Path, go: Run) -> None:
@@ -88,7 +94,7 @@ def test_without_it_nothing_speaks_of_one(model: Path, tmp_path: Path, go: Run) 
     assert not (out / MANIFEST).exists(), "an old one would be of other files"
     assert ROOT_KEY not in json.loads((out / INDEX).read_text())["metadata"]
     target = open_target(parse_place(str(out)), Options(), Context.from_env())
-    assert described_root(target, target.head()) is None
+    assert described_by(target, target.head()) is None
 
 
 def test_a_publication_is_resharded_without_its_old_manifest(model: Path, tmp_path: Path, go: Run) -> None:
@@ -111,7 +117,8 @@ def test_it_stays_right_when_only_other_files_move(model: Path, on_hub: Namespac
     fetch = from_hub(on_hub.endpoint, target)
     assert fetch("notes.txt") == b"second" and fetch(MANIFEST) == before
     there = open_target(parse_place(target), Options(), Context.from_env())
-    assert described_root(there, report.published.commit) == json.loads(before or b"")["root"]
+    published = described_by(there, report.published.commit)
+    assert published and published.manifest == json.loads(before or b"")["root"]
 
 
 def test_a_manifest_that_is_not_ours_is_found_when_it_is_read_back(
@@ -170,6 +177,21 @@ def forge(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(render(changed.model_copy(update={"root": changed.actual_root})))
 
 
+def sealed(folder: Path, change: Callable[[dict[str, Any]], None], root: bool) -> None:
+    """The manifest changed, with the root that its files make; in the index too where ``root``."""
+    edit(folder / MANIFEST, change)
+    changed = parse((folder / MANIFEST).read_bytes())
+    edit(folder / MANIFEST, lambda m: m.update(root=changed.actual_root))
+    if root:
+        edit(folder / INDEX, lambda index: index["metadata"].update({ROOT_KEY: changed.actual_root}))
+
+
+def exchange(folder: Path) -> None:
+    """Other weights under another index, and all that was published still there."""
+    (folder / INDEX).unlink()
+    save_single(folder, arrays(2, 400))
+
+
 BREAKS: dict[str, tuple[Change, bool, str]] = {
     "a flipped bit": (flip, True, "has other bytes than were published"),
     "a renamed tensor": (rename, False, "has another header than was published"),
@@ -185,9 +207,34 @@ BREAKS: dict[str, tuple[Change, bool, str]] = {
         False,
         f"{MANIFEST} was changed",
     ),
+    "a manifest of nothing": (lambda folder: sealed(folder, lambda m: m["files"].clear(), False), False, "no file"),
+    "a manifest of nothing that the index names": (
+        lambda folder: sealed(folder, lambda m: m["files"].clear(), True),
+        False,
+        f"4 weight files, such as model-00001-of-00004.safetensors, of which {MANIFEST} says nothing",
+    ),
+    "a manifest of less": (
+        lambda folder: sealed(folder, lambda m: m["files"].pop("model-00002-of-00004.safetensors"), True),
+        False,
+        f"{INDEX} names model-00002-of-00004.safetensors, of which {MANIFEST} says nothing",
+    ),
+    "other weights beside it": (exchange, False, "no index names 4 weight files"),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), False, f"{MANIFEST} is not there"),
     "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), False, "Invalid JSON"),
 }
+
+
+def look(out: Path, reload: Reload, deep: bool = False, told: bool = True) -> list[Check]:
+    """``told``: with what the commit says; without, as of a folder that was downloaded."""
+    place = parse_place(str(out))
+    target = open_target(place, Options(), Context.from_env())
+    source = open_source(place, Context.from_env())
+    return verify(source, None, reload, deep=deep, described=described_by(target, source.pin.commit) if told else None)
+
+
+def said_of(name: str, checks: list[Check]) -> Check:
+    (found,) = [check for check in checks if check.name == name]
+    return found
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -199,17 +246,102 @@ def test_a_publication_that_was_changed_is_found_without_its_source(
     go(model, out, size=SIZE)
     shutil.rmtree(model)
 
-    def look(deep: bool) -> list[Check]:
-        place = parse_place(str(out))
-        target = open_target(place, Options(), Context.from_env())
-        source = open_source(place, Context.from_env())
-        return verify(source, None, reload, deep=deep, described=described_root(target, source.pin.commit))
-
-    good = {check.name: check.result for check in look(deep=True)}
+    good = {check.name: check.result for check in look(out, reload, deep=True)}
     assert {good[n] for n in ("index rules", "manifest", "stored bytes", "published bytes")} == {"passed"}
     change(out)
-    findings = [finding for check in look(deep) for finding in check.findings]
+    findings = [finding for check in look(out, reload, deep) for finding in check.findings]
     assert any(said in finding for finding in findings), findings
+
+
+LIES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "source's endpoint": lambda m: m["source"].update(endpoint="https://huggingface.co"),
+    "source": lambda m: m["source"].update(repo="somebody/famous"),
+    "source's commit": lambda m: m["source"].update(commit="a" * 40),
+    "plan": lambda m: m["made"].update(plan="b" * 64),
+    "layout": lambda m: m["made"].update(layout=99),
+    "sha256": lambda m: m["source"]["files"].update(dict.fromkeys(m["source"]["files"], "crc")),
+    "sha256 ": lambda m: m["made"].update(by="reshard 99"),
+    "sha256  ": lambda m: m["made"]["options"].update(dtype="float16"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_what_a_manifest_says_of_its_origin_is_held_against_the_commit(
+    what: str, model: Path, tmp_path: Path, go: Run, reload: Reload
+) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    honest = said_of("manifest", look(out, reload))
+    assert honest.result == "passed" and "the commit has the sha256 of all that" in honest.reason
+    edit(out / MANIFEST, LIES[what])
+    findings = said_of("manifest", look(out, reload)).findings
+    assert any(finding.startswith(f"the commit that published it says the {what.strip()} ") for finding in findings)
+    downloaded = said_of("manifest", look(out, reload, told=False))
+    assert downloaded.result == "passed" and "that is its own word" in downloaded.reason
+    assert downloaded.figures["root_in_the_commit"] is False
+
+
+def test_a_publication_from_before_the_manifest_s_sha256_says_less_and_is_held_to_that(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    place = parse_place(str(out))
+    target = open_target(place, Options(), Context.from_env())
+    published = described_by(target, target.head())
+    assert published and published.manifest_sha256
+    older = replace(published, manifest_sha256=None)
+
+    def check() -> Check:
+        found = check_manifest(open_source(place, Context.from_env()), older).check
+        assert found
+        return found
+
+    assert check().result == "passed" and "nothing of the program" in check().reason
+    edit(out / MANIFEST, LIES["sha256"])
+    assert check().result == "passed"
+    edit(out / MANIFEST, LIES["source"])
+    assert [finding.split(",")[0] for finding in check().findings] == [
+        "the commit that published it says the source none"
+    ]
+
+
+def test_releases_read_the_description_of_newer_ones(model: Path, tmp_path: Path, go: Run) -> None:
+    """The JSON's keys are the fields of the first release's `Publication`, which takes no others."""
+    go(model, tmp_path / "out", size=SIZE)
+    target = open_target(parse_place(str(tmp_path / "out")), Options(), Context.from_env())
+    commit = next(iter(target.history(target.head(), None)))
+    (line,) = [line for line in commit.message.splitlines() if line.startswith("Reshard-Publication: ")]
+    known = {"plan", "request", "weights", "source", "source_commit", "endpoint", "layout", "kept", "manifest"}
+    assert json.loads(line.partition(": ")[2]).keys() == known
+
+
+def test_what_its_owner_keeps_beside_a_publication_is_remarked_and_no_finding(
+    model: Path, tmp_path: Path, go: Run, reload: Reload
+) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    save_single(out, arrays(1, 400, prefix="mtp"), "mtp.safetensors")
+    save_sharded(out / "other", numbered(arrays(2, 400), 2))
+    found = said_of("manifest", look(out, reload))
+    assert found.result == "passed", found.findings
+    assert found.figures["weight_files_beside_it"] == 3
+    assert "it says nothing of 3 weight files, such as mtp.safetensors" in found.reason
+
+
+@pytest.mark.parametrize("moved", [1, 4])
+def test_bytes_that_were_not_compared_do_not_pass(
+    moved: int, model: Path, tmp_path: Path, go: Run, reload: Reload
+) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    files = manifest_in(out)["files"]
+    elsewhere = {f"unet/{path}": files.pop(path) for path in sorted(files)[:moved]}
+    edit(out / MANIFEST, lambda m: m.update(files=files | elsewhere))
+    found = said_of("published bytes", look(out, reload, deep=True))
+    absent = sum(len(file["tensors"]) for file in elsewhere.values())
+    assert found.result == "inconclusive"
+    assert found.reason.startswith(f"{absent} of the 32 tensors") and found.figures["tensors"] == 32 - absent
 
 
 def test_headers_and_tensors_are_the_publications_even_where_no_index_names_them(
@@ -227,6 +359,14 @@ def test_headers_and_tensors_are_the_publications_even_where_no_index_names_them
 def test_any_bytes_are_a_manifest_or_a_named_error(content: bytes) -> None:
     with pytest.raises(BadManifest):
         parse(content)
+
+
+def test_a_level_that_nobody_writes_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    content = manifest_in(tmp_path / "out")
+    content["source"]["files"]["model-00001-of-00003.safetensors"] = "checked (twice)"
+    with pytest.raises(BadManifest, match="source.files.model-00001-of-00003.safetensors: Input should be 'checked'"):
+        parse(json.dumps(content).encode())
 
 
 def test_the_schema_of_a_newer_release_is_refused(model: Path, tmp_path: Path, go: Run) -> None:

@@ -12,7 +12,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.verify.checks import Check
-from reshard.pipeline.verify.record import described_root
+from reshard.pipeline.verify.record import described_by
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify
 from tests.verification.models import SIZE, save_source
@@ -53,8 +53,8 @@ def check(output: Path, source: Path, reload: Reload) -> list[Check]:
     """Everything that `verify --against --deep` says."""
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(str(folder)), context) for folder in (output, source))
-    described = described_root(open_target(ours.place, Options(), context), ours.pin.commit)
-    return verify(ours, theirs, reload, deep=True, described=described)
+    published = described_by(open_target(ours.place, Options(), context), ours.pin.commit)
+    return verify(ours, theirs, reload, deep=True, described=published)
 
 
 def results(folder: Path, reload: Reload) -> Results:
