@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ TEXTS = (
     "\\n \\u0041 &amp; <br/> {{ template }} {% raw %}",
 )
 OWN_TOKENS = 100  # of its own tokens that a tokenizer is asked for before it is said to know no text
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": " Hello </s> <|im_end|>\n"},
@@ -61,7 +64,8 @@ def tokenizers(folders: list[str], scratch: Path) -> dict[str, str]:
         which = "source" if isinstance(first, Tokenizer) else "output"
         return {"result": "failed", "reason": f"only the {which}'s tokenizer needs remote code"}
     behaviour = zip(_behaviour(first), _behaviour(last), strict=True)
-    for (facet, before), (_, after) in behaviour:
+    settings = zip(*map(_settings, folders), strict=True) if isinstance(first, Tokenizer) else ()
+    for (facet, before), (_, after) in chain(behaviour, settings):
         if before != after:
             return {"result": "failed", "reason": f"{facet} differs: {before!r:.120} became {after!r:.120}"}
     if not _knows_text(first):
@@ -151,6 +155,16 @@ def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
         yield f"the decoding without specials of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
     yield "the chat template", tokenizer.chat_template
     yield "a templated chat", _templated(tokenizer)
+
+
+def _settings(folder: str) -> Iterator[tuple[str, Any]]:
+    """What only a wrapper of remote code would read: nothing here behaves by it, so what it says is compared."""
+    for name in SETTINGS:
+        path = Path(folder, name)
+        content: Any = path.read_text(errors="replace") if path.is_file() else None
+        with suppress(ValueError, TypeError, RecursionError):
+            content = json.loads(content)
+        yield f"what {name} says", content
 
 
 def _templated(tokenizer: Any) -> str:

@@ -190,6 +190,13 @@ def test_remote_code_is_not_run_and_its_plain_tokenizer_is_compared(tmp_path: Pa
     (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
     found = check_tokenizer(reload, output, source)
     assert found.result == "equal_behaviour", found
+    edit(output / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
+    found = check_tokenizer(reload, output, source)
+    assert (found.result, found.reason[:42]) == ("failed", "what tokenizer_config.json says differs: {"), found
+    shutil.copy(source / "tokenizer_config.json", output)
+    (output / "chat_template.jinja").unlink()
+    assert check_tokenizer(reload, output, source).result == "failed"
+    shutil.copy(source / "chat_template.jinja", output)
     swap_two_ids(output)
     assert check_tokenizer(reload, output, source).result == "failed"
     assert not canary.exists()
