@@ -43,10 +43,8 @@ from reshard.pipeline.plan import (
 from reshard.pipeline.reads import cuts_of
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
+from reshard.pipeline.tool_files import is_tool_file
 from reshard.pipeline.wanted import retyped_config, select
-
-# Belongs to the repository it is in, not to the model: the target has its own.
-NEVER_CARRIED = (".gitattributes", ".gitignore", ".git/*", ".reshard/*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +263,7 @@ def _warnings(shards: Sequence[Shard]) -> list[str]:
 
 
 def excluded(options: Options, path: str) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in options.exclude)
+    return is_tool_file(path) or any(fnmatchcase(path, pattern) for pattern in options.exclude)
 
 
 def sort_out(
@@ -284,7 +282,7 @@ def sort_out(
 
 
 def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
-    if any(fnmatchcase(path, pattern) for pattern in NEVER_CARRIED):
+    if is_tool_file(path):
         return "it belongs to the repository and not to the model"
     if excluded(options, path):
         return "excluded"
@@ -310,7 +308,7 @@ def _deletes(outputs: Iterable[Output], before: Before, stays: set[str], options
     ours = set(before.published) & set(before.files)
     doomed = superseded | ours
     if options.prune:
-        doomed |= {p for p in before.files if not any(fnmatchcase(p, pattern) for pattern in NEVER_CARRIED)}
+        doomed |= {path for path in before.files if not is_tool_file(path)}
     return tuple(sorted(doomed - stays))
 
 

@@ -60,14 +60,12 @@ from reshard.pipeline.stores.protocols import (
     Visibility,
 )
 from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.tool_files import is_tool_folder
 
 log = logging.getLogger(__name__)
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 RECORD = ".reshard"
-# What belongs to tools and not to a model: git's data, the marks that huggingface_hub leaves in a download, our record.
-IGNORED_FOLDERS = frozenset({".git", RECORD})
-IGNORED_PATHS = frozenset({".cache/huggingface"})
 
 
 class Seen(NamedTuple):
@@ -95,9 +93,7 @@ def list_folder(root: Path) -> dict[str, Seen]:
     for folder, subfolders, names in os.walk(root, onerror=failed):
         prefix = Path(folder).relative_to(root).as_posix()
         prefix = "" if prefix == "." else f"{prefix}/"
-        subfolders[:] = [
-            name for name in subfolders if name not in IGNORED_FOLDERS and f"{prefix}{name}" not in IGNORED_PATHS
-        ]
+        subfolders[:] = [name for name in subfolders if not is_tool_folder(prefix + name)]
         for name in subfolders:
             if Path(folder, name).is_symlink():
                 raise UnsafePath(file=str(root), path=f"{prefix}{name}")

@@ -1,0 +1,46 @@
+"""Files of tools: whatever a folder does not list is not carried either, and nothing else is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.stores.folder import list_folder
+from reshard.pipeline.tool_files import is_tool_file
+from tests.pipeline.conftest import Run, upload
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+TOOLS = [
+    ".git/HEAD",
+    ".cache/huggingface/download/x.metadata",
+    "x/.cache/huggingface/y",
+    "x/y/.reshard/z",
+    ".reshard/z",
+]
+GIT = [".gitattributes", "x/.gitattributes", "x/.gitignore"]
+MODEL = ["x.git/y", ".github/y", "x/.cache/y", ".cache/huggingface.json", "reshard/y", "x/gitattributes"]
+
+
+@pytest.mark.parametrize("path", TOOLS + GIT + MODEL)
+def test_a_folder_lists_whatever_is_carried(path: str, tmp_path: Path) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text("x")
+    assert is_tool_file(path) == (path not in MODEL)
+    assert (path in list_folder(tmp_path)) == (path not in TOOLS)
+
+
+def test_a_repository_with_files_of_tools_becomes_a_folder_without_them(
+    tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    save_sharded(tmp_path / "model", numbered(arrays(4, 400), 2))
+    add_friends(tmp_path / "model")
+    repo = upload(on_hub, "source", tmp_path / "model")
+    deep = [path for path in TOOLS if not path.startswith(".git/")] + ["x/.cache/huggingface/a.safetensors"]
+    on_hub.admin.put_files(repo, {path: b"x" for path in (*deep, *GIT, *MODEL)})
+    report = go(repo, tmp_path / "out", size=2000)
+    left_out = {path for path, why in report.plan.left_out if "belongs to the repository" in why}
+    assert left_out == {*deep, *GIT}
+    listed = list_folder(tmp_path / "out").keys()
+    assert listed >= set(MODEL) and not listed & {*deep, *GIT}
