@@ -12,7 +12,9 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.rules import check_rules
 from reshard.pipeline.verify.verify import verify
 from tests.formats.cases import CASES
 from tests.formats.run import _built
@@ -48,6 +50,14 @@ def test_an_honest_output_is_never_called_broken(name: str, built: Path, reload:
     (bytes_,) = [check for check in checks if check.name == "same bytes"]
     assert bytes_.result == "passed" and bytes_.figures["not_comparable"] == 0
     assert all(check.reason for check in checks if check.result in {"skipped", "inconclusive"})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path) -> None:
+    source = open_source(parse_place(str(built / name / "source")), Context.from_env())
+    rules = check_rules(source, Side.attempt(source))
+    assert (rules.result, rules.findings) == ("passed", ())
+    assert rules.figures["files"] and rules.figures["tensors"]
 
 
 @pytest.mark.parametrize("name", ["mistral", "fsdp-wrapped"])
