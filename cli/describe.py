@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
 NAMES_SHOWN = 8
-AMPLIFICATION_SHOWN = 1.01  # bytes read per byte written; headers and gaps alone are not worth a word
 NOTES_SHOWN = 10
+DRIFT_SHOWN = 20
 
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
@@ -42,9 +42,11 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "bytes_read": sum(f.size for f in plan.files),
         "bytes_written": sum(s.size for s in plan.shards),
         "transports": plan.transports._asdict(),
-        "forecast": forecast(plan)._asdict(),
+        "forecast": forecast(plan).to_dict(),
         "reads": [{"path": f.path, "size": f.size} for f in plan.files],
         "files": [_file(s, plan.options.size) for s in plan.shards],
+        "largest": _largest(plan.shards),
+        "ties": _ties(plan),
         "indexes": [o.index.path for o in plan.outputs if o.index],
         "manifest": MANIFEST if plan.options.manifest and plan.shards else None,
         "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
@@ -54,8 +56,29 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
         "deletes": list(plan.deletes),
         "kept": list(plan.kept),
+        "drift": list(plan.drift),
+        "overwrite": plan.options.overwrite,
         "notes": list(plan.notes),
     }
+
+
+def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
+    if not shards:
+        return None
+    file = max(shards, key=lambda shard: shard.size)
+    entries = (entry for shard in shards for entry in shard.entries)
+    tensor = max(entries, key=lambda entry: entry.size, default=None)
+    return {
+        "file": {"path": file.path, "size": file.size},
+        "tensor": tensor and {"name": tensor.name, "size": tensor.size},
+    }
+
+
+def _ties(plan: Plan) -> list[dict[str, list[str]]]:
+    """Names whose bytes the source stores once, and which of them are written."""
+    written = {entry.name for shard in plan.shards for entry in shard.entries}
+    ties = [tie for output in plan.outputs for tie in output.ties]
+    return [{"names": list(tie), "written": [name for name in tie if name in written]} for tie in ties]
 
 
 def _file(shard: Shard, limit: int) -> dict[str, Any]:
@@ -80,6 +103,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
     )
     rest = [
         *_travels(facts),
+        *_extremes(facts),
         *(("index", path) for path in facts["indexes"]),
         *([("manifest", facts["manifest"])] if facts["manifest"] else []),
         ("card", f"{facts['card']}, with a block that says where the weights are from"),
@@ -88,6 +112,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
         *_names("deletes", facts["deletes"]),
         *_names("keeps", facts["kept"]),
+        *_drift(facts),
         *(_needs(facts) if "needs" in facts else []),
         *(("note", note) for note in facts["notes"][:NOTES_SHOWN]),
     ]
@@ -113,8 +138,7 @@ def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """How the weights travel, and what of them is expected to."""
     source, target = facts["transports"]["source"], facts["transports"]["target"]
     expected = facts["forecast"]
-    again = expected["read"] / expected["written"] if expected["written"] else 1.0
-    times = f", {again:.2f} times what is written" if again > AMPLIFICATION_SHOWN else ""
+    times = f", {expected['amplification']:.2f} times what is written" if expected["written"] else ""
     moves = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
     seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
     return [
@@ -123,6 +147,35 @@ def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{moves}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}",
         )
     ]
+
+
+def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The largest file and tensor, and what is tied."""
+    rows = []
+    if largest := facts["largest"]:
+        said = [f"{largest['file']['path']}, {largest['file']['size']:,} bytes"]
+        if tensor := largest["tensor"]:
+            said.append(f"of tensors {tensor['name']}, {tensor['size']:,} bytes")
+        rows.append(("largest", "; ".join(said)))
+    for tie in facts["ties"][:NAMES_SHOWN]:
+        goes = "each is written" if tie["written"] == tie["names"] else f"{', '.join(tie['written'])} is written"
+        rows.append(("tied", f"{', '.join(tie['names'])} are stored once; {goes}"))
+    if (more := len(facts["ties"]) - NAMES_SHOWN) > 0:
+        rows.append(("tied", f"{more:,} more; --json has them all"))
+    return rows
+
+
+def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What others changed in the target, and what becomes of it."""
+    if not facts["drift"]:
+        return []
+    changed = count(len(facts["drift"]), "file")
+    goes = "which is replaced" if facts["overwrite"] else "and a run refuses (exit code 7) unless --overwrite is given"
+    rows = [("warning", f"others changed {changed} of our last publication in the target, {goes}")]
+    rows += [("drift", path) for path in facts["drift"][:DRIFT_SHOWN]]
+    if (more := len(facts["drift"]) - DRIFT_SHOWN) > 0:
+        rows.append(("drift", f"{more:,} more; --json has them all"))
+    return rows
 
 
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:

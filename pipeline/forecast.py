@@ -25,6 +25,10 @@ class Forecast(NamedTuple):
         """Bytes read per byte written."""
         return self.read / self.written if self.written else 1.0
 
+    def to_dict(self) -> dict[str, float]:
+        """JSON-able."""
+        return {**self._asdict(), "amplification": round(self.amplification, 4)}
+
 
 def forecast(plan: Plan) -> Forecast:
     """What ``plan`` moves.

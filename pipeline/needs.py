@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.limits import (
     HUB_CALLS_MAX,
+    HUB_FILE_MAX,
     HUB_RESOLVES_MAX,
     HUB_WINDOW,
     MEMORY_FLOOR,
@@ -90,6 +91,9 @@ def warnings(plan: Plan, need: Needs, visibility: Visibility, card: str | None, 
         found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
     if plan.pin.endpoint is not None and licence(card) is None:
         found.append("the source states no licence")
+    for path, size in [*((s.path, s.size) for s in plan.shards), *((f.path, f.size) for f in plan.carried)]:
+        if size > HUB_FILE_MAX:
+            found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
     if need.disk > disk_free:
         found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {disk_free:,} are free")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:

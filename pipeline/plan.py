@@ -93,6 +93,7 @@ class Output:
     shards: tuple[int, ...]
     index: Index | None
     config: str | None  # path of the config that says how it is loaded
+    ties: tuple[tuple[str, ...], ...] = ()  # names whose bytes the source stores once, written or not
 
 
 class Edit(NamedTuple):
@@ -156,6 +157,7 @@ class Plan:
     digest: str
     transports: Transports = NO_TRANSPORT
     published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
+    drift: tuple[str, ...] = ()  # what others did to files of our last publication there: it is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,7 @@ def encode(plan: Plan) -> StoredPlan:
         "digest": plan.digest,
         "transports": plan.transports,
         "published": plan.published,
+        "drift": plan.drift,
         "shards": len(plan.shards),
     }
     return StoredPlan(_pack(head), {i: _pack(_shard(s)) for i, s in enumerate(plan.shards)})
@@ -295,6 +298,7 @@ def decode_head(head: bytes) -> Plan:
         digest=data["digest"],
         transports=Transports(*data["transports"]),
         published=data["published"],
+        drift=tuple(data["drift"]),
     )
 
 
@@ -370,4 +374,5 @@ def _output(data: dict[str, Any]) -> Output:
         tuple(data["shards"]),
         Index(index["path"], tuple(index["shards"]), index["metadata"]) if index else None,
         data["config"],
+        tuple(tuple(tie) for tie in data["ties"]),
     )

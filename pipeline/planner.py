@@ -106,7 +106,8 @@ def make_plan(known: Known) -> Plan:
     for checkpoint in opened.checkpoints:
         made = _cut(checkpoint, known, len(shards))
         shards += made.shards
-        outputs.append(Output(checkpoint.name, made.numbers, made.index, _config(checkpoint.name, known.listing)))
+        config = _config(checkpoint.name, known.listing)
+        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
         notes += [*checkpoint.notes, *made.notes]
     if known.request.target.kind == "hub":
         _refuse_too_large(shards)
@@ -140,6 +141,7 @@ def make_plan(known: Known) -> Plan:
         digest="",
         transports=known.transports,
         published=known.published,
+        drift=tuple(drift(before)),
     )
     return replace(plan, digest=plan_digest(plan))
 
@@ -172,6 +174,7 @@ class _Made:
     shards: list[Shard]
     numbers: tuple[int, ...]
     index: Index | None
+    ties: tuple[tuple[str, ...], ...]
     notes: list[str]
 
 
@@ -195,7 +198,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
         index = Index(index_path(checkpoint.name), numbers, kept | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
-    return _Made(shards, numbers, index, [*selection.notes, *notes])
+    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes])
 
 
 def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:

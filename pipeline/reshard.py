@@ -70,17 +70,19 @@ def draft(request: Request, source: Source, target: Target, reload: Reload | Non
     """The plan for ``request`` as things stand; changes nothing anywhere.
 
     ``reload`` is asked only for which tied names are the sources, where the request wants to know.
-    Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read.
+    Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
+    others changed in the target is in the plan, which replaces it.
     """
-    return _draft(request, source, target, reload)[0]
+    return _draft(request, source, target, reload, replaces=True)[0]
 
 
 def plan(request: Request, source: Source, target: Target, reload: Reload) -> Plan:
     """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
 
-    Raises what ``draft`` raises, the AccessError family, and ModelCheckRequired.
+    Raises what ``draft`` raises, the AccessError family, ModelCheckRequired, and TargetDrifted unless the request says
+    that what others changed is to be replaced.
     """
-    made, known = _draft(request, source, target, reload)
+    made, known = _draft(request, source, target, reload, replaces=request.options.overwrite)
     if made.published is not None:
         return made
     if request.options.require == "model":
@@ -95,7 +97,10 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
     return make_plan(replace(known, before=_look(target, head, last), transports=transports))
 
 
-def _draft(request: Request, source: Source, target: Target, reload: Reload | None) -> tuple[Plan, Known]:
+def _draft(
+    request: Request, source: Source, target: Target, reload: Reload | None, *, replaces: bool
+) -> tuple[Plan, Known]:
+    """``replaces``: the plan is made although others changed the target."""
     state = target.state()
     _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
@@ -107,8 +112,8 @@ def _draft(request: Request, source: Source, target: Target, reload: Reload | No
     untouched = published is not None and published == state.head
     before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
     drifted = drift(before)
-    if drifted and not options.overwrite:
-        more = f" and {len(drifted) - 1} more" if len(drifted) > 1 else ""
+    if drifted and not replaces:
+        more = f" and {len(drifted) - 1:,} more" if len(drifted) > 1 else ""
         raise TargetDrifted(target=str(request.target), what=drifted[0] + more)
     if published is not None and not drifted:
         return _nothing(request, source, lender, key, published, before.head)

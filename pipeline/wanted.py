@@ -32,6 +32,7 @@ class Selection:
 
     entries: tuple[Entry, ...]
     dropped: Mapping[str, str]  # tied name that is not written -> the name that keeps its bytes
+    ties: tuple[tuple[str, ...], ...]  # the checkpoint's, by their new names
     notes: tuple[str, ...]
 
 
@@ -52,7 +53,7 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) ->
     )
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     notes += _cast_notes(entries, options.dtype, fixed)
-    return Selection(entries, dropped, tuple(notes))
+    return Selection(entries, dropped, tuple(ties), tuple(notes))
 
 
 def _renamed(checkpoint: Checkpoint, options: Options) -> tuple[Sequence[Tensor], Sequence[tuple[str, ...]], list[str]]:

@@ -44,6 +44,63 @@ def test_a_plan_without_a_target_is_of_cutting_in_place(reshard: Run, model: Pat
     assert "tokenizer.json" not in facts["deletes"]
 
 
+def test_a_plan_names_the_largest_file_and_tensor_and_says_how_much_is_read_for_them(
+    reshard: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    tensors = {f"layer.{i:03}": np.full(500 + 50 * (i == 60), i, np.uint8) for i in range(100)}
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    typed = ("plan", tmp_path / "model", "--size", "800B")
+    (facts,) = reshard(*typed, "--json").documents
+    assert facts["largest"]["tensor"] == {"name": "layer.060", "size": 550}
+    assert facts["largest"]["file"] == {name: facts["files"][60][name] for name in ("path", "size")}
+    assert facts["largest"]["file"]["size"] == max(file["size"] for file in facts["files"])
+    moves = facts["forecast"]
+    assert moves["amplification"] == round(moves["read"] / moves["written"], 4)
+    said = reshard(*typed).out
+    assert f"largest   {facts['files'][60]['path']}, " in said
+    assert f"{moves['amplification']:.2f} times what is written" in said
+
+
+def test_tied_names_are_told_with_what_becomes_of_them(reshard: Run, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    shared = torch.zeros(96, 16)
+    tensors = {"embed.weight": shared, "head.weight": shared, "w": torch.ones(3)}
+    torch.save(tensors, tmp_path / "model" / "pytorch_model.bin")
+    (facts,) = reshard("plan", tmp_path / "model", "--json").documents
+    names = ["embed.weight", "head.weight"]
+    assert facts["ties"] == [{"names": names, "written": names}]
+    said = reshard("plan", tmp_path / "model").out
+    assert "tied      embed.weight, head.weight are stored once; each is written" in said
+
+
+def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_of_a_run(
+    reshard: Run, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for number in range(30):
+        (model / f"more-{number:02}.txt").write_text("words")
+    assert reshard("run", model, "--to", out, "--size", "3300B").code == 0
+    changed = sorted(out.glob("more-*.txt"))[:25]
+    for path in changed:
+        path.write_text("others' words")
+    (out / "tokenizer.json").unlink()
+    typed = (model, "--to", out, "--size", "5kB")
+    shown = reshard("plan", *typed)
+    assert shown.code == 0, shown.err
+    assert "others changed 26 files of our last publication" in shown.out
+    assert "a run refuses (exit code 7) unless --overwrite" in shown.out
+    assert f"drift     {changed[0].name} is another file" in shown.out
+    assert "drift     6 more; --json has them all" in shown.out
+    (facts,) = reshard("plan", *typed, "--json").documents
+    assert set(facts["drift"]) == {f"{path.name} is another file" for path in changed} | {"tokenizer.json is gone"}
+    assert facts["files"] and facts["overwrite"] is False
+    assert reshard("run", *typed).code == 7
+    assert "which is replaced" in reshard("plan", *typed, "--overwrite").out
+    assert reshard("run", *typed, "--overwrite").code == 0
+    assert reshard("plan", model, "--to", out, "--size", "6kB", "--json").documents[0]["drift"] == []
+
+
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
     done = reshard("plan", model, "--size", "600B")
     assert done.code == 0, done.err

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
+from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
 from reshard.pipeline.needs import Needs, licence, needs, warnings
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.plan import Plan
@@ -96,6 +97,19 @@ def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | No
     assert licence(card) == said
     warned = [] if said else ["the source states no licence"]
     assert warnings(plan, Needs(0, 0, 0, 0, 0), "public", card, 10**9) == warned
+
+
+def test_a_file_that_the_hub_would_not_take_is_a_warning_of_a_folders_plan(plan: Plan) -> None:
+    shard, friend = plan.shards[0], plan.carried[0]
+    large = replace(
+        plan,
+        shards=(replace(shard, size=HUB_FILE_MAX + 1), replace(shard, path="fits", size=HUB_FILE_MAX)),
+        carried=(replace(friend, size=2 * HUB_FILE_MAX),),
+    )
+    assert warnings(large, Needs(0, 0, 0, 0, 0), "public", "---\nlicense: mit\n---\n", 10**9) == [
+        f"{shard.path} has 50,000,000,001 bytes, and the Hub takes files of at most 50,000,000,000",
+        f"{friend.path} has 100,000,000,000 bytes, and the Hub takes files of at most 50,000,000,000",
+    ]
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
