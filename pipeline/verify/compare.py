@@ -127,8 +127,10 @@ def paired(source: Side, output: Side) -> Paired:
 def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find."""
     findings = [moved for pair in matched.pairs if (moved := _moved(pair, theirs, ours))]
-    findings += [f"{c.name}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
-    findings += [f"{c.name}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added]
+    findings += [f"{_entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
+    findings += [
+        f"{_entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
+    ]
     casts: Counter[tuple[str, str]] = Counter()
     for pair in matched.pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)

@@ -16,7 +16,10 @@ SIZE = 12_000  # bytes a file: a dozen files
 
 
 def save_source(folder: Path) -> None:
-    """A mixture of experts in two dtypes, with a tied head stored twice, a draft head, and a file outside the index."""
+    """A mixture of experts in two dtypes, with a tied head stored twice, a draft head, and a file outside the index.
+
+    One matrix is quantised; beside the weights are a tokenizer, whose pieces only other loaders read, and a processor.
+    """
     folder.mkdir(parents=True)
     config = transformers.MixtralConfig(
         hidden_size=32,
@@ -39,9 +42,14 @@ def save_source(folder: Path) -> None:
     tensors["zeros.weight"] = torch.zeros(16)
     tensors["nans.weight"] = torch.full((16,), torch.nan)
     tensors["mtp.layers.0.proj.weight"] = torch.randn(32, 32, dtype=torch.bfloat16)
+    tensors["mtp.layers.0.packed.weight"] = torch.randn(32, 32).to(torch.float8_e4m3fn)
+    tensors["mtp.layers.0.packed.weight_scale_inv"] = torch.rand(1, 1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file({"draft.weight": torch.randn(8, 8)}, folder / "mtp.safetensors", metadata={"format": "pt"})
     save_tokenizer(folder)
+    (folder / "tokenizer.model").write_bytes(bytes(range(256)))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5, 0.5, 0.5], "size": 32}))
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 16}))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.5}))
     (folder / "configuration_own.py").write_text("# code of the model's owner, which nobody runs\nWIDTH = 32\n")
     (folder / "LICENSE").write_text("Do as you please.\n")

@@ -101,6 +101,31 @@ def _(out: Folder) -> None:
     (out / INDEX).write_text((out / INDEX).read_text()[:-30])
 
 
+@mutation(FILES, "the index begins with a byte order mark")
+def _(out: Folder) -> None:
+    (out / INDEX).write_bytes(b"\xef\xbb\xbf" + (out / INDEX).read_bytes())
+
+
+@mutation(FILES, "the index has a name that no loader looks for")
+def _(out: Folder) -> None:
+    (out / INDEX).rename(out / "weights.safetensors.index.json")
+
+
+@mutation(FILES, "index and shards have a name that no loader looks for")
+def _(out: Folder) -> None:
+    names = {path.name: path.name.replace("model", "weights") for path in out.shards}
+    out.index(lambda i: i.update(weight_map={tensor: names[file] for tensor, file in i["weight_map"].items()}))
+    for name, new in (names | {INDEX: INDEX.replace("model", "weights")}).items():
+        (out / name).rename(out / new)
+
+
+@mutation(FILES, "index and shards are in a folder of their own")
+def _(out: Folder) -> None:
+    (out / "weights").mkdir()
+    for path in (*out.shards, out / INDEX):
+        path.rename(out / "weights" / path.name)
+
+
 @mutation(FILES, "the index has a tensor twice")
 def _(out: Folder) -> None:
     text = (out / INDEX).read_text()
@@ -257,6 +282,11 @@ def _(out: Folder) -> None:
 @mutation(TENSORS, "the draft head is missing, of which the class knows nothing")
 def _(out: Folder) -> None:
     out.drop(MTP)
+
+
+@mutation(TENSORS, "the scale of a quantised matrix is missing")
+def _(out: Folder) -> None:
+    out.drop("mtp.layers.0.packed.weight_scale_inv")
 
 
 @mutation(TENSORS, "the weights that no index names are missing")
@@ -436,7 +466,7 @@ def _(out: Folder) -> None:
 
 # -------------------------------------------------------------------------------------------------------- other files
 
-OTHERS = "config, tokenizer, code"
+OTHERS = "config, tokenizer, processor, code"
 
 
 @mutation(OTHERS, "the tokenizer is another model's")
@@ -462,6 +492,26 @@ def _(out: Folder) -> None:
 @mutation(OTHERS, "the chat template is missing")
 def _(out: Folder) -> None:
     (out / "chat_template.jinja").unlink()
+
+
+@mutation(OTHERS, "the tokenizer lacks the pieces that only other loaders read")
+def _(out: Folder) -> None:
+    (out / "tokenizer.model").unlink()
+
+
+@mutation(OTHERS, "the processor is missing")
+def _(out: Folder) -> None:
+    (out / "preprocessor_config.json").unlink()
+
+
+@mutation(OTHERS, "the processor takes images of another mean")
+def _(out: Folder) -> None:
+    out.json("preprocessor_config.json", lambda p: p.update(image_mean=[0.4, 0.5, 0.5]))
+
+
+@mutation(OTHERS, "the processor puts images and text together otherwise")
+def _(out: Folder) -> None:
+    out.json("processor_config.json", lambda p: p.update(image_seq_length=17))
 
 
 @mutation(OTHERS, "the config is missing")
@@ -493,3 +543,19 @@ def _(out: Folder) -> None:
 def _(out: Folder) -> None:
     path = out / "configuration_own.py"
     path.write_text(path.read_text().replace("32", "23"))
+
+
+@mutation(OTHERS, "code is there that the source does not have")
+def _(out: Folder) -> None:
+    (out / "modeling_own.py").write_text("# what a config may name\n")
+
+
+@mutation(OTHERS, "settings of a quantiser are there that the source does not have")
+def _(out: Folder) -> None:
+    (out / "quantize_config.json").write_text('{"bits": 4}')
+
+
+@mutation(OTHERS, "an adapter is there, which loaders attach by themselves")
+def _(out: Folder) -> None:
+    (out / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1}')
+    write(out / "adapter_model.safetensors", {"lora_A.weight": out.get(NORM)})

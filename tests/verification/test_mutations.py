@@ -13,7 +13,7 @@ from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.table import AGAINST, COLUMNS, Results, caught, check, make_good, mutated, on_the_page, render
 
 LEAST = 40
-PLACES = (".safetensors", ".json", ".py", ".jinja", ".weight", "inv_freq", "mtp")
+PLACES = (".safetensors", ".json", ".py", ".jinja", ".model", ".weight", "inv_freq", "mtp")
 
 
 def test_the_good_output_passes_every_check(found: Results) -> None:
