@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
@@ -15,12 +18,19 @@ from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.places import Folder, Hub, parse_place
-from reshard.pipeline.request import Options
+from reshard.pipeline.request import Options, parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.publication import Publication
     from reshard.pipeline.stores.open import Context
     from reshard.pipeline.stores.protocols import Source
+    from reshard.pipeline.verify.load import LoadOptions
+
+
+class Loader(StrEnum):
+    transformers = "transformers"
+    accelerate = "accelerate"
+
 
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
@@ -61,18 +71,38 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    device_map: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="For --load: JSON of devices by module; disk is one of them.",
+            show_default=False,
+        ),
+    ] = None,
+    loader: Annotated[
+        Loader | None,
+        Option(help="For --load: accelerate is its load_checkpoint_and_dispatch.", show_default="transformers"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        Option(
+            metavar="SIZE",
+            help="For --load: what the loading process may hold beside mapped files before it is ended; on Linux.",
+            show_default=False,
+        ),
+    ] = None,
     output: Output,
 ) -> None:
-    """Check a checkpoint, whoever made it: alone, or against the source that it should equal."""
-    from reshard.cli.devices import parse_max_memory
+    """Check a checkpoint, whoever made it: alone, or against the source that it should equal.
+
+    It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
+    """
     from reshard.pipeline.stores.open import Context, open_source
     from reshard.pipeline.verify.loading import check_load
     from reshard.pipeline.verify.reload import Reload
     from reshard.pipeline.verify.verify import verify as make_checks
 
-    if max_memory and not load:
-        raise UsageError(what="--max-memory is what a load may take: it needs --load")
-    limits = parse_max_memory(max_memory) if max_memory else None
+    loads = _load_options(load, loader, device_map, max_memory, memory)
     changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
     if against is None and changes != Options():
         raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
@@ -80,8 +110,10 @@ def verify(
     ours = open_source(parse_place(place), context)
     described = _described(parse_place(place), ours, context)
     theirs = open_source(parse_place(against), context) if against else None
-    with bar(output) as shown, closing(Reload()) as reload:
+    with bar(output) as shown, closing(Reload(tmpdir=context.tmpdir)) as reload:
         progress = _Progress(shown, ours, theirs)
+        # First, because it may end in an error of what was asked for, and reading every byte takes longer.
+        loaded = [check_load(ours, theirs, reload, loads, progress.tick, context.tmpdir)] if loads else []
         checks = make_checks(
             ours,
             theirs,
@@ -92,18 +124,19 @@ def verify(
             tick=progress.tick,
             tmpdir=context.tmpdir,
         )
-        if load:
-            checks.append(check_load(ours, theirs, reload, limits, progress.tick, context.tmpdir))
+        checks += loaded
     failed = [check for check in checks if check.result == "failed"]
+    ends = Counter(check.result for check in checks)
+    result = next((end for end in ("failed", "inconclusive") if ends[end]), "passed")
     facts = {
         "place": str(ours.place),
         "commit": ours.pin.commit,
         "against": str(theirs.pin) if theirs else None,
         "deep": deep,
-        "result": "failed" if failed else "passed",
+        "result": result,
         "checks": [check.to_dict() for check in checks],
     }
-    output.result(facts, _text(facts), "failed" if failed else "passed")
+    output.result(facts, _text(facts), result)
     if failed:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
         raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
@@ -118,6 +151,27 @@ def _described(place: Hub | Folder, output: Source, context: Context) -> Publica
     if isinstance(place, Hub) and MANIFEST not in output.files():
         return None
     return described_by(open_target(place, Options(), context), output.pin.commit)
+
+
+def _load_options(
+    load: bool, loader: Loader | None, device_map: Path | None, max_memory: str | None, memory: str | None
+) -> LoadOptions | None:
+    """How to load, or None where nobody asked for it; raises UsageError."""
+    from reshard.cli.devices import parse_max_memory, read_device_map
+    from reshard.pipeline.verify.load import LoadOptions
+
+    if not load:
+        if loader or device_map or max_memory or memory:
+            raise UsageError(what="--loader, --device-map, --max-memory and --memory say how to load: they need --load")
+        return None
+    if max_memory and device_map:
+        raise UsageError(what="--max-memory and --device-map exclude each other")
+    return LoadOptions(
+        loader=(loader or Loader.transformers).value,
+        device_map=read_device_map(device_map) if device_map else "auto",
+        max_memory=parse_max_memory(max_memory) if max_memory else None,
+        memory=parse_size(memory, "--memory") if memory else None,
+    )
 
 
 class _Progress:
@@ -149,5 +203,12 @@ def _text(facts: dict[str, Any]) -> RenderableType:
         if len(findings) > FINDINGS_SHOWN:
             shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them"))
     against = f" against {facts['against']}" if facts["against"] else ""
-    shown.append(Text(f"{facts['place']}{against}: {facts['result']}"))
+    shown.append(Text(f"{facts['place']}{against}: {_end(facts)}"))
     return Group(*shown)
+
+
+def _end(facts: dict[str, Any]) -> str:
+    """How it ended, and how many checks did not pass, if any."""
+    ends = Counter(check["result"] for check in facts["checks"])
+    others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
+    return f"{facts['result']} ({', '.join(others)}, of {ends.total():,} checks)" if others else str(facts["result"])

@@ -103,8 +103,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
     for output in plan.outputs:
         name = f"reload {output.name}"
         verdict = _reload(plan, shards, output, source, reload)
-        counted = verdict.to_dict() | {"missing": len(verdict.missing), "unexpected": len(verdict.unexpected)}
-        figures = {k: counted[k] for k in ("class_name", "missing", "unexpected", "seconds", "peak_rss")}
+        figures = verdict.figures()
         with after(checks):
             if verdict.result == "failed":
                 raise ReloadFailed(
@@ -114,7 +113,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
             result: Result = "passed" if verdict.result in {"clean", "report"} else "skipped"
             if verdict.result == "inconclusive":
                 result = "inconclusive"
-            made = Check(name, result, verdict.level, verdict.reason, figures)
+            made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes)), figures)
             if plan.options.require == "model" and verdict.level != "model":
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()])
         checks.append(made)

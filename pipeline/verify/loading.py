@@ -18,51 +18,62 @@ from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verify.checks import Check, Result
-from reshard.pipeline.verify.load import LoadCheck, compare_loads, load
+from reshard.pipeline.verify.load import LoadCheck, LoadOptions, compare_loads, load
 from reshard.pipeline.verify.reload import Reload
-
-_LEVEL = "loaded by transformers, one forward pass"
 
 
 def check_load(
     output: Source,
     source: Source | None,
     reload: Reload,
-    max_memory: Mapping[str, int] | None,
+    options: LoadOptions,
     tick: Tick,
     tmpdir: Path | None,
 ) -> Check:
     """Whether the model of the root folder loads and runs; with ``source``, whether it gives its output bit for bit.
 
-    ``max_memory`` is bytes by device ("0", "cpu"); blocks beyond it are offloaded to disk. Raises DiskFull when what
-    has to be fetched does not fit into ``tmpdir``, and what stores raise.
+    Raises DiskFull when what has to be fetched does not fit into ``tmpdir``, DeviceMapIncomplete, and what stores
+    raise.
     """
+    level = f"loaded by {options.loader}, one forward pass"
     if not _files(output):
-        return Check("load", "skipped", _LEVEL, "no safetensors files and config.json are at the top of it")
+        return Check("load", "skipped", level, "no safetensors files and config.json are at the top of it")
     comparable = source is not None and bool(_files(source))
     with ExitStack() as fetched:
         here = fetched.enter_context(_as_folder(output, tick, tmpdir))
         if source is not None and comparable:
             there = fetched.enter_context(_as_folder(source, tick, tmpdir))
-            found = compare_loads(reload, there, here, max_memory=max_memory)
+            found = compare_loads(reload, there, here, options)
         else:
-            found = load(reload, here, max_memory=max_memory)
-    return _told(found, alone=source is None)
+            found = load(reload, here, options)
+    result, reason = _judged(found, alone=source is None)
+    if result == "failed":
+        return Check("load", result, level, "", _figures(found), (f"the model: {reason}",))
+    return Check("load", result, level, reason, _figures(found))
 
 
-def _told(found: LoadCheck, alone: bool) -> Check:
-    figures: dict[str, object] = {"class_name": found.class_name} if found.class_name else {}
-    figures |= {"seconds": round(found.seconds, 1), "peak_rss": found.peak_rss, **_placed(found.placement)}
-    reason = found.reason
-    result: Result = "inconclusive"
-    if found.result == "equal" or (found.result == "loaded" and alone):
-        result = "passed"
-    elif found.result == "loaded":
-        reason += "; the source is in no format that is loaded here, so there is nothing to compare with"
-    elif found.result == "failed" or found.result == "skipped":
-        result = found.result
-    findings = (f"the model: {reason}",) if result == "failed" else ()
-    return Check("load", result, _LEVEL, "" if findings else reason, figures, findings)
+def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
+    """A model that runs on made-up parameters proves nothing alone: some are made so, and others lost them."""
+    if found.result == "equal":
+        return "passed", found.reason
+    if found.result != "loaded":
+        return found.result, found.reason
+    if not alone:
+        untold = "the source is in no format that is loaded here, so there is nothing to compare with"
+        return "inconclusive", f"{found.reason}; {untold}"
+    if found.in_no_file:
+        return "inconclusive", f"{found.reason}; --against tells whether the source has them"
+    return "passed", found.reason
+
+
+def _figures(found: LoadCheck) -> dict[str, object]:
+    """What was counted; nothing where nothing was tried."""
+    if found.result == "skipped":
+        return {}
+    named: dict[str, object] = {"class_name": found.class_name} if found.class_name else {}
+    lacking: dict[str, object] = {"in_no_file": len(found.in_no_file)} if found.in_no_file else {}
+    seen = {"seconds": round(found.seconds, 1), "peak_rss": found.peak_rss}
+    return {**named, **lacking, **seen, **_placed(found.placement)}
 
 
 def _placed(placement: Mapping[str, int]) -> dict[str, int]:

@@ -25,11 +25,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
 from reshard.pipeline.verify.reload_limits import Allowed
-from reshard.pipeline.verify.structure import Signature
+
+if TYPE_CHECKING:
+    from reshard.pipeline.verify.structure import Signature
 
 # What the child inherits: how to find Python's packages and to speak UTF-8. Above all no token, no proxy, no cache.
 _INHERITED = (

@@ -190,6 +190,8 @@ def _cut_short(status: int, allowed: Allowed) -> str:
         return f"the reload used up its {allowed.cpu} s of processor time"
     if number == signal.SIGKILL:
         return "the reload was killed, most likely because the machine ran out of memory"
+    if number == signal.SIGBUS:
+        return "the reload crashed with SIGBUS, most likely because there was no room on the disk"
     return f"the reload crashed with {signal.Signals(number).name}"
 
 

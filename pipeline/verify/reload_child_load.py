@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from errno import EDQUOT, ENOMEM, ENOSPC
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from safetensors import safe_open
 
 from reshard.pipeline.verify.reload_child_devices import uncovered
-from reshard.pipeline.verify.reload_child_model import NotChecked, resolve
+from reshard.pipeline.verify.reload_child_model import NotChecked, quantization_method, resolve
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
 TOKENS = 8  # of the one question
+# What libraries say, in errors of no kind of their own, when the machine has too little or cannot do it.
+_OF_THE_MACHINE = (
+    "No space left on device",
+    "unexpected pos",  # torch's archive, where the disk is full
+    "llocate memory",  # "can't allocate memory" of torch, "Cannot allocate memory" of mmap
+)
 
 
 def load(
@@ -26,6 +35,8 @@ def load(
     scratch: Path,
 ) -> dict[str, Any]:
     """The answer that ``LoadCheck`` wants."""
+    if absent := _absent(device_map, max_memory or {}):
+        return {"result": "skipped", "reason": f"this machine has no device {', '.join(absent)}"}
     visible, offload = scratch / "model", scratch / "offload"
     visible.mkdir()
     offload.mkdir()
@@ -37,45 +48,92 @@ def load(
     (visible / "generation_config.json").write_text("{}")
     config_file = Path(folder, "config.json")
     try:
-        model_class, config, _ = resolve(config_file.read_text() if config_file.is_file() else None, scratch)
+        text = config_file.read_text() if config_file.is_file() else None
+        model_class, config, _ = resolve(text, scratch)
     except NotChecked as why:
         return {"result": why.result, "reason": str(why)}
-    if not isinstance(device_map, str):
+    quantised = quantization_method(json.loads(text or "{}"))
+    if quantised == "fp8" and not torch.accelerator.is_available():
+        return {"result": "skipped", "reason": "weights quantised by fp8 run on a GPU, and this machine has none"}
+    if isinstance(device_map, dict):
+        device_map = {module: _device(device) for module, device in device_map.items()}
         with init_empty_weights():
             empty = model_class(config)
         # transformers itself lets an incomplete map pass as long as it names one device only.
         if names := uncovered(empty, device_map):
             return {"result": "incomplete", "parameters": names}
-    limits = {int(k) if k.isdigit() else k: v for k, v in max_memory.items()} if max_memory else None
+    limits = {_device(device): size for device, size in max_memory.items()} if max_memory else None
     start = _by_transformers if loader == "transformers" else _by_accelerate
     torch.manual_seed(SEED)
     try:
-        model, initialised = start(model_class, config, visible, device_map, limits, offload)
-    except (MemoryError, RecursionError):
+        model, in_no_file = start(model_class, config, visible, device_map, limits, offload)
+    except _Unnamed as unnamed:
+        return {"result": "inconclusive", "reason": str(unnamed), "in_no_file": unnamed.parameters}
+    except RecursionError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a loader raises is what its user would meet
-        return {"result": "failed", "reason": f"{loader} does not load it: {_named(error)}"}
+        result = excuse(error) or ("inconclusive" if quantised else "failed")
+        return {"result": result, "reason": f"{loader} does not load it: {_named(error)}"}
     facts = {
         "class_name": model_class.__name__,
-        "initialised": initialised,
+        "in_no_file": in_no_file,
         "placement": dict(Counter(str(device) for device in getattr(model, "hf_device_map", {"": "cpu"}).values())),
     }
+    lacking = f"; parameters that are in no file: {len(in_no_file):,}, such as {in_no_file[0]}" if in_no_file else ""
     try:
         question = _question(model)
     except NotChecked as why:
-        return {**facts, "result": "inconclusive", "reason": f"it loads by {loader}, but {why}"}
+        return {**facts, "result": "inconclusive", "reason": f"it loads by {loader}, but {why}{lacking}"}
     try:
         with torch.no_grad():
             output = _first_tensor(model(**question))
-    except (MemoryError, RecursionError):
+    except RecursionError:
         raise
     except Exception as error:  # noqa: BLE001 - as above
-        result = "inconclusive" if isinstance(error, (TypeError, ValueError)) else "failed"
-        return {**facts, "result": result, "reason": f"it loads by {loader} and does not run: {_named(error)}"}
-    reason = f"{model_class.__name__} loads by {loader} and runs"
-    if initialised:
-        reason += f"; {len(initialised)} parameters are in no file"
+        # Offloaded, a parameter that no file has cannot even be made up.
+        unasked = quantised or in_no_file or isinstance(error, (TypeError, ValueError))
+        result = excuse(error) or ("inconclusive" if unasked else "failed")
+        reason = f"it loads by {loader} and does not run: {_named(error)}{lacking}"
+        return {**facts, "result": result, "reason": reason}
+    reason = f"{model_class.__name__} loads by {loader} and runs{lacking}"
     return {**facts, "result": "loaded", "reason": reason, "output": digest(output)}
+
+
+class _Unnamed(Exception):
+    """Parameters that no file has by their own names, which are the only ones that accelerate knows."""
+
+    def __init__(self, parameters: list[str]) -> None:
+        super().__init__(
+            f"{len(parameters):,} parameters, such as {parameters[0]}, are in no file by their own name, and "
+            "accelerate knows no other; `--loader transformers` tells whether they have one"
+        )
+        self.parameters = parameters
+
+
+def _device(name: str | int) -> str | int:
+    return int(name) if isinstance(name, str) and name.isdecimal() else name
+
+
+def _absent(device_map: str | Mapping[str, str | int], max_memory: Mapping[str, int]) -> list[str]:
+    """Those of the devices asked for that this machine lacks."""
+    placed = () if isinstance(device_map, str) else device_map.values()
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    there = {"cpu", "disk"}
+    if accelerator is not None:
+        numbers = range(torch.accelerator.device_count())
+        there |= {accelerator.type, *map(str, numbers), *(f"{accelerator.type}:{number}" for number in numbers)}
+    return sorted({*map(str, placed), *max_memory} - there)
+
+
+def excuse(error: Exception) -> str | None:
+    """The result of a load that ended for want of something here, which says nothing of the weights; else None."""
+    if isinstance(error, ImportError):
+        return "skipped"
+    if isinstance(error, (MemoryError, NotImplementedError, torch.OutOfMemoryError)):
+        return "inconclusive"
+    if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, ENOMEM):
+        return "inconclusive"
+    return "inconclusive" if any(phrase in str(error) for phrase in _OF_THE_MACHINE) else None
 
 
 def _by_transformers(
@@ -104,6 +162,8 @@ def _by_accelerate(
     with init_empty_weights():
         model = model_class(config)
     model.tie_weights()
+    if unnamed := _unnamed(model, folder):
+        raise _Unnamed(unnamed)
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),
@@ -115,6 +175,18 @@ def _by_accelerate(
         strict=False,
     )
     return model.eval(), []
+
+
+def _unnamed(model: Any, folder: Path) -> list[str]:
+    """The parameters whose names, and those of what they are tied to, are in no file."""
+    stored: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            stored |= set(file.keys())
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return sorted(same[0] for same in names.values() if stored.isdisjoint(same))
 
 
 def _question(model: Any) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from tests.cli.conftest import ROW, Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -38,7 +38,7 @@ def test_a_good_output_passes_and_says_what_was_looked_at(reshard: Run, model: P
     cut = cut_of(reshard, model, tmp_path)
     done = reshard("verify", cut, "--against", model, "--deep")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1].endswith(": passed")
+    assert done.out.splitlines()[-1].endswith(": passed (1 skipped, of 8 checks)"), "the config names no known class"
     for name in ("index rules ", "same tensors ", "other files ", "class of model ", "tokenizer ", "same bytes "):
         assert name in done.out
 
@@ -104,8 +104,77 @@ def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: P
     assert reshard("verify", cut, "--against", repo, env=env).code == 6
 
 
-def test_a_load_is_asked_for_by_name(reshard: Run, cut: Path) -> None:
-    assert reshard("verify", cut, "--max-memory", "cpu=1GB").code == 2
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["--max-memory", "cpu=1GB"], "need --load"),
+        (["--loader", "accelerate"], "need --load"),
+        (["--load", "--memory", "much"], "--memory much"),
+        (["--load", "--device-map", "nowhere.json"], "--device-map nowhere.json"),
+        (["--load", "--device-map", "x", "--max-memory", "cpu=1GB"], "exclude each other"),
+    ],
+)
+def test_how_to_load_is_looked_at_before_anything_is_read(
+    typed: list[str], named: str, reshard: Run, cut: Path
+) -> None:
+    done = reshard("verify", cut, *typed)
+    assert (done.code, named in done.err) == (2, True), done.err
+
+
+@pytest.fixture
+def headless(tmp_path: Path) -> Path:
+    """A model whose head is in no file."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**small, vocab_size=96)).save_pretrained(tmp_path / "headless")
+    file = tmp_path / "headless" / "model.safetensors"
+    kept = {name: array for name, array in load_file(file).items() if name != "lm_head.weight"}
+    save_file(kept, file, metadata={"format": "pt"})
+    return tmp_path / "headless"
+
+
+WHERE = """
+import os, sys
+if "reshard.pipeline.verify.reload_child" in sys.orig_argv:
+    open(os.environ["PYTHONPATH"] + "/seen", "w").write(os.getcwd())
+"""
+
+
+def test_a_model_on_made_up_parameters_is_inconclusive_and_the_last_line_says_so(
+    reshard: Run, headless: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(WHERE)
+    (tmp_path / "room").mkdir()
+    (tmp_path / "map.json").write_text('{"": "disk"}')
+    env = {"PYTHONPATH": str(tmp_path / "site"), "RESHARD_TMPDIR": str(tmp_path / "room")}
+    done = reshard("verify", headless, "--load", "--device-map", "map.json", "--memory", "4GB", env=env)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].endswith(": inconclusive (2 inconclusive, of 3 checks)")
+    assert "in no file: 1, such as lm_head.weight" in done.out
+    assert "blocks on disk 1" in done.out
+    assert Path((tmp_path / "site" / "seen").read_text()).parent == tmp_path / "room", "what it offloads lies there"
+
+
+@pytest.mark.slow
+def test_the_loader_and_its_memory_are_the_users_choice(reshard: Run, headless: Path) -> None:
+    (facts,) = reshard("verify", headless, "--load", "--loader", "accelerate", "--json").documents
+    assert facts["result"] == "inconclusive"
+    assert facts["checks"][-1]["level"] == "loaded by accelerate, one forward pass"
+    (facts,) = reshard("verify", headless, "--load", "--memory", "1MB", "--json").documents
+    assert "held more than 1000000 bytes" in facts["checks"][-1]["reason"]
+    assert reshard("verify", headless, "--quiet").out == "inconclusive\n"
+
+
+def test_a_map_that_misses_a_parameter_names_it(reshard: Run, headless: Path, tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"model.layers": "cpu"}')
+    done = reshard("verify", headless, "--load", "--device-map", "map.json")
+    assert done.code == 2, done.err
+    assert "no device for model.embed_tokens.weight" in done.err
+
+
+def test_a_load_of_weights_alone_is_skipped(reshard: Run, cut: Path) -> None:
     done = reshard("verify", cut, "--load")
     assert done.code == 0, done.err
     assert "load            skipped" in done.out and "config.json" in done.out

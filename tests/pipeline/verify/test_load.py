@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 import transformers
 
 from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.limits import MB
-from reshard.pipeline.verify.load import compare_loads, load
+from reshard.pipeline.verify.load import LoadOptions, compare_loads, load
 from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.reload_child_load import excuse
 from tests.pipeline.verify.models import CONFIGS, Saved
 
 GetSaved = Callable[..., Saved]
@@ -75,7 +79,7 @@ def test_a_model_answers_the_same_from_memory_and_from_disk(
 ) -> None:
     source, output = resaved("llama")
     everywhere = load(reload, source)
-    found = load(reload, output, loader=loader, **where)
+    found = load(reload, output, LoadOptions(loader=loader, **where))
     assert (found.result, found.output) == ("loaded", everywhere.output), found
     assert found.class_name == "LlamaForCausalLM"
     assert everywhere.placement == {"cpu": 1}
@@ -167,7 +171,7 @@ def test_files_that_lie_fail_a_load_from_disk(
 ) -> None:
     source, output = resaved("llama")
     fault(output)
-    found = compare_loads(reload, source, output, device_map={"": "disk"})
+    found = compare_loads(reload, source, output, LoadOptions(device_map={"": "disk"}))
     assert found.result == "failed", found
 
 
@@ -183,8 +187,8 @@ def test_fused_experts_load_by_transformers_and_not_by_accelerate(
     resaved: Callable[[str], tuple[Path, Path]], reload: Reload
 ) -> None:
     source, output = resaved("mixtral")
-    assert compare_loads(reload, source, output, device_map={"": "disk"}).result == "equal"
-    found = compare_loads(reload, source, output, loader="accelerate")
+    assert compare_loads(reload, source, output, LoadOptions(device_map={"": "disk"})).result == "equal"
+    found = compare_loads(reload, source, output, LoadOptions(loader="accelerate"))
     assert (found.result, "the source itself" in found.reason) == ("inconclusive", True)
 
 
@@ -192,9 +196,9 @@ def test_fused_experts_load_by_transformers_and_not_by_accelerate(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is watched where /proc tells it")
-@pytest.mark.parametrize(("rss", "result"), [(400 * MB, "inconclusive"), (2000 * MB, "loaded")])
+@pytest.mark.parametrize(("memory", "result"), [(400 * MB, "inconclusive"), (2000 * MB, "loaded")])
 def test_a_load_that_holds_more_memory_than_it_may_is_ended(
-    rss: int, result: str, tmp_path: Path, reload: Reload
+    memory: int, result: str, tmp_path: Path, reload: Reload
 ) -> None:
     """Weights in one dtype that the config wants in another cannot stay in mapped files."""
     config = transformers.BertConfig(
@@ -208,10 +212,10 @@ def test_a_load_that_holds_more_memory_than_it_may_is_ended(
     model.save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**content, "dtype": "float32"}))
-    found = load(reload, tmp_path, rss=rss)
+    found = load(reload, tmp_path, LoadOptions(memory=memory))
     assert found.result == result, found
     if result == "inconclusive":
-        assert found.reason == f"the reload was ended because it held more than {rss} bytes of memory"
+        assert found.reason == f"the reload was ended because it held more than {memory} bytes of memory"
 
 
 def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_path: Path, reload: Reload) -> None:
@@ -239,7 +243,54 @@ def test_a_map_that_misses_a_parameter_is_an_error_that_names_it(
 ) -> None:
     placed = {name: device for name, device in APART.items() if name != missing}
     with pytest.raises(DeviceMapIncomplete, match=rf"no device for {missing}\."):
-        load(reload, saved("llama").folder, loader=loader, device_map=placed)
+        load(reload, saved("llama").folder, LoadOptions(loader=loader, device_map=placed))
+
+
+# --------------------------------------------------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize(
+    "where", [{"max_memory": {"77": MB}}, {"device_map": {"": 77}}, {"device_map": {"": "cuda:77", "lm_head": "cpu"}}]
+)
+def test_a_device_that_this_machine_lacks_is_named_and_no_fault_of_the_model(
+    where: dict[str, Any], saved: GetSaved, reload: Reload
+) -> None:
+    found = load(reload, saved("llama").folder, LoadOptions(**where))
+    assert found.result == "skipped", found
+    assert re.fullmatch(r"this machine has no device (cuda:)?77", found.reason)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="fp8 runs where there is an accelerator")
+def test_fp8_is_not_run_without_a_gpu(saved: GetSaved, tmp_path: Path, reload: Reload) -> None:
+    model = saved("llama")
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_bytes(model.with_config(quantization_config=quantization))
+    shutil.copy(model.folder / "model.safetensors", tmp_path)
+    found = load(reload, tmp_path)
+    assert (found.result, "run on a GPU" in found.reason) == ("skipped", True), found
+
+
+def test_what_a_machine_lacks_is_told_from_what_a_model_lacks() -> None:
+    with pytest.raises(RuntimeError) as memory:
+        torch.empty(1 << 60)
+    with pytest.raises(RuntimeError) as dtype:
+        torch.zeros(2).to(torch.float8_e4m3fn).sum()
+    with pytest.raises(safetensors.SafetensorError) as header:
+        safetensors.torch.load(b"no header")
+    assert excuse(memory.value) == excuse(dtype.value) == "inconclusive"
+    assert excuse(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == "inconclusive"
+    assert excuse(ImportError("`pip install kernels`")) == "skipped"
+    assert excuse(header.value) is None
+    assert excuse(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) is None
+
+
+def test_accelerate_names_what_it_does_not_find(resaved: Callable[[str], tuple[Path, Path]], reload: Reload) -> None:
+    source, output = resaved("llama")
+    tensor_gone(output)
+    alone = load(reload, output, LoadOptions(loader="accelerate"))
+    assert (alone.result, alone.in_no_file) == ("inconclusive", (NORM,))
+    against = compare_loads(reload, source, output, LoadOptions(loader="accelerate"))
+    assert (against.result, NORM in against.reason) == ("failed", True)
 
 
 def test_a_folder_without_a_class_is_skipped(tmp_path: Path, reload: Reload) -> None:

@@ -18,6 +18,7 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.load import LoadOptions
 from reshard.pipeline.verify.loading import check_load
 from reshard.pipeline.verify.reload import Reload
 from tests.pipeline.verify.models import Saved
@@ -43,7 +44,8 @@ def opened(place: str | Path) -> Source:
 
 
 def look(output: Source, source: Source | None, reload: Reload, tmpdir: Path, memory: int | None = None) -> Check:
-    return check_load(output, source, reload, {"cpu": memory} if memory else None, lambda n: None, tmpdir)
+    options = LoadOptions(max_memory={"cpu": memory} if memory else None)
+    return check_load(output, source, reload, options, lambda n: None, tmpdir)
 
 
 def test_the_cut_model_gives_the_sources_output(cut: tuple[Path, Path], tmp_path: Path, reload: Reload) -> None:
@@ -64,6 +66,28 @@ def test_a_changed_weight_changes_the_output(cut: tuple[Path, Path], tmp_path: P
     assert found.result == "failed"
     assert "another output" in found.findings[0]
     assert look(opened(output), None, reload, tmp_path).result == "passed", "alone it loads and runs"
+
+
+def test_a_model_that_runs_on_made_up_parameters_does_not_pass_alone(
+    saved: Callable[..., Saved], tmp_path: Path, reload: Reload
+) -> None:
+    model = saved("llama")
+    for name in ("source", "output"):
+        (tmp_path / name).mkdir()
+        shutil.copy(model.folder / "config.json", tmp_path / name)
+        tensors = load_file(model.folder / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    output = opened(tmp_path / "output")
+    alone = look(output, None, reload, tmp_path)
+    assert (alone.result, alone.figures["in_no_file"]) == ("inconclusive", 1)
+    assert "lm_head.weight" in alone.reason
+    same = look(output, opened(tmp_path / "source"), reload, tmp_path)
+    assert (same.result, "in no file of either: 1" in same.reason) == ("passed", True)
+    offloaded = look(output, None, reload, tmp_path, memory=10_000)
+    assert (offloaded.result, "in no file: 1" in offloaded.reason) == ("inconclusive", True), offloaded
+    lost = look(output, opened(model.folder), reload, tmp_path)
+    assert lost.result == "failed" and "lm_head.weight" in lost.findings[0]
 
 
 def test_a_repository_is_fetched_and_forgotten(
@@ -90,6 +114,7 @@ def test_what_no_loader_reads_is_skipped_and_a_source_in_torch_is_nothing_to_com
     (tmp_path / "bin").mkdir()
     torch.save(load_file(source / "model.safetensors"), tmp_path / "bin" / "pytorch_model.bin")
     shutil.copy(source / "config.json", tmp_path / "bin")
-    assert look(opened(tmp_path / "bin"), None, reload, tmp_path).result == "skipped"
+    untried = look(opened(tmp_path / "bin"), None, reload, tmp_path)
+    assert (untried.result, untried.figures) == ("skipped", {})
     found = look(opened(output), opened(tmp_path / "bin"), reload, tmp_path)
     assert found.result == "inconclusive" and "nothing to compare with" in found.reason

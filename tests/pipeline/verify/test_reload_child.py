@@ -118,7 +118,11 @@ def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(reloa
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(signal.SIGKILL, "the reload was killed"), (signal.SIGSEGV, "the reload crashed with SIGSEGV")],
+    [
+        (signal.SIGKILL, "the reload was killed"),
+        (signal.SIGSEGV, "the reload crashed with SIGSEGV"),
+        (signal.SIGBUS, "no room on the disk"),
+    ],
 )
 def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
     number: signal.Signals, reason: str, reload: Reload
@@ -367,6 +371,19 @@ def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeyp
         found = reload.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
     assert "could not start: ModuleNotFoundError: No module named" in found.reason
+
+
+def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> None:
+    """Seen from inside, by a python that does nothing else than to say where it is."""
+    python, room = tmp_path / "python", tmp_path / "room"
+    python.write_text(f"#!/bin/sh\necho $PWD $TMPDIR > {tmp_path}/seen\n")
+    python.chmod(0o755)
+    room.mkdir()
+    with Reload(python=str(python), tmpdir=room) as reload:
+        assert "could not start" in (reload.warm() or "")
+    home, tmpdir = (tmp_path / "seen").read_text().split()
+    assert (Path(home).parent, tmpdir) == (room, home)
+    assert not list(room.iterdir())
 
 
 def test_a_python_that_ends_at_once_is_told() -> None:
