@@ -182,8 +182,15 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, late or "only public repositories can be read, and nothing written")
     rights = rights_of(account)
     said = f"{what} is {account.get('name')}'s: {rights}"
-    warning = late or ("" if rights.startswith("writes") else "nothing can be published with it")
-    return Probe(name, said, warning, facts={"endpoint": endpoint, "account": account.get("name"), "rights": rights})
+    warning = late or ("" if writable_by(account) else "nothing can be published with it")
+    facts = {
+        "endpoint": endpoint,
+        "account": account.get("name"),
+        "rights": rights,
+        "reads": readable_by(account),
+        "writes": writable_by(account),
+    }
+    return Probe(name, said, warning, facts=facts)
 
 
 def _skew(date: str | None, now: float) -> float:
@@ -191,24 +198,44 @@ def _skew(date: str | None, now: float) -> float:
     return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
 
 
+ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
+
+
 def rights_of(account: dict[str, Any]) -> str:
-    """What a token may write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
-    access = _access(account)
-    if writable := writable_by(account):
-        return f"writes to {', '.join(writable)}"
-    return "reads what its scopes name" if access.get("role") == "fineGrained" else "reads"
+    """What a token may read and write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
+    names = readable_by(account)
+    reads = ["what is public", *([f"what is private to {', '.join(names)}"] if names else [])]
+    gated = _access(account).get("role") in ROLES or _fine_grained(account).get("canReadGatedRepos")
+    if gated:
+        reads.append("what is gated and its owner was let into")
+    refused = ", and nothing that is gated" if gated is False else ""
+    return f"reads {', '.join(reads)}{refused}; writes to {', '.join(writable_by(account)) or 'nothing'}"
+
+
+def readable_by(account: dict[str, Any]) -> list[str]:
+    """The namespaces, and of a fine-grained token also single repositories, whose private files it may read."""
+    if _access(account).get("role") in ROLES:
+        return [str(account.get("name")), *(org["name"] for org in account.get("orgs", ()))]
+    return _scoped(account, {"repo.content.read", "repo.write"})
 
 
 def writable_by(account: dict[str, Any]) -> list[str]:
     """The namespaces, and of a fine-grained token also single repositories, that it may write."""
-    access = _access(account)
-    if access.get("role") == "write":
+    if _access(account).get("role") == "write":
         organisations = [org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read"]
         return [str(account.get("name")), *organisations]
-    if access.get("role") != "fineGrained":
-        return []
-    scopes = (access.get("fineGrained") or {}).get("scoped", ())
-    return [scope["entity"]["name"] for scope in scopes if "repo.write" in scope["permissions"]]
+    return _scoped(account, {"repo.write"})
+
+
+def _scoped(account: dict[str, Any], permissions: set[str]) -> list[str]:
+    """Where a fine-grained token has one of these permissions; the names are those of the Hub's token settings."""
+    scopes = _fine_grained(account).get("scoped", ())
+    return [scope["entity"]["name"] for scope in scopes if permissions & {*scope["permissions"]}]
+
+
+def _fine_grained(account: dict[str, Any]) -> dict[str, Any]:
+    access = _access(account)
+    return (access.get("fineGrained") or {}) if access.get("role") == "fineGrained" else {}
 
 
 def _access(account: dict[str, Any]) -> dict[str, Any]:

@@ -40,19 +40,27 @@ def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespac
 
 
 def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
-    def account(*permissions: str) -> dict[str, object]:
+    def account(*permissions: str, **more: bool) -> dict[str, object]:
         scope = {"entity": {"type": "user", "name": "us"}, "permissions": [*permissions]}
-        return {"name": "me", "auth": {"accessToken": {"role": "fineGrained", "fineGrained": {"scoped": [scope]}}}}
+        other = {"entity": {"type": "model", "name": "them/model"}, "permissions": ["repo.content.read"]}
+        access = {"role": "fineGrained", "fineGrained": {"scoped": [scope, other], **more}}
+        return {"name": "me", "auth": {"accessToken": access}}
 
-    assert rights_of(account("repo.content.read", "repo.write")) == "writes to us"
-    assert rights_of(account("repo.content.read")) == "reads what its scopes name"
-    assert rights_of({}) == "reads", "an answer that says nothing of rights gives none"
+    public = "reads what is public"
+    both = f"{public}, what is private to us, them/model"
+    assert rights_of(account("repo.content.read", "repo.write")) == f"{both}; writes to us"
+    gated = f"{both}, what is gated and its owner was let into; writes to nothing"
+    assert rights_of(account("repo.content.read", canReadGatedRepos=True)) == gated
+    refused = f"{public}, what is private to them/model, and nothing that is gated; writes to nothing"
+    assert rights_of(account("discussion.write", canReadGatedRepos=False)) == refused
+    assert rights_of({}) == f"{public}; writes to nothing", "an answer that says nothing of rights gives none"
 
 
 def test_an_organisation_counts_where_its_member_may_write() -> None:
     orgs = [{"name": "open", "roleInOrg": "write"}, {"name": "closed", "roleInOrg": "read"}]
     account = {"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}}
-    assert rights_of(account) == "writes to me, open"
+    private = "what is private to me, open, closed, what is gated and its owner was let into"
+    assert rights_of(account) == f"reads what is public, {private}; writes to me, open"
 
 
 def test_nobody_there_and_no_hub_there_are_told_apart(namespace: Namespace) -> None:
