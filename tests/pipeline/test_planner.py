@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline import planner
 from reshard.pipeline.errors import ProofError
 from reshard.pipeline.find import FileSet, Found, find_checkpoints
 from reshard.pipeline.open import Opened, open_checkpoints
@@ -19,7 +20,9 @@ from reshard.pipeline.planner import Before, Known, drift, make_plan, request_ke
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
-from reshard.pipeline.verify.checks import check_structure
+from reshard.pipeline.verify import checks
+from reshard.pipeline.verify.checks import check_plan, check_structure
+from reshard.pipeline.wanted import Selection, select
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 PIN = Pin("https://hub", "a/b", "c" * 40)
@@ -113,6 +116,12 @@ def test_request_keys_tell_targets_and_options_apart() -> None:
     )
 
 
+def test_a_request_key_follows_the_commit_that_lends_a_config() -> None:
+    borrowing = request(config_from=Hub(repo="l/m"))
+    lenders = [Pin("https://hub", "l/m", commit * 40) for commit in "de"]
+    assert len({request_key(borrowing, PIN, lender, "c/d#main") for lender in lenders}) == 2
+
+
 def test_weights_without_hashes_have_no_key() -> None:
     listing = {"model.safetensors": StoredFile("model.safetensors", 3)}
     part = FileSet(Name("", "model"), "safetensors", tuple(listing.values()))
@@ -142,6 +151,28 @@ def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
         plan = replace(plan, outputs=(replace(output, index=fewer),))
     with pytest.raises(ProofError):
         check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)), {})
+
+
+def test_a_selection_that_loses_a_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planner and check select alike, so only a count tells."""
+
+    def loses(*arguments: Any) -> Selection:
+        whole = select(*arguments)
+        return replace(whole, entries=whole.entries[1:])
+
+    for module in (planner, checks):
+        monkeypatch.setattr(module, "select", loses)
+    opened = opened_of([[100, 200, 400]])
+    with pytest.raises(ProofError, match="not every tensor"):
+        check_structure(plan_of(opened, size=1000), opened, {})
+
+
+def test_a_stored_plan_whose_headers_say_more_than_its_entries_is_refused() -> None:
+    plan = plan_of(opened_of([[100, 200, 400], [300, 500]]), size=700)
+    check_plan(plan, plan.shards)
+    first, *rest = plan.shards
+    with pytest.raises(ProofError, match="does not hold"):
+        check_plan(plan, [replace(first, entries=first.entries[1:]), *rest])
 
 
 # --------------------------------------------------------------------------------- what is carried, deleted and kept

@@ -29,6 +29,7 @@ from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 COMMIT = "POST /api/models/.*/commit/"
+OLD, NEW = {"model.safetensors": b"old"}, {"model.safetensors": b"new"}
 
 
 class Job:
@@ -142,6 +143,33 @@ def test_a_commit_of_others_to_our_files_is_a_conflict(job: Job, on_hub: Namespa
     assert on_hub.admin.head(target) == theirs
 
 
+@pytest.fixture
+def replacing(repo: str, on_hub: Namespace, reload: Reload) -> Job:
+    """A job that takes an old file of its target away."""
+    target = on_hub.repo("target")
+    on_hub.admin.create_repo(target)
+    on_hub.admin.put_files(target, OLD, lfs=list(OLD))
+    job = Job(repo, target, reload)
+    assert job.plan.deletes == (*OLD,)
+    return job
+
+
+def test_a_commit_of_others_to_a_file_that_we_would_delete_is_a_conflict(replacing: Job, on_hub: Namespace) -> None:
+    theirs = on_hub.admin.put_files(on_hub.repo("target"), NEW, lfs=list(NEW))
+    with pytest.raises(TargetConflict, match=r"model\.safetensors"):
+        replacing.publish()
+    assert on_hub.admin.head(on_hub.repo("target")) == theirs
+
+
+def test_another_publication_of_ours_is_not_taken_for_this_one(
+    job: Job, repo: str, on_hub: Namespace, reload: Reload
+) -> None:
+    other = Job(repo, on_hub.repo("target"), reload, manifest=False).publish()
+    with pytest.raises(TargetConflict):
+        job.publish()
+    assert on_hub.admin.head(on_hub.repo("target")) == other.commit
+
+
 def test_a_target_whose_history_was_rewritten_is_a_conflict(job: Job, on_hub: Namespace) -> None:
     target = on_hub.repo("target")
     on_hub.admin.put_files(target, {"notes.txt": b"theirs"})
@@ -230,6 +258,28 @@ def test_every_read_back_difference_is_named(job: Job, on_hub: Namespace) -> Non
             confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
         contents = {p: on_hub.admin.read(target, p, published.commit) for p in changes}
         on_hub.admin.put_files(target, contents, lfs=[p for p in contents if p.endswith(".safetensors")])
+
+
+def test_a_file_that_came_back_after_it_was_deleted_is_named(replacing: Job, on_hub: Namespace) -> None:
+    replacing.publish()
+    back = Published(on_hub.admin.put_files(on_hub.repo("target"), NEW, lfs=list(NEW)), "main", found=False)
+    with pytest.raises(ReadBackDiffers, match=r"model\.safetensors should be gone"):
+        confirm(replacing.plan, replacing.plan.shards, replacing.receipts, back, replacing.target)
+
+
+def test_a_config_that_does_not_say_what_the_weights_were_cast_to_is_named(
+    repo: str, on_hub: Namespace, reload: Reload
+) -> None:
+    before = {"config.json": b'{"torch_dtype": "float32"}'}
+    target = on_hub.repo("target")
+    on_hub.admin.put_files(repo, before)
+    on_hub.admin.create_repo(target)
+    job = Job(repo, target, reload, dtype="float16")
+    assert [edit.path for edit in job.plan.edits] == ["config.json"]
+    confirm(job.plan, job.plan.shards, job.receipts, job.publish(), job.target)
+    undone = Published(on_hub.admin.put_files(target, before), "main", found=False)
+    with pytest.raises(ReadBackDiffers, match=r"config\.json"):
+        confirm(job.plan, job.plan.shards, job.receipts, undone, job.target)
 
 
 @pytest.mark.parametrize("lfs", [True, False])

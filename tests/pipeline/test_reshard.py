@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import HfApi
 
+from reshard.pipeline import reshard
 from reshard.pipeline.errors import (
+    ModelCheckRequired,
     Oversize,
+    ProofError,
+    ReloadFailed,
     ReshardError,
     SourceChanged,
     SourceCorrupt,
@@ -20,9 +27,12 @@ from reshard.pipeline.errors import (
     TargetMoreVisible,
 )
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.plan import Plan, Shard
+from reshard.pipeline.planner import Known, make_plan
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.open import Context
+from reshard.pipeline.verify import checks
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -242,6 +252,12 @@ def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespac
     assert now.count("reshard:begin") == 1
 
 
+def test_force_copies_again_what_is_there(model: Path, tmp_path: Path, go: Run) -> None:
+    first = go(model, tmp_path / "out", size=SIZE)
+    assert go(model, tmp_path / "out", size=SIZE).moved.read == 0
+    assert go(model, tmp_path / "out", size=SIZE, force=True).moved.read == first.moved.read > 0
+
+
 def test_another_size_replaces_the_files_of_the_one_before(model: Path, tmp_path: Path, go: Run) -> None:
     go(model, tmp_path / "out", size=SIZE)
     (tmp_path / "out" / "mine.txt").write_text("keep me")
@@ -381,6 +397,74 @@ def test_a_target_that_changed_while_we_worked_is_a_conflict(model: Path, on_hub
     thread.join(60)
     assert [type(f) for f in failures] == [TargetConflict]
     assert on_hub.admin.head(target) == head
+
+
+def loses_a_tensor(known: Known) -> Plan:
+    """In entries and headers alike."""
+    one, *rest = known.opened.checkpoints
+    less = replace(one, tensors=one.tensors[1:])
+    return make_plan(replace(known, opened=replace(known.opened, checkpoints=(less, *rest))))
+
+
+def misspells_a_header(known: Known) -> Plan:
+    made = make_plan(known)
+    return replace(made, shards=misspelt(made.shards))
+
+
+def misspelt(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    return tuple(replace(shard, header=shard.header.replace(b".weight", b".Weight")) for shard in shards)
+
+
+@pytest.mark.parametrize("planner", [loses_a_tensor, misspells_a_header])
+def test_a_plan_that_does_not_hold_the_source_goes_no_further(
+    planner: Callable[[Known], Plan], model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reshard, "make_plan", planner)
+    with pytest.raises(ProofError, match="the plan does not hold what the source holds"):
+        go(model, tmp_path / "out", size=SIZE)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A few tensors of a class that transformers has."""
+    folder = tmp_path / "llama"
+    arrays = {"model.norm.weight": np.ones(16, np.float32), "model.embed_tokens.weight": np.ones((64, 16), np.float32)}
+    save_single(folder, arrays)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("blind", "error", "said"),
+    [(False, ProofError, "the plan does not hold"), (True, ReloadFailed, r"model\.norm\.weight")],
+)
+def test_headers_that_changed_since_they_were_planned_are_found_without_and_by_the_models_own_class(
+    blind: bool,
+    error: type[ProofError],
+    said: str,
+    llama: Path,
+    tmp_path: Path,
+    go: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = reshard.check
+    monkeypatch.setattr(reshard, "check", lambda made, shards, *rest: check(made, misspelt(shards), *rest))
+    if blind:
+        check_plan = checks.check_plan
+        monkeypatch.setattr(checks, "check_plan", lambda made, _: check_plan(made, made.shards))
+    with pytest.raises(error, match=said):
+        go(llama, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_no_class_can_check_is_not_copied_where_that_is_required(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    with pytest.raises(ModelCheckRequired):
+        go(model, tmp_path / "out", size=SIZE, require="model")
+    assert not (tmp_path / "out").exists()
 
 
 def test_oversize_fail_refuses_before_anything_is_made(model: Path, tmp_path: Path, go: Run) -> None:

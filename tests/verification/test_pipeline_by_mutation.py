@@ -39,6 +39,7 @@ VIEW = 1000  # bytes
 MAPS = [f"{'r' * before}{letter}" for letter in "dDfs" for before in (0, 5, 20)]
 # The ways of a loop's own mistakes, which come in equal lengths.
 KEEPING_LENGTH = [letters for letters in MAPS if letters[-1] in "fs"]
+CHANGING_LENGTH = [letters for letters in MAPS if letters[-1] in "dD"]
 
 
 @pytest.fixture
@@ -102,6 +103,15 @@ def test_right_stores_publish(model: Path, tmp_path: Path, reload: Reload) -> No
 def test_a_source_that_spoils_bytes_never_publishes(letters: str, model: Path, tmp_path: Path, reload: Reload) -> None:
     with pytest.raises(ReshardError):
         job(model, tmp_path / "out", reload, reading=lambda source: FailingSource(source, letters))
+    assert not is_published(tmp_path / "out")
+
+
+@pytest.mark.parametrize("letters", CHANGING_LENGTH)
+def test_a_source_that_attests_nothing_and_gives_fewer_or_more_bytes_never_publishes(
+    letters: str, model: Path, tmp_path: Path, reload: Reload
+) -> None:
+    with pytest.raises(ReshardError):
+        job(model, tmp_path / "out", reload, reading=lambda source: FailingSource(source, letters), attests=False)
     assert not is_published(tmp_path / "out")
 
 

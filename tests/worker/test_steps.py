@@ -17,6 +17,7 @@ from reshard.pipeline import errors
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
+from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.verify.reload import Reload
 from reshard.worker.jobs import Job, JobStore
 from reshard.worker.leases import Leases
@@ -177,6 +178,19 @@ def test_an_object_that_the_store_lost_is_copied_again(bench: Bench) -> None:
     assert bench.job.state == JobState.done
     assert [e["kind"] for _, e in bench.store.events(bench.id)].count("voided") == 1
     assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+
+
+def test_what_a_dead_worker_staged_goes_when_its_unit_is_done_again(bench: Bench) -> None:
+    assert bench.step() == "plan"
+    age(bench.store, bench.id, 1000)
+    dead = bench.leases.claim(bench.id)
+    assert dead is not None
+    target = open_target(parse_place(str(bench.target)), Options(), Context.from_env())
+    target.sink(dead.token).batch([]).open("half.safetensors", 100).write(memoryview(b"half"))
+    [half] = bench.folder.glob(".out.reshard/t-*/*")
+    while bench.step() != dead.unit:
+        assert half.exists()
+    assert not half.parent.exists()
 
 
 class Dies(BaseException):

@@ -76,8 +76,13 @@ def test_sources_are_free_unless_a_list_is_set() -> None:
     check(request(source="them/model"), listed, us)
     with pytest.raises(SourceNotAllowed, match="anybody/model"):
         check(request(source="anybody/model"), listed, us)
+
+
+def test_who_lends_a_config_is_a_source_too() -> None:
+    listed = Settings(allowed_sources=("them",))
+    check(request(config_from="them/config"), listed, us)
     with pytest.raises(SourceNotAllowed, match="anybody/config"):
-        check(request(source="them/model", config_from="anybody/config"), listed, us)
+        check(request(config_from="anybody/config"), listed, us)
 
 
 def test_workers_use_no_folder_unless_told(tmp_path: Path) -> None:

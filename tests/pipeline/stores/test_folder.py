@@ -254,6 +254,58 @@ def test_a_path_out_of_the_folder_is_refused(target: FolderTarget, root: Path, p
     assert contents(root) == OLD
 
 
+# ----------------------------------------------------------------------------------------------------- power failures
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inode of each file and folder that is on the disk by now."""
+    inodes: list[int] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        inodes.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return inodes
+
+
+def test_a_shard_is_on_the_disk_before_it_is_answered_for(
+    target: FolderTarget, root: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_when_named: list[list[int]] = []
+    replace = Path.replace
+
+    def noted(self: Path, goal: Path) -> Path:
+        there_when_named.append([*synced])
+        return replace(self, goal)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    change_with_weights(target)
+    objects = root.parent / ".model.reshard" / "objects"
+    [shard] = objects.iterdir()
+    assert there_when_named == [[shard.stat().st_ino]]
+    assert synced == [shard.stat().st_ino, objects.stat().st_ino]
+
+
+def test_a_whole_state_is_on_the_disk_before_it_takes_the_place_of_the_last(
+    target: FolderTarget, root: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_when_swapped: list[set[int]] = []
+    exchange = module.exchange
+
+    def noted(one: Path, other: Path) -> bool:
+        there_when_swapped.append({*synced})
+        return exchange(one, other)
+
+    monkeypatch.setattr(module, "exchange", noted)
+    target.commit(change_with_weights(target), target.head())
+    new = {"", "notes", ".reshard", "b.txt", "config.json", "w.safetensors", ".reshard/publications.json"}
+    [there] = there_when_swapped
+    assert {path for path in new if (root / path).stat().st_ino not in there} == set()
+
+
 # ----------------------------------------------------------------------------------------------------------- kills
 
 

@@ -378,6 +378,15 @@ def test_the_token_is_shown_to_the_hub_only() -> None:
     assert b"hf_secret" in asked_here[0] and b"hf_secret" not in asked_there[0]
 
 
+def test_the_token_is_not_shown_where_the_hub_sends_an_upload() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    with serving(answer) as (elsewhere, asked_there), serving(answer) as (endpoint, asked_here):
+        api = HubApi(endpoint, Credential("T", SecretStr("hf_secret")), Impatient())
+        for place in (endpoint, elsewhere):
+            assert api.data("POST", f"{place}/verify", json={}) == {}
+    assert b"hf_secret" in asked_here[0] and b"hf_secret" not in asked_there[0]
+
+
 def test_a_private_repo_is_read_with_the_token(context: Context, hub: HubAdmin, namespace: Namespace) -> None:
     repo = namespace.repo("hidden")
     hub.create_repo(repo, visibility="private")

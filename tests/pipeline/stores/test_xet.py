@@ -23,6 +23,7 @@ from reshard.pipeline.errors import (
     HubUnreachable,
     MemoryLimit,
     NoWriteAccess,
+    ReshardError,
     SourceChanged,
     SourceNotFound,
     TokenRefused,
@@ -34,7 +35,7 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.hub_target import HubTarget
 from reshard.pipeline.stores.open import Context, Transport, open_source, open_target
 from reshard.pipeline.stores.protocols import Addition, Batch, Change, Source, Target
-from reshard.pipeline.stores.xet import XetSource
+from reshard.pipeline.stores.xet import XetSource, XetWriter, plain
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.pipeline.stores.test_memory import ROOT, move
 from tests.support.hub.admin import HubAdmin
@@ -285,6 +286,22 @@ def test_a_hub_that_stays_away_is_unreachable(data: bytes, source: Source, hub: 
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_error_of_the_content_store_is_told_without_its_signed_urls() -> None:
+    error = OSError("GET https://cas.example/x?X-Signature=abc failed:\n http://other/y?sig=1")
+    assert plain(error) == "GET <url> failed: <url>"
+
+
+def test_a_stream_that_arrives_in_another_length_is_no_file(data: bytes, target: HubTarget) -> None:
+    batch = target.sink("t").batch([])
+    writer = batch.open("model.safetensors", len(data))
+    assert isinstance(writer, XetWriter)
+    writer.write(memoryview(data))
+    writer._stream.write(b"and more")
+    with pytest.raises(ReshardError, match=f"{len(data) + 8} of {len(data)} bytes arrived"):
+        writer.finish()
+    assert batch.seal() == []
 
 
 def test_a_file_that_the_store_lost_is_named(source: Source, hub: HubAdmin) -> None:
