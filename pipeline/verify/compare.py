@@ -161,13 +161,14 @@ def _moved(pair: Pair, theirs: Side, ours: Side) -> str | None:
     A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
     to one that has it.
     """
-    was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
-    if str(was) == str(is_) or _is_distributed(ours, pair.output):
+    if _is_distributed(ours, pair.output):
         return None
+    was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
+    mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
     freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
     found = was.folder == is_.folder or freed
     named = was.stem == is_.stem or (was.stem not in _SOUGHT and is_.stem in _SOUGHT)
-    if found and named and was.variant == is_.variant:
+    if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
     return f"{_entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
 
@@ -181,6 +182,11 @@ def _called(side: Side, checkpoint: Checkpoint) -> Name:
         torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
         return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
     return index_name(path) if path == checkpoint.index_path else set_name(path)
+
+
+def _has_bare_map(checkpoint: Checkpoint) -> bool:
+    """As accelerate's `index.json`, which accelerate alone looks for."""
+    return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
 
 
 def _entry(side: Side, checkpoint: Checkpoint) -> str:

@@ -90,6 +90,8 @@ SAME: dict[str, tuple[Layout, Layout]] = {
     "a name of the owner's": (single("own.safetensors"), sharded("own.safetensors.index.json", "own")),
     "a name of the owner's that became usual": (single("own.safetensors"), single("model.safetensors")),
     "torch's name in safetensors that became usual": (single("pytorch_model.safetensors"), single("model.safetensors")),
+    "accelerate's index": (sharded("index.json"), sharded()),
+    "accelerate's index of a name": (sharded("own.index.json"), sharded("own.safetensors.index.json")),
     "distributed": (distributed(), single("model.safetensors", None)),
     "distributed in a folder": (distributed("step_100"), single("model.safetensors")),
     "distributed, one up": (distributed("pytorch_model_fsdp_0"), single("model.safetensors")),
@@ -118,6 +120,7 @@ MOVED: dict[str, tuple[Layout, Layout, str]] = {
     "a folder and the config": (single("model.safetensors"), single("s/model.safetensors", "s"), "s/model.safetensors"),
     "an index": (sharded(), sharded("weights.safetensors.index.json"), "weights.safetensors.index.json"),
     "a bare index": (sharded(), sharded("weights.index.json"), "weights.index.json"),
+    "accelerate's index": (sharded(), sharded("index.json"), "index.json"),
     "a variant": (single("model.safetensors"), single("model.fp16.safetensors"), "model.fp16.safetensors"),
     "another library's": (single("model.safetensors"), single("diffusion_pytorch_model.safetensors"), "diffusion_"),
     "out of a folder": (
