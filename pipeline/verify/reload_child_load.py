@@ -19,10 +19,11 @@ from reshard.pipeline.verify.reload_child_model import NotChecked, quantization_
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
 TOKENS = 8  # of the one question
-# What libraries say, in errors of no kind of their own, when the machine has too little or cannot do it.
-_OF_THE_MACHINE = (
+# What libraries say, in errors of no kind of their own, when it is not the weights that stop them.
+_NOT_OF_THE_WEIGHTS = (
     "No space left on device",
     "unexpected pos",  # torch's archive, where the disk is full
+    "device disk is invalid",  # accelerate 1.15, which leaves no model on disk as a whole
     "llocate memory",  # "can't allocate memory" of torch, "Cannot allocate memory" of mmap
 )
 
@@ -133,7 +134,7 @@ def excuse(error: Exception) -> str | None:
         return "inconclusive"
     if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, ENOMEM):
         return "inconclusive"
-    return "inconclusive" if any(phrase in str(error) for phrase in _OF_THE_MACHINE) else None
+    return "inconclusive" if any(phrase in str(error) for phrase in _NOT_OF_THE_WEIGHTS) else None
 
 
 def _by_transformers(

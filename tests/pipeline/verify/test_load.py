@@ -284,6 +284,11 @@ def test_what_a_machine_lacks_is_told_from_what_a_model_lacks() -> None:
     assert excuse(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) is None
 
 
+def test_a_model_that_accelerate_cannot_leave_on_disk_is_not_broken(saved: GetSaved, reload: Reload) -> None:
+    found = load(reload, saved("llama").folder, LoadOptions(loader="accelerate", device_map={"": "disk"}))
+    assert (found.result, "device disk is invalid" in found.reason) == ("inconclusive", True), found
+
+
 def test_accelerate_names_what_it_does_not_find(resaved: Callable[[str], tuple[Path, Path]], reload: Reload) -> None:
     source, output = resaved("llama")
     tensor_gone(output)
