@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from reshard.pipeline.casts import Caster
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic
 from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Range, Stretch, Tape, Written, taps_differ, tensor_digest
@@ -70,14 +70,14 @@ def copy(
     receipts: Mapping[str, Receipt],
     sealed: Callable[[list[Receipt], Moved], None],
     tick: Tick,
-    tmpdir: Path | None = None,
+    disk: Disk | None = None,
     hurried: Callable[[], bool] = lambda: False,
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
     ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch and what
     moved for them once the store has answered for it, and with none for what was read after the last; ``tick`` with
-    the bytes of each view, and raises Stopped to end the copy. In ``tmpdir`` lies, while it is put in order, what one
+    the bytes of each view, and raises Stopped to end the copy. On ``disk`` lies, while it is put in order, what one
     strided tensor spans. ``hurried`` says after each shard whether the batch is to be sealed as it is.
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), TapsDiffer, and what stores raise.
     """
@@ -85,7 +85,7 @@ def copy(
     cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
     tapes = {number: _tape(plan, number, cuts) for number in group.attests}
     stream = Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
-    copier = _Copier(plan, source, sink, stream, tmpdir, hurried)
+    copier = _Copier(plan, source, sink, stream, disk or Disk(), hurried)
     while todo:
         made, traffic = copier.batch(_batch(todo))
         todo = todo[len(made) :]
@@ -122,7 +122,7 @@ class _Copier:
     source: Source
     sink: Sink
     stream: Stream
-    tmpdir: Path | None
+    disk: Disk
     hurried: Callable[[], bool]
 
     def batch(self, shards: Sequence[Shard]) -> tuple[list[Receipt], Traffic]:
@@ -147,7 +147,7 @@ class _Copier:
 
     def _shard(self, shard: Shard, batch: Batch) -> _Copy:
         writer = batch.open(shard.path, shard.size)
-        one = _Copy(Written(shard, writer), self.stream, self.plan.options.strict_dtype, self.tmpdir)
+        one = _Copy(Written(shard, writer), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
         for part in parts(shard):
             one.copy(part)
@@ -159,14 +159,14 @@ class _Copier:
 class _Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
-    def __init__(self, written: Written, stream: Stream, strict: bool, tmpdir: Path | None) -> None:
+    def __init__(self, written: Written, stream: Stream, strict: bool, disk: Disk) -> None:
         self.written = written
         self.tensors: dict[str, str] = {}
         self.ranges: dict[str, list[str]] = {}  # of tensors whose ranges are not their bytes as they stand
         self.overflows: dict[str, int] = {}  # of cast tensors: values that became infinite
         self._stream = stream
         self._strict = strict
-        self._tmpdir = tmpdir
+        self._disk = disk
 
     def copy(self, part: Part) -> None:
         """Read ``part`` and write it, in order and cast as its entry says."""
@@ -175,7 +175,7 @@ class _Copy:
         caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=self._strict) if entry.cast else None
         plain = part.straight and len(part.ranges) == 1 and not entry.cast
         take = self._stream.take if plain else partial(self._noted, entry.name)
-        for view in packed(part, take, self._tmpdir):
+        for view in packed(part, take, self._disk):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)
                 self.written.write(made)

@@ -502,7 +502,7 @@ class ResourceError(ReshardError):
 class DiskFull(ResourceError):
     code = "resource.disk"
     message = "no room on {path}: {needed} bytes needed, {free} free"
-    hint = "free some room there, or point RESHARD_TMPDIR at a larger disk; then {again}"
+    hint = "free some room there, or raise RESHARD_DISK_LIMIT or point RESHARD_TMPDIR at a larger disk; then {again}"
 
 
 class MemoryLimit(ResourceError):

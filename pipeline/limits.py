@@ -26,7 +26,6 @@ HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
 # ---------------------------------------------------------------------------------------------------------- copy
 BATCH_MAX = 2 * GB  # bytes; at most this much copying is lost with a killed worker
 GAP_MAX = 1 * MIB  # bytes; a gap up to this size is read through, because a new request costs more
-AMPLIFICATION_MAX = 2.0  # bytes read per byte written; beyond it a network source is refused by name
 MEMORY_FLOOR = 128 * MB  # bytes; the resident set of a copying process without Xet
 MEMORY_FLOOR_XET = 512 * MB  # bytes; Xet's own buffers come on top
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from posixpath import join
 from uuid import uuid4
 
@@ -31,6 +30,7 @@ from reshard.pipeline.planner import Before, Known, drift, excluded, make_plan, 
 from reshard.pipeline.publish import Published, check_receipts, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.borrow import Borrowing
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.stream import Tick
@@ -254,7 +254,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
     try:
         watcher.step("copy")
-        receipts, attested, moved = _copy_all(made, source, target, token, context.tmpdir, watcher.moved)
+        receipts, attested, moved = _copy_all(made, source, target, token, context.disk, watcher.moved)
         watcher.step("check")
         checks = check(made, made.shards, source, reload)
         with after(checks):
@@ -270,7 +270,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
 
 
 def _copy_all(
-    made: Plan, source: Source, target: Target, token: str, tmpdir: Path, tick: Tick
+    made: Plan, source: Source, target: Target, token: str, disk: Disk, tick: Tick
 ) -> tuple[dict[str, Receipt], Sequence[Attested], Moved]:
     shards = dict(enumerate(made.shards))
     receipts: dict[str, Receipt] = {}
@@ -282,5 +282,5 @@ def _copy_all(
         total = total.plus(moved)
 
     sink = target.sink(token)
-    attested = [copy(made, group, shards, source, sink, receipts, sealed, tick, tmpdir) for group in made.groups]
+    attested = [copy(made, group, shards, source, sink, receipts, sealed, tick, disk) for group in made.groups]
     return receipts, attested, total

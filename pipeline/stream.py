@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import BinaryIO
+from contextlib import closing
+from typing import IO
 
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.gather import assemble, gather, windows
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
 from reshard.pipeline.reads import Leg, Part, requests
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.taps import Tape
 from reshard.pipeline.tensors import ByteRange, StoredFile
@@ -20,34 +20,36 @@ Tick = Callable[[int], None]
 Take = Callable[[ByteRange], Iterator[memoryview]]
 
 
-def packed(part: Part, take: Take, tmpdir: Path | None) -> Iterator[memoryview]:
+def packed(part: Part, take: Take, disk: Disk) -> Iterator[memoryview]:
     """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's ranges in turn.
 
-    What the pieces of a strided tensor span is laid down in ``tmpdir`` as it passes, so that it is read once.
+    What the pieces of a strided tensor span is laid down on ``disk`` as it passes, so that it is read once. Raises
+    DiskFull, and what ``take`` does.
     """
     if part.straight:
         for place in part.ranges:
             yield from take(place)
         return
-    with tempfile.TemporaryFile(dir=tmpdir) as spool:
+    with closing(disk.open(sum(place.stop - place.start for place in part.ranges))) as spool:
         starts: list[tuple[ByteRange, int]] = []
+        at = 0
         for place in part.ranges:
-            starts.append((place, spool.tell()))
+            starts.append((place, at))
+            at += place.stop - place.start
             for view in take(place):
                 spool.write(view)
-        spool.flush()
         tensor = part.entry.tensor
         # One window for all, handed on in small views: a window beside the one before it, or beside its whole cast,
         # would double what is held.
         buffer = bytearray(min(GATHER_WINDOW, tensor.size))
         for window in windows(tensor, GATHER_WINDOW):
             whole = gather(tensor, window)
-            made = assemble(whole, lambda *place: _read_spool(spool, starts, ByteRange(*place)), buffer)
+            made = assemble(whole, lambda *place: _read_spool(spool.file, starts, ByteRange(*place)), buffer)
             for at in range(0, len(made), CHUNK):
                 yield made[at : at + CHUNK]
 
 
-def _read_spool(spool: BinaryIO, starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
+def _read_spool(spool: IO[bytes], starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
     for place, at in starts:
         if place.file == wanted.file and place.start <= wanted.start and wanted.stop <= place.stop:
             for start in range(wanted.start, wanted.stop, CHUNK):

@@ -181,7 +181,7 @@ class Step:
             with keeper.interruptible():
                 attested = pipeline.copy(
                     plan, group, shards, source, sink, receipts,
-                    keeper.sealed, keeper.tick, self._context.tmpdir, keeper.hurried,
+                    keeper.sealed, keeper.tick, self._context.disk, keeper.hurried,
                 )  # fmt: skip
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.

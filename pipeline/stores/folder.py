@@ -48,6 +48,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.limits import CHUNK, KEPT_MAX, STAGING_AGE
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.disk import FULL
 from reshard.pipeline.stores.protocols import (
     Addition,
     Change,
@@ -64,7 +65,6 @@ from reshard.pipeline.tool_files import is_tool_folder
 
 log = logging.getLogger(__name__)
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 RECORD = ".reshard"
 
 

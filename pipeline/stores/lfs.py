@@ -1,29 +1,26 @@
 """Shards into a repository over git LFS: spooled while their sha256 is taken, sent while the next one is read.
 
 The LFS protocol names an object by its sha256 before its first byte is sent, so a shard must lie somewhere until it
-is complete. It lies in a file without a name, which is gone with the process that made it, however that ends.
+is complete: in a temporary file (disk.py).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import queue
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from pathlib import Path
 from typing import IO, Any
 
 import httpx2
 from xxhash import xxh3_128
 
-from reshard.pipeline.errors import DiskFull, HubRefused, ObjectLost, ReshardError
+from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
+from reshard.pipeline.stores.disk import Disk, Scratch
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
 from reshard.pipeline.stores.protocols import Source, Traffic
 from reshard.pipeline.stores.retry import Retry, is_transient
@@ -35,14 +32,13 @@ class LfsSink:
 
     transport = "lfs"
 
-    def __init__(self, api: HubApi, repo: str, tmpdir: Path, disk_limit: int | None = None) -> None:
+    def __init__(self, api: HubApi, repo: str, disk: Disk) -> None:
         self._api = api
         self._repo = repo
-        self._tmpdir = tmpdir
-        self._disk_limit = disk_limit
+        self._disk = disk
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> LfsBatch:
-        return LfsBatch(self._api, self._repo, self._tmpdir, self._disk_limit)
+        return LfsBatch(self._api, self._repo, self._disk)
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         """Those of ``stored`` that the store would have to be sent again."""
@@ -55,7 +51,7 @@ class _Spool:
 
     path: str
     size: int
-    file: IO[bytes]
+    scratch: Scratch
     sha256: str = ""
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
@@ -64,11 +60,10 @@ class _Spool:
 class LfsBatch:
     """At most ``SPOOLS`` shards on disk: the one being written, and the one that a background thread sends."""
 
-    def __init__(self, api: HubApi, repo: str, tmpdir: Path, disk_limit: int | None) -> None:
+    def __init__(self, api: HubApi, repo: str, disk: Disk) -> None:
         self._api = api
         self._repo = repo
-        self._tmpdir = tmpdir
-        self._disk_limit = disk_limit
+        self._disk = disk
         self._spools: list[_Spool] = []
         self._sending: queue.SimpleQueue[_Spool | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -80,18 +75,12 @@ class LfsBatch:
         """Waits until there is room for one more spool; raises DiskFull when there is none even then."""
         self._raise_failure()
         pending = [spool for spool in self._spools if not spool.done.is_set()]
-        while len(pending) >= SPOOLS or (pending and not self._fits(size, pending)):
+        while len(pending) >= SPOOLS:
             pending.pop(0).done.wait()
             self._raise_failure()
-        if not self._fits(size, pending):
-            raise DiskFull(path=str(self._tmpdir), needed=size, free=self._room(pending))
-        try:
-            file = tempfile.TemporaryFile(dir=self._tmpdir, prefix="reshard-", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise _disk_error(error, self._tmpdir, size) from error
-        spool = _Spool(path, size, file)
+        spool = _Spool(path, size, self._disk.open(size))
         self._spools.append(spool)
-        return LfsWriter(spool, self._tmpdir, self._send_later, self._forget)
+        return LfsWriter(spool, self._send_later, self._forget)
 
     def seal(self) -> list[StoredFile]:
         """Waits for the last object, then asks the store once more about each."""
@@ -110,23 +99,11 @@ class LfsBatch:
         self._stop_sender(ABORT_WAIT)
         for spool in self._spools:
             if not spool.sha256:  # those that are complete are the sender's to close
-                spool.file.close()
+                spool.scratch.close()
         self._spools.clear()
 
-    # ------------------------------------------------------------------------------------------------ on disk
-
-    def _room(self, pending: list[_Spool]) -> int:
-        """Bytes that may be written: free on the disk, and left of the limit."""
-        free = shutil.disk_usage(self._tmpdir).free
-        if self._disk_limit is not None:
-            free = min(free, self._disk_limit - sum(spool.size for spool in pending))
-        return free
-
-    def _fits(self, size: int, pending: list[_Spool]) -> bool:
-        return size <= self._room(pending)
-
     def _forget(self, spool: _Spool) -> None:
-        spool.file.close()
+        spool.scratch.close()
         self._spools.remove(spool)
 
     # ------------------------------------------------------------------------------------------------ sending
@@ -135,6 +112,7 @@ class LfsBatch:
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name="reshard-lfs", daemon=True)
             self._sender.start()
+        spool.scratch.leaving = True
         self._sending.put(spool)
 
     def _stop_sender(self, wait: float | None = None) -> None:
@@ -147,11 +125,13 @@ class LfsBatch:
         while (spool := self._sending.get()) is not None:
             try:
                 if self._failure is None and not self._aborted.is_set():
-                    spool.sent = send(self._api, self._repo, spool.file, spool.size, spool.sha256, self._aborted)
+                    spool.sent = send(
+                        self._api, self._repo, spool.scratch.file, spool.size, spool.sha256, self._aborted
+                    )
             except BaseException as error:  # handed to whoever calls open or seal  # noqa: BLE001
                 self._failure = error
             finally:
-                spool.file.close()
+                spool.scratch.close()
                 spool.done.set()
 
     def _raise_failure(self) -> None:
@@ -162,11 +142,8 @@ class LfsBatch:
 class LfsWriter:
     """Writes one spool and takes the one sha256 that its bytes ever get."""
 
-    def __init__(
-        self, spool: _Spool, tmpdir: Path, sealed: Callable[[_Spool], None], forget: Callable[[_Spool], None]
-    ) -> None:
+    def __init__(self, spool: _Spool, sealed: Callable[[_Spool], None], forget: Callable[[_Spool], None]) -> None:
         self._spool = spool
-        self._tmpdir = tmpdir
         self._sealed = sealed
         self._forget = forget
         self._sha256 = hashlib.sha256()
@@ -177,11 +154,7 @@ class LfsWriter:
         self._sha256.update(view)
         self._handed.update(view)
         self._written += len(view)
-        try:
-            while view:
-                view = view[self._spool.file.write(view) :]
-        except OSError as error:
-            raise _disk_error(error, self._tmpdir, self._spool.size) from error
+        self._spool.scratch.write(view)
 
     def finish(self) -> str:
         if self._written != self._spool.size:
@@ -192,12 +165,6 @@ class LfsWriter:
 
     def abort(self) -> None:
         self._forget(self._spool)
-
-
-def _disk_error(error: OSError, tmpdir: Path, needed: int) -> DiskFull | OSError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFull(path=str(tmpdir), needed=needed, free=shutil.disk_usage(tmpdir).free)
-    return error
 
 
 def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:

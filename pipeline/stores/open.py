@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,6 +18,7 @@ from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.folder import FolderSource, FolderTarget
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -96,6 +98,10 @@ class Context:
             pace or _own_paces(),
         )
 
+    @cached_property
+    def disk(self) -> Disk:
+        return Disk(self.tmpdir, self.disk_limit)
+
     def endpoint(self, place: Hub) -> str:
         return (place.endpoint or self.credentials.default_endpoint).rstrip("/")
 
@@ -165,7 +171,7 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
     here = options.transport != "http" and _xet_here(context, options.transport)
 
     def choose() -> ObjectStore:
-        lfs = LfsSink(api, place.repo, context.tmpdir, context.disk_limit)
+        lfs = LfsSink(api, place.repo, context.disk)
         if not here:
             return lfs
         route = write_token_route(place.repo, ref, options.pr)

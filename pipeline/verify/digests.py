@@ -19,6 +19,7 @@ from reshard.pipeline.casts import Caster
 from reshard.pipeline.pack import in_source_order
 from reshard.pipeline.plan import Entry
 from reshard.pipeline.reads import Part, part, route
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Sum, Tape
@@ -82,7 +83,7 @@ def digests(
     found: dict[str, str] = {}
     for one, sharing in zip(parts, names.values(), strict=True):
         digest = new()
-        for view in _cast(one.entry, packed(one, stream.take, tmpdir)):
+        for view in _cast(one.entry, packed(one, stream.take, Disk(tmpdir))):
             digest.update(view)
         found |= dict.fromkeys(sharing, digest.hexdigest())
     stream.finish()
@@ -122,7 +123,7 @@ class Stored(NamedTuple):
         """Its packed bytes, cast."""
         one: Part = part(Entry(self.tensor, self.as_dtype))
         stream = Stream(self.source, self.files, route(one.ranges, (), self.files), {}, lambda count: None)
-        yield from _cast(one.entry, packed(one, stream.take, tmpdir))
+        yield from _cast(one.entry, packed(one, stream.take, Disk(tmpdir)))
         stream.finish()
 
 

@@ -16,6 +16,7 @@ from reshard.pipeline.find import load_json
 from reshard.pipeline.limits import CONFIG_MAX, TOKENIZER_MAX
 from reshard.pipeline.planner import sort_out
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores.disk import naming_full_disks
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile, same_by_hash
@@ -255,6 +256,6 @@ def _fetch(source: Source, paths: Iterable[str], to: Path) -> None:
         file = source.files().get(path)
         if file is None:
             continue
-        with (to / basename(path)).open("wb") as handle:
+        with naming_full_disks(to, file.size), (to / basename(path)).open("wb") as handle:
             for view in source.read(file, 0, file.size):
                 handle.write(view)

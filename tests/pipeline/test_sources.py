@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reshard.pipeline.errors import LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
+from reshard.pipeline.errors import DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.pipeline.conftest import Run, upload
 from tests.support.canary import touch
@@ -81,6 +81,21 @@ def test_a_torch_file_with_views_of_every_kind(folder: Path, tmp_path: Path, go:
     assert len(report.plan.shards) > 2
     assert report.attested == {"pytorch_model.bin": "crc"}
     assert not (tmp_path / "out" / "pytorch_model.bin").exists()
+
+
+def test_what_a_strided_tensor_spans_keeps_to_the_disk_limit_or_is_refused_by_name(
+    folder: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"plain": torch.randn(60, 60), "transposed": torch.randn(20, 50).t()}  # 14,400 and 4,000 bytes
+    torch.save(state, folder / "pytorch_model.bin")
+    monkeypatch.setenv("RESHARD_DISK_LIMIT", "3999B")
+    with pytest.raises(DiskFull) as full:
+        go(folder, tmp_path / "out", size=SIZE)
+    assert (full.value.facts["needed"], full.value.facts["free"]) == (4000, 3999)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("RESHARD_DISK_LIMIT", "4000B")
+    go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state)
 
 
 def test_a_torch_file_of_before_the_zip_format(folder: Path, tmp_path: Path, go: Run) -> None:

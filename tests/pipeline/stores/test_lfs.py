@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -16,12 +13,16 @@ import pytest
 from reshard.pipeline.errors import DiskFull, HubError, HubRefused, ObjectLost
 from reshard.pipeline.limits import ATTEMPTS, SPOOLS
 from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.lfs import LfsBatch, LfsSink
 from reshard.pipeline.stores.open import Context
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise
+from tests.support.full_disk import small_files
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace
+
+__all__ = ["small_files"]
 
 SIZE = 3_000_000
 
@@ -31,7 +32,7 @@ def sink(context: Context, namespace: Namespace, hub: HubAdmin) -> LfsSink:
     hub.create_repo(namespace.repo("m"))
     hub.log(reset=True)
     repo = namespace.repo("m")
-    return LfsSink(context.api(Hub(repo=repo), "write"), repo, context.tmpdir)
+    return LfsSink(context.api(Hub(repo=repo), "write"), repo, context.disk)
 
 
 def write(batch: LfsBatch, seed: int, size: int = SIZE) -> None:
@@ -169,7 +170,7 @@ def test_one_shard_is_sent_while_the_next_is_written(sink: LfsSink, hub: HubAdmi
 
 
 def test_with_room_for_one_shard_they_take_turns(context: Context, sink: LfsSink) -> None:
-    tight = LfsSink(sink._api, sink._repo, context.tmpdir, disk_limit=SIZE + 1000)
+    tight = LfsSink(sink._api, sink._repo, Disk(context.tmpdir, SIZE + 1000))
     batch = tight.batch([])
     for seed in (1, 2, 3):
         write(batch, seed)
@@ -177,22 +178,11 @@ def test_with_room_for_one_shard_they_take_turns(context: Context, sink: LfsSink
 
 
 def test_without_room_for_a_shard_it_says_so_at_once(context: Context, sink: LfsSink, hub: HubAdmin) -> None:
-    tight = LfsSink(sink._api, sink._repo, context.tmpdir, disk_limit=SIZE - 1)
+    tight = LfsSink(sink._api, sink._repo, Disk(context.tmpdir, SIZE - 1))
     with pytest.raises(DiskFull) as full:
         write(tight.batch([]), 1)
     assert full.value.facts["needed"] == SIZE and full.value.facts["free"] == SIZE - 1
     assert not hub.log()
-
-
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond 2 MB: the kernel's own way to say that there is no room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, previous)
 
 
 @pytest.mark.usefixtures("small_files")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
@@ -21,7 +23,10 @@ from reshard.pipeline.verify.checks import Check
 from reshard.pipeline.verify.compare import UNCHANGED, Side
 from reshard.pipeline.verify.files import _json_difference, check_files, check_tokenizers
 from reshard.pipeline.verify.reload import Reload
+from tests.support.full_disk import small_files
 from tests.support.models import add_friends, arrays, save_single
+
+__all__ = ["small_files"]
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CONFIG = {"model_type": "none-of-ours", "hidden_size": 8, "dtype": "float32", "scale": float("nan")}
@@ -254,3 +259,11 @@ def test_whatever_it_says_it_says_the_same_as_itself(value: Any, config: bool) -
 def test_two_documents_are_the_same_only_where_they_are_equal(one: Any, other: Any) -> None:
     first, second = (json.dumps(value, sort_keys=True) for value in (one, other))
     assert (_json_difference(first.encode(), second.encode(), False) is None) == (first == second)
+
+
+def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    write(tmp_path / "model" / "tokenizer.json", "x" * 3_000_000)
+    request.getfixturevalue("small_files")
+    with closing(Reload()) as reload, pytest.raises(DiskFull) as full:
+        check_tokenizers(source_of(tmp_path / "model"), None, reload, tmp_path)
+    assert full.value.facts["needed"] == 3_000_000

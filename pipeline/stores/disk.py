@@ -1,0 +1,81 @@
+"""Temporary files, within what the operator gives them."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reshard.pipeline.errors import DiskFull
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
+
+
+class Disk:
+    """A folder for temporary files, and the most bytes that they may take at once; one job's copying shares one."""
+
+    def __init__(self, path: Path | None = None, limit: int | None = None) -> None:
+        self.path = path or Path(tempfile.gettempdir())
+        self._limit = limit
+        self._open: list[Scratch] = []
+        self._change = threading.Condition()
+
+    def room(self) -> int:
+        """Bytes that may be written: free on the disk, and left of the limit."""
+        free = shutil.disk_usage(self.path).free
+        if self._limit is None:
+            return free
+        return min(free, self._limit - sum(scratch.size for scratch in self._open))
+
+    def open(self, size: int) -> Scratch:
+        """A file for ``size`` bytes; waits while others are leaving, and raises DiskFull without room even then."""
+        with self._change:
+            while size > self.room():
+                if not any(scratch.leaving for scratch in self._open):
+                    raise DiskFull(path=str(self.path), needed=size, free=self.room())
+                self._change.wait()
+            with naming_full_disks(self.path, size):
+                scratch = Scratch(self, size)
+            self._open.append(scratch)
+            return scratch
+
+    def forget(self, scratch: Scratch) -> None:
+        with self._change:
+            if scratch in self._open:
+                self._open.remove(scratch)
+            self._change.notify_all()
+
+
+class Scratch:
+    """A file without a name, which is gone with the process that made it, however that ends."""
+
+    def __init__(self, disk: Disk, size: int) -> None:
+        self.size = size  # bytes
+        self.leaving = False  # it is complete, and goes without anybody asking
+        self.file = tempfile.TemporaryFile(dir=disk.path, prefix="reshard-", buffering=0)  # noqa: SIM115
+        self._disk = disk
+
+    def write(self, view: memoryview) -> None:
+        """All of ``view``; raises DiskFull."""
+        with naming_full_disks(self._disk.path, self.size):
+            while view:
+                view = view[self.file.write(view) :]
+
+    def close(self) -> None:
+        self.file.close()
+        self._disk.forget(self)
+
+
+@contextmanager
+def naming_full_disks(path: Path, needed: int) -> Iterator[None]:
+    """Inside, a disk without room is DiskFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise DiskFull(path=str(path), needed=needed, free=shutil.disk_usage(path).free) from error

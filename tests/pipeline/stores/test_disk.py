@@ -1,0 +1,53 @@
+"""Temporary files within a limit: all of them together, and whoever comes too late waits for those that leave."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.stores.disk import Disk, Scratch
+from tests.support.full_disk import small_files
+
+__all__ = ["small_files"]
+
+
+def test_all_temporary_files_share_one_limit(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, limit=1000)
+    first = disk.open(600)
+    with pytest.raises(DiskFull) as full:
+        disk.open(500)
+    assert (full.value.facts["needed"], full.value.facts["free"]) == (500, 400)
+    first.close()
+    disk.open(1000).close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_more_than_the_disk_has_is_begun(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    with pytest.raises(DiskFull, match=str(tmp_path)):
+        disk.open(1 << 60)
+
+
+def test_what_does_not_fit_waits_for_what_is_leaving(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, limit=1000)
+    first = disk.open(600)
+    first.leaving = True
+    opened: list[Scratch] = []
+    later = threading.Thread(target=lambda: opened.append(disk.open(500)))
+    later.start()
+    later.join(0.2)
+    assert later.is_alive() and not opened
+    first.close()
+    later.join(10)
+    assert len(opened) == 1
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
+    scratch = Disk(tmp_path).open(3_000_000)
+    with pytest.raises(DiskFull, match=str(tmp_path)):
+        scratch.write(memoryview(bytes(3_000_000)))
+    scratch.close()
