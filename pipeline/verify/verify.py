@@ -109,7 +109,7 @@ def _ask_classes(side: Side, theirs: Side | None, matched: Paired | None, reload
 def _ask_class(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> ModelCheck:
     """The output's config names the class; another config is a difference between files, and is reported there."""
     if side.found.stays_whole:
-        return ModelCheck("structural", "skipped", "it is read by a loader of its own, and config.json says of another")
+        return ModelCheck("structural", "skipped", "such weights have a loader of their own, and are no model's alone")
     path = join(checkpoint.name.folder, "config.json")
     file = side.source.files().get(path)
     if file is None:
