@@ -241,7 +241,7 @@ class Watcher:
 def run(request: Request, context: Context, watcher: Watcher | None = None, reload: Reload | None = None) -> Report:
     """Carry out ``request`` in this process: what the queue does in many. A given ``reload`` stays warm."""
     if reload is None:
-        with closing(Reload()) as ours:
+        with closing(Reload(tmpdir=context.tmpdir)) as ours:
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)

@@ -139,8 +139,6 @@ class Step:
 
     def unsure(self, error: ReshardError) -> bool:
         """Whether a commit of ours may stand although the step ended with ``error``."""
-        if isinstance(error, TooManyAttempts):
-            return True
         if self._keeper.begun:
             return not isinstance(error, REFUSALS)
         return self._lease.state == JobState.committing and not self._looked
@@ -368,7 +366,7 @@ def _leases() -> Leases:
 @cache
 def _reload() -> Reload:
     """One warm reload child for each worker process."""
-    return Reload()
+    return Reload(tmpdir=settings().tmpdir)
 
 
 def worker_name() -> str:
