@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,9 +84,12 @@ def _fail_with(errors: list[ReshardError]) -> None:
 def _repository(place: str, output: Output) -> None:
     from reshard.pipeline.stores.open import Context, open_source
     from reshard.pipeline.verify.health import examine
+    from reshard.pipeline.verify.reload import Reload
 
-    source = open_source(parse_place(place), Context.from_env())
-    health = examine(source)
+    context = Context.from_env()
+    source = open_source(parse_place(place), context)
+    with closing(Reload()) as reload:
+        health = examine(source, reload, context.tmpdir)
     facts: dict[str, Any] = {
         "place": str(source.place),
         "commit": source.pin.commit,

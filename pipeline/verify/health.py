@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from posixpath import basename, dirname
+from fnmatch import fnmatchcase
+from pathlib import Path
+from posixpath import basename, dirname, join
+from typing import Any
 
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import foreign_format
+from reshard.pipeline.find import FOREIGN, foreign_format, load_json, read_file, set_name
 from reshard.pipeline.formats.safetensors import SUFFIX
-from reshard.pipeline.limits import DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
+from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
 from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import Name, StoredFile
 from reshard.pipeline.verify.compare import Side
+from reshard.pipeline.verify.files import check_tokenizers
+from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.rules import check_rules
 from reshard.pipeline.verify.tokenizer import processor_files, tokenizer_files
 
 # Stems that loaders look for by themselves; others are found by who knows their names.
 _USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
+# What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
+# at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
+_SAYS_CLASS = ("config.json", "params.json", "open_clip_config.json", "model_index.json", "adapter_config.json")
+PIPELINE = "model_index.json"
+_WEIGHTLESS = re.compile("Scheduler|Tokenizer|Processor|Extractor")  # classes of components that are only settings
+# A file that is a whole tokenizer's vocabulary; `vocab.json` is one with merges.txt, and by itself only of few classes.
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.txt", "*.model", "*.spm")
+_OF_TEXT = ("ForCausalLM", "ForMaskedLM")
+_TORCH = FOREIGN[".bin"]
 _RESHARD = "a reshard writes it right"
+_FROM_MAKER = "get it from whoever made the pipeline; a reshard adds nothing"
 _NOT_CARRIED = "a reshard leaves it out"
 
 
@@ -42,35 +58,68 @@ class Health:
     weights: int  # bytes of the files that a loader reads
 
 
-def examine(source: Source) -> Health:
-    """Raises NoWeights, and what stores raise; whatever is broken is a symptom."""
+def examine(source: Source, reload: Reload, tmpdir: Path | None = None) -> Health:
+    """Raises NoWeights, and what stores raise; whatever is broken is a symptom.
+
+    ``reload`` is asked only about a tokenizer whose files leave open whether it loads.
+    """
     side = Side.attempt(source)
     rules = check_rules(source, side)
+    seen = _seen(source, side)
+    weights = sum(file.size for file in seen.files)
+    around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen), *_tokenizers(seen, reload, tmpdir)]
     if isinstance(side, CheckpointError):
         cure = f"a reshard refuses it: {side.next_step}"
-        return Health(tuple(Symptom("broken", text, cure) for text in rules.findings), side, 0, 0)
+        symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
+        return Health(tuple(symptoms), side, rules.figures["tensors"], weights)
     symptoms = [Symptom("index", text, _RESHARD) for text in rules.findings]
-    symptoms += [*_formats(side), *_sizes(side), *_names(side), *_beside(side)]
-    tensors = sum(len(checkpoint.tensors) for checkpoint in side.opened.checkpoints)
-    return Health(tuple(symptoms), None, tensors, sum(file.size for file in _read(side)))
+    symptoms += [
+        *(Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items())
+    ]
+    symptoms += [*around, *_names(side, seen)]
+    return Health(tuple(symptoms), None, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
 
 
-def _read(side: Side) -> list[StoredFile]:
-    numbers = {number for checkpoint in side.opened.checkpoints for number in checkpoint.files}
-    return [side.opened.files[number] for number in sorted(numbers)]
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a loader reads, as far as broken files let it be told."""
+
+    source: Source
+    files: tuple[StoredFile, ...]  # of weights
+    names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; others' readers know their names
+
+    def json(self, path: str) -> Any:
+        """The content of a JSON file; None where it is absent, or no JSON."""
+        file = self.source.files().get(path)
+        if file is None:
+            return None
+        try:
+            return load_json(read_file(self.source, file, CONFIG_MAX))
+        except (CheckpointError, ValueError, RecursionError):
+            return None
 
 
-def _formats(side: Side) -> Iterator[Symptom]:
-    read = {file.path for file in _read(side)}
+def _seen(source: Source, side: Side | CheckpointError) -> _Seen:
+    if isinstance(side, CheckpointError):
+        listing = source.files()
+        paths = [path for path in listing if path.endswith(SUFFIX)]
+        paths = paths or [path for path in listing if foreign_format(path) == _TORCH]
+        return _Seen(source, tuple(listing[path] for path in sorted(paths)), tuple({set_name(path) for path in paths}))
+    opened, uncut = side.opened, side.found.uncut
+    numbers = {number for checkpoint in opened.checkpoints for number in checkpoint.files}
+    found = (c.name for c in opened.checkpoints if not all(opened.files[n].path in uncut for n in c.files))
+    return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found))
+
+
+def _formats(seen: _Seen) -> Iterator[Symptom]:
+    read = {file.path for file in seen.files}
     pickled = sorted(path for path in read if not path.endswith(SUFFIX))
     if pickled:
         text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders run or refuse"
         yield Symptom("pickles", text, "a reshard reads them without running anything, and writes safetensors")
-    for path, why in side.opened.duplicates.items():
-        yield Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED)
     others: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for path, file in side.source.files().items():
+    for path, file in seen.source.files().items():
         kind = foreign_format(path)
         if kind and path not in read:
             others[kind] += 1
@@ -80,8 +129,8 @@ def _formats(side: Side) -> Iterator[Symptom]:
         yield Symptom("other formats", text, f"{_NOT_CARRIED}, unless --include names it")
 
 
-def _sizes(side: Side) -> Iterator[Symptom]:
-    read = _read(side)
+def _sizes(seen: _Seen) -> Iterator[Symptom]:
+    read = seen.files
     for file in read:
         if file.size > HUB_FILE_MAX:
             text = f"{file.path} has {file.size:,} bytes, and the Hub takes {HUB_FILE_MAX:,}"
@@ -93,29 +142,88 @@ def _sizes(side: Side) -> Iterator[Symptom]:
     if len(small) > 8 and len(small) > len(read) // 2:
         text = f"{len(small)} of {len(read)} weight files have less than {SMALL_FILE:,} bytes, and each costs a request"
         yield Symptom("size", text, "a reshard merges them")
-    folders = Counter(dirname(path) for path in side.source.files())
+    folders = Counter(dirname(path) for path in seen.source.files())
     for folder, count in folders.items():
         if count > HUB_FOLDER_FILES_MAX:
             text = f"{folder or 'the root'} has {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,}"
             yield Symptom("size", text, "a reshard with a larger --size has fewer")
 
 
-def _names(side: Side) -> Iterator[Symptom]:
+def _names(side: Side, seen: _Seen) -> Iterator[Symptom]:
     for checkpoint in side.opened.checkpoints:
         for note in checkpoint.notes:
             yield Symptom("note", note, "a reshard keeps every tensor")
-        if checkpoint.name.stem not in _USUAL_STEMS:
+        if checkpoint.name in seen.names and checkpoint.name.stem not in _USUAL_STEMS:
             text = f"{checkpoint.name} has a name that loaders do not look for"
             yield Symptom("name", text, "a reshard keeps its name; whoever reads it knows it")
 
 
-def _beside(side: Side) -> Iterator[Symptom]:
-    listing = side.source.files()
-    roots = {checkpoint.name.folder for checkpoint in side.opened.checkpoints}
-    names = {basename(path) for path in listing}
-    if not names & {"config.json", "model_index.json", "adapter_config.json", "modules.json"}:
-        text = "no config.json says which class loads it"
-        yield Symptom("config", text, "--config-from takes it from another repository")
-    elif "" in roots and "config.json" in listing and not [*tokenizer_files(listing), *processor_files(listing)]:
-        text = "there is neither a tokenizer nor a processor"
-        yield Symptom("tokenizer", text, "--config-from takes one from another repository, if the model needs it")
+def _configs(seen: _Seen) -> Iterator[Symptom]:
+    """Of checkpoints under the usual names, or where there is no config anywhere: whether one lies beside them."""
+    listing = seen.source.files()
+    anywhere = any(basename(path) in _SAYS_CLASS for path in listing)
+    for name in seen.names:
+        here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)
+        if not here and (name.stem in _USUAL_STEMS or not anywhere):
+            text = f"no config.json beside {name} says which class loads it"
+            yield Symptom("config", text, "--config-from takes it from another repository")
+
+
+def _components(seen: _Seen) -> Iterator[Symptom]:
+    """Whether every component that a diffusers pipeline's ``model_index.json`` names is there, with its weights."""
+    listing, index = seen.source.files(), seen.json(PIPELINE)
+    if PIPELINE not in listing:
+        return
+    if not isinstance(index, dict):
+        yield Symptom("component", f"{PIPELINE} is no JSON object", "get it from whoever made the pipeline")
+        return
+    folders = {path.partition("/")[0] for path in listing if "/" in path}
+    weights = {dirname(path) for path in listing if path.endswith(SUFFIX) or foreign_format(path)}
+    for component, value in index.items():
+        named = isinstance(value, list) and len(value) == 2 and all(part and isinstance(part, str) for part in value)
+        if component.startswith("_") or not named:
+            continue
+        if component not in folders:
+            text = f"{PIPELINE} names {component}, {'.'.join(value)}, and there is no folder of that name"
+            yield Symptom("component", text, _FROM_MAKER)
+        elif (
+            component not in weights and join(component, "config.json") in listing and not _WEIGHTLESS.search(value[1])
+        ):
+            text = f"{component} has a config.json, {'.'.join(value)}, and no weights"
+            yield Symptom("component", text, _FROM_MAKER)
+
+
+def _tokenizers(seen: _Seen, reload: Reload, tmpdir: Path | None) -> Iterator[Symptom]:
+    """Whether the files of each tokenizer are enough to load it, and whether a model of text has one."""
+    listing = seen.source.files()
+    cure = "--config-from takes one from another repository, if the model needs it"
+    config = seen.json("config.json")
+    if "" in {name.folder for name in seen.names} and "config.json" in listing and not tokenizer_files(listing):
+        classes = config.get("architectures") if isinstance(config, dict) else None
+        of_text = [name for name in classes if str(name).endswith(_OF_TEXT)] if isinstance(classes, list) else []
+        if not processor_files(listing):
+            yield Symptom("tokenizer", "there is neither a tokenizer nor a processor", cure)
+        elif of_text:
+            text = f"there is a processor and no tokenizer, and {of_text[0]} takes text"
+            yield Symptom("tokenizer", text, cure)
+    partial = {dirname(path) for path in tokenizer_files(listing)}
+    partial = {folder for folder in partial if not (_has_vocabulary(folder, listing) or _has_code(folder, seen))}
+    if partial:
+        for check in check_tokenizers(seen.source, None, reload, tmpdir):
+            folder = check.name.partition(" ")[2]
+            if folder in partial and check.result != "passed":
+                names = ", ".join(basename(path) for path in tokenizer_files(listing) if dirname(path) == folder)
+                text = f"{folder or 'the root'} has {names} of a tokenizer, and {check.reason}"
+                yield Symptom("tokenizer", text, cure)
+
+
+def _has_vocabulary(folder: str, listing: Iterable[str]) -> bool:
+    names = {basename(path) for path in tokenizer_files(listing) if dirname(path) == folder}
+    alone = any(fnmatchcase(name, pattern) for name in names for pattern in _VOCABULARIES)
+    return alone or ("merges.txt" in names and any(name.endswith("vocab.json") for name in names))
+
+
+def _has_code(folder: str, seen: _Seen) -> bool:
+    """Whether a tokenizer's own code reads files that only it knows."""
+    config = seen.json(join(folder, "tokenizer_config.json"))
+    return isinstance(config, dict) and "auto_map" in config

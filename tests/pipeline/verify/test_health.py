@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
-from reshard.pipeline.errors import BadIndex
+from reshard.pipeline.errors import BadIndex, BadLength
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
@@ -24,12 +25,26 @@ from tests.support.models import add_friends, arrays, numbered, save_sharded, sa
 INDEX = "model.safetensors.index.json"
 
 
-def health(folder: Path) -> Health:
-    return examine(FolderSource.open(Folder(path=str(folder))))
+class Unasked(Reload):
+    """What an ordinary repository leaves open for no reload to say."""
+
+    def ask(self, *_: object, **__: object) -> dict[str, Any]:
+        raise AssertionError("the files say it all")
+
+
+def health(folder: Path, reload: Reload | None = None) -> Health:
+    return examine(FolderSource.open(Folder(path=str(folder))), reload or Unasked())
 
 
 def kinds(folder: Path) -> set[str]:
     return {symptom.kind for symptom in health(folder).symptoms}
+
+
+def texts(folder: Path, kind: str, reload: Reload | None = None) -> list[str]:
+    """What is said of this kind, which is all that is said."""
+    symptoms = health(folder, reload).symptoms
+    assert {symptom.kind for symptom in symptoms} <= {kind}
+    return [symptom.text for symptom in symptoms]
 
 
 @pytest.fixture
@@ -56,9 +71,9 @@ def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path,
     first = {name: made[name] for name, file in index["weight_map"].items() if file == shard.name}
     save_file(first, shard)
     (model / "training_args.bin").write_bytes(b"a trainer's")
-    texts = [symptom.text for symptom in health(model).symptoms]
+    told = [symptom.text for symptom in health(model).symptoms]
     for said in ("total_size", "does not name it", 'no "format"', "PyTorch files"):
-        assert any(said in text for text in texts), said
+        assert any(said in text for text in told), said
     request = Request(
         source=parse_place(str(model)), target=parse_place(str(tmp_path / "out")), options=Options(size=12_000)
     )
@@ -96,3 +111,114 @@ def test_many_small_files_are_told(tmp_path: Path) -> None:
     save_sharded(tmp_path, numbered(arrays(20, 400), 20))
     add_friends(tmp_path)
     assert kinds(tmp_path) == {"size"}
+
+
+def test_a_broken_file_hides_neither_the_others_nor_what_else_is_amiss(model: Path) -> None:
+    broken = sorted(model.glob("*.safetensors"))[1]
+    broken.write_bytes(broken.read_bytes()[:-9])
+    (model / "tokenizer.json").unlink()
+    (model / "training_args.bin").write_bytes(b"a trainer's")
+    found = health(model)
+    assert isinstance(found.refused, BadLength)
+    assert [symptom.kind for symptom in found.symptoms] == ["broken", "other formats", "tokenizer"]
+    assert broken.name in found.symptoms[0].text
+    assert found.tensors == 8, "those of the two files that can be read"
+    assert found.weights == sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "gives no ids for text"),
+        ({"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer"}', "vocab.json": '{"a": 0}'}, "does not load"),
+    ],
+)
+def test_a_tokenizer_that_is_there_in_part_is_told(
+    model: Path, reload: Reload, files: dict[str, str], said: str
+) -> None:
+    (model / "tokenizer.json").unlink()
+    for name, text in files.items():
+        (model / name).write_text(text)
+    (told,) = texts(model, "tokenizer", reload)
+    assert told.startswith(f"the root has {', '.join(sorted(files))} of a tokenizer, and ")
+    assert said in told
+
+
+def test_a_tokenizer_that_needs_no_vocabulary_is_whole(model: Path, reload: Reload) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert texts(model, "tokenizer", reload) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"vocab.json": "{}", "merges.txt": ""},
+        {"vocab.txt": "a"},
+        {"spiece.model": "x", "tokenizer_config.json": "{}"},
+        {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["code.Tokenizer", null]}}', "its.tiktoken": ""},
+    ],
+)
+def test_tokenizers_that_are_whole_or_read_by_their_own_code_are_not_loaded(model: Path, files: dict[str, str]) -> None:
+    (model / "tokenizer.json").unlink()
+    for name, text in files.items():
+        (model / name).write_text(text)
+    assert texts(model, "tokenizer") == []
+
+
+def test_a_class_of_text_needs_more_than_a_processor(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "preprocessor_config.json").write_text("{}")
+    assert texts(model, "tokenizer") == []
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert texts(model, "tokenizer") == ["there is a processor and no tokenizer, and LlamaForCausalLM takes text"]
+
+
+def test_a_config_counts_beside_the_weights_that_it_is_of(model: Path) -> None:
+    (model / "1_Pooling").mkdir()
+    (model / "config.json").rename(model / "1_Pooling" / "config.json")
+    assert texts(model, "config") == ["no config.json beside model says which class loads it"]
+    (model / "params.json").write_text("{}")
+    assert texts(model, "config") == []
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """One of diffusers, with a component of each kind."""
+    folder = tmp_path / "pipeline"
+    for component in ("unet", "vae"):
+        save_single(folder / component, arrays(1, 400), "diffusion_pytorch_model.safetensors")
+        (folder / component / "config.json").write_text('{"_class_name": "AModel"}')
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "config.json").write_text("{}")
+    index = {
+        "_class_name": "APipeline",
+        "unet": ["diffusers", "AModel"],
+        "vae": ["diffusers", "AModel"],
+        "scheduler": ["diffusers", "AScheduler"],
+        "safety_checker": [None, None],
+        "requires_safety_checker": False,
+    }
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_pipeline_with_all_its_components_is_healthy(pipeline: Path) -> None:
+    assert health(pipeline).symptoms == ()
+
+
+def test_a_component_that_a_pipeline_names_and_lacks_is_told(pipeline: Path) -> None:
+    (pipeline / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert texts(pipeline, "component") == ["vae has a config.json, diffusers.AModel, and no weights"]
+    shutil.rmtree(pipeline / "vae")
+    said = "model_index.json names vae, diffusers.AModel, and there is no folder of that name"
+    assert texts(pipeline, "component") == [said]
+    (pipeline / "model_index.json").write_text("[" * 100_000)
+    assert texts(pipeline, "component") == ["model_index.json is no JSON object"]
+
+
+def test_an_adapter_alone_is_healthy_under_its_own_name(tmp_path: Path) -> None:
+    save_single(tmp_path, {"lora_A": np.zeros(9, np.float32)}, "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    found = health(tmp_path)
+    assert (found.symptoms, found.tensors) == ((), 1)
