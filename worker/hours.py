@@ -53,10 +53,6 @@ class Hours:
         """When they begin after ``moment``."""
         return next_after(_cron(self.start), tz, moment)
 
-    def next_stop(self, tz: str, moment: float) -> float:
-        """When they end after ``moment``."""
-        return next_after(_cron(self.stop), tz, moment)
-
     def last_start(self, tz: str, moment: float) -> float:
         """When they began, at ``moment`` or before."""
         return last_due(_cron(self.start), tz, moment)

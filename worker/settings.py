@@ -53,7 +53,6 @@ NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news
 # ------------------------------------------------------------------------------------------------------------- store
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
 KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
-EVENTS = 1000  # events kept of one job
 KEEP_SPOOL = 3600.0  # seconds; a temporary folder of nobody that is older goes
 
 

@@ -40,8 +40,10 @@ local function set_unit(id, name, field, value)
   redis.call('HSET', key(id, 'units'), name .. '.' .. field, value)
 end
 
+local EVENTS_MAX = 1000 -- of one job; after that the oldest go
+
 local function event(id, kind, ...)
-  redis.call('XADD', key(id, 'events'), 'MAXLEN', '~', 1000, '*', 'kind', kind, 'at', now(), ...)
+  redis.call('XADD', key(id, 'events'), 'MAXLEN', '~', EVENTS_MAX, '*', 'kind', kind, 'at', now(), ...)
 end
 
 local function set_state(id, state, t)
