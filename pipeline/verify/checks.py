@@ -22,8 +22,6 @@ from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
 from reshard.pipeline.wanted import select
 
-__all__ = ["Check", "Result", "check", "check_model", "check_plan", "check_structure", "confirm"]
-
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
 

@@ -34,7 +34,7 @@ from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.taps import Tape, tensor_digest
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
-from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.digests import NO_CASTS, Stored, digests, first_difference
 from reshard.pipeline.verify.structure import Finding, compare
 from reshard.pipeline.wanted import select

@@ -20,7 +20,7 @@ from reshard.pipeline.stores.disk import naming_full_disks
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile, same_by_hash
-from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.compare import Side, some
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files

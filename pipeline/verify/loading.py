@@ -17,7 +17,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.load import LoadCheck, LoadOptions, compare_loads, load
 from reshard.pipeline.verify.reload import Reload
 

@@ -18,7 +18,7 @@ from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha25
 from reshard.pipeline.publication import Publication, publications
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.compare import Read, Side, some
 from reshard.pipeline.verify.structure import named_files
 

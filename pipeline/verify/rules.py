@@ -17,7 +17,7 @@ from reshard.pipeline.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Checkpoint
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.headers import Files, read_files
 from reshard.pipeline.verify.structure import REMARKS, Finding, check_files, check_index, named_files

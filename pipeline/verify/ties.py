@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reshard.pipeline.tensors import Name
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.compare import Read, Side, Sums, some
 from reshard.pipeline.verify.reload import ModelCheck
 

@@ -18,7 +18,7 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verify.checks import Check, Result
+from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.compare import (
     UNCHANGED,
     Paired,

@@ -15,7 +15,7 @@ from reshard.pipeline.limits import KB
 from reshard.pipeline.places import Hub
 from reshard.pipeline.publish import Published
 from reshard.pipeline.request import Request
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.worker import broker
 from reshard.worker.control import JANITOR_BATCH, Control
 from reshard.worker.jobs import JobStore, new_id

@@ -20,7 +20,7 @@ from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, parse, render
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.record import check_manifest, described_by
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify

@@ -11,7 +11,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.borrow import Borrowing
 from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.rules import check_rules

@@ -19,7 +19,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify.checks import Check
+from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.compare import UNCHANGED, Side
 from reshard.pipeline.verify.files import _json_difference, check_files, check_tokenizers
 from reshard.pipeline.verify.reload import Reload
