@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffers
+from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, parse, render
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
@@ -121,6 +123,18 @@ def test_it_stays_right_when_only_other_files_move(model: Path, on_hub: Namespac
     assert published and published.manifest == json.loads(before or b"")["root"]
 
 
+@pytest.mark.parametrize("on_hub", ["http"], indirect=True)
+def test_weights_that_were_published_without_one_are_not_taken_for_those_of_an_older_one(
+    model: Path, tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo, out = upload(on_hub, "source", model), tmp_path / "out"
+    target = open_target(parse_place(str(out)), Options(), Context.from_env())
+    go(repo, out, size=SIZE)
+    assert described_by(target, target.head()) is not None
+    go(repo, out, size=2 * SIZE, manifest=False)
+    assert described_by(target, target.head()) is None
+
+
 def test_a_manifest_that_is_not_ours_is_found_when_it_is_read_back(
     model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +232,20 @@ BREAKS: dict[str, tuple[Change, bool, str]] = {
         False,
         f"{INDEX} names model-00002-of-00004.safetensors, of which {MANIFEST} says nothing",
     ),
+    "a forgery that the index agrees with": (
+        lambda folder: sealed(
+            folder, lambda m: m["files"]["model-00002-of-00004.safetensors"].update(sha256="0" * 64), True
+        ),
+        False,
+        "the commit that published it says the root ",
+    ),
     "other weights beside it": (exchange, False, "no index names 4 weight files"),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), False, f"{MANIFEST} is not there"),
+    "a manifest that is too long": (
+        lambda folder: os.truncate(folder / MANIFEST, MANIFEST_MAX + 1),
+        False,
+        f"{MANIFEST_MAX + 1} bytes are more than the {MANIFEST_MAX}",
+    ),
     "a manifest that is no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), False, "Invalid JSON"),
 }
 
@@ -251,6 +277,19 @@ def test_a_publication_that_was_changed_is_found_without_its_source(
     change(out)
     findings = [finding for check in look(out, reload, deep) for finding in check.findings]
     assert any(said in finding for finding in findings), findings
+
+
+def test_a_shard_that_was_replaced_is_found_by_the_sha256_that_its_store_lists(
+    model: Path, on_hub: Namespace, go: Run
+) -> None:
+    target = on_hub.repo("target")
+    shard = go(upload(on_hub, "source", model), target, size=SIZE).plan.shards[0]
+    zeros = {shard.path: shard.header + bytes(shard.size - len(shard.header))}
+    on_hub.admin.put_files(target, zeros, lfs=[shard.path])
+    found = check_manifest(open_source(parse_place(target), Context.from_env())).check
+    assert found is not None
+    [finding] = found.findings
+    assert finding.startswith(f"{shard.path} has the sha256 ")
 
 
 LIES: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from huggingface_hub import HfApi
 
 from reshard.pipeline import reshard
 from reshard.pipeline.errors import (
+    BadIndex,
     ModelCheckRequired,
     Oversize,
     ProofError,
@@ -26,6 +28,7 @@ from reshard.pipeline.errors import (
     TargetDrifted,
     TargetMoreVisible,
 )
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.plan import Plan, Shard
 from reshard.pipeline.planner import Known, make_plan
@@ -421,6 +424,15 @@ def test_a_plan_that_does_not_hold_the_source_goes_no_further(
 ) -> None:
     monkeypatch.setattr(reshard, "make_plan", planner)
     with pytest.raises(ProofError, match="the plan does not hold what the source holds"):
+        go(model, tmp_path / "out", size=SIZE)
+
+
+@pytest.mark.parametrize(("path", "most"), [("model.safetensors.index.json", INDEX_MAX), ("config.json", CONFIG_MAX)])
+def test_a_text_that_is_longer_than_any_is_refused_unread(
+    path: str, most: int, model: Path, tmp_path: Path, go: Run
+) -> None:
+    os.truncate(model / path, most + 1)
+    with pytest.raises(BadIndex, match=f"{path}: {most + 1} bytes are more than the {most}"):
         go(model, tmp_path / "out", size=SIZE)
 
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -73,6 +74,12 @@ def make_pair(name: str, tmp_path: Path) -> Pair:
     MAKERS[name](source)
     shutil.copytree(source, output)
     return source, output
+
+
+REMOTE: dict[str, object] = {
+    "auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]},
+    "tokenizer_class": "Planted",
+}
 
 
 def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
@@ -149,6 +156,25 @@ def truncate(folder: Path) -> None:
             (folder / name).write_bytes((folder / name).read_bytes()[:100])
 
 
+def keep_a_word_whole(folder: Path) -> None:
+    """A word of the vocabulary becomes an added token, which no merge takes apart."""
+
+    def change(content: dict[str, Any]) -> None:
+        word, number = max(content["model"]["vocab"].items(), key=lambda item: item[1])
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        content["added_tokens"].append({"id": number, "content": word, **flags})
+
+    edit(folder / "tokenizer.json", change)
+
+
+def lose_an_input(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.update(model_input_names=["input_ids"]))
+
+
+def need_remote_code(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", lambda content: content.update(REMOTE))
+
+
 def fewer_extra_ids(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", lambda content: content.update(extra_ids=2))
 
@@ -160,6 +186,9 @@ def fewer_extra_ids(folder: Path) -> None:
         ("minilm", stop_lowercasing, "the ids of"),
         ("minilm", shorten, "the longest input differs"),
         ("minilm", truncate, "the output's does not"),
+        ("minilm", lose_an_input, "the names of the inputs differs"),
+        ("bytelevel", keep_a_word_whole, "the added tokens differs"),
+        ("bytelevel", need_remote_code, "only the output's tokenizer needs remote code"),
         ("bytelevel", swap_two_ids, "the vocabulary differs"),
         ("bytelevel", drop_the_end_token, "the special tokens differs"),
         ("bytelevel", change_the_template, "the chat template differs"),
@@ -180,13 +209,10 @@ def test_a_difference_that_matters_is_named(
     assert found.differing != ()
 
 
-def test_remote_code_is_not_run_and_its_plain_tokenizer_is_compared(tmp_path: Path, reload: Reload) -> None:
+def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Path, reload: Reload) -> None:
     source, output = make_pair("bytelevel", tmp_path)
-    canary = tmp_path / "canary"
-    remote = {"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}, "tokenizer_class": "Planted"}
     for folder in (source, output):
-        (folder / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
-        edit(folder / "tokenizer_config.json", lambda content: content.update(remote))
+        need_remote_code(folder)
     (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
     found = check_tokenizer(reload, output, source)
     assert found.result == "equal_behaviour", found
@@ -199,6 +225,16 @@ def test_remote_code_is_not_run_and_its_plain_tokenizer_is_compared(tmp_path: Pa
     shutil.copy(source / "chat_template.jinja", output)
     swap_two_ids(output)
     assert check_tokenizer(reload, output, source).result == "failed"
+
+
+def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, reload: Reload) -> None:
+    """By a full path: a bare name would not be found beside the files that are loaded, whoever trusted it."""
+    source, _ = make_pair("bytelevel", tmp_path)
+    canary = tmp_path / "canary"
+    (source / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
+    named = {**REMOTE, "auto_map": {"AutoTokenizer": [f"{source}--tokenization_planted.Planted", None]}}
+    edit(source / "tokenizer_config.json", lambda content: content.update(named))
+    assert check_tokenizer(reload, source).result == "loads"
     assert not canary.exists()
 
 
