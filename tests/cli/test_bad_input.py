@@ -148,7 +148,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
         lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p] and s.files.update({"model.gguf": b"GGUF"}),
         "source.no_weights", 3, "GGUF", "safetensors",
     ),
-    "index names a missing file": (lambda s: s.files.pop(FIRST), "checkpoint.index", 5, FIRST, ""),
+    "index names a missing file": (lambda s: s.files.pop(FIRST), "checkpoint.absent_file", 5, FIRST, ""),
     "index names a missing tensor": (indexed(ghost=FIRST), "checkpoint.index", 5, "ghost", ""),
     "index path with ..": (
         indexed(**{"layer.0.bias": "../x.safetensors"}), "checkpoint.unsafe_path", 5, "../x", "who made it",
