@@ -389,7 +389,7 @@ class Unsupported(CheckpointError):
 
 
 class ProofError(ReshardError):
-    """The fact ``checks``, where it has one: what was checked until then, the failed check last (verify/check.py)."""
+    """The fact ``checks``, where it has one: what was checked until then, the failed check last (check.py)."""
 
     code = "proof"
     exit_code = 6

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from reshard.pipeline import publication
 from reshard.pipeline.card import CARD, render, without_block
+from reshard.pipeline.check import Check, failed
 from reshard.pipeline.copy import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
 from reshard.pipeline.find import read_file
@@ -32,7 +33,6 @@ from reshard.pipeline.stores.protocols import (
 )
 from reshard.pipeline.taps import COPY, COPY_LEVEL
 from reshard.pipeline.tensors import StoredFile, same_by_hash
-from reshard.pipeline.verify.check import Check, failed
 
 
 @dataclass(frozen=True, slots=True)

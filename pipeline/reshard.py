@@ -19,6 +19,7 @@ from posixpath import join
 from uuid import uuid4
 
 from reshard.pipeline import publication
+from reshard.pipeline.check import Check, after
 from reshard.pipeline.copy import Attested, Moved, copy
 from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetDrifted, TargetMoreVisible, TargetNotFound
 from reshard.pipeline.find import Found, find_checkpoints, is_weight_index, read_file
@@ -35,7 +36,6 @@ from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Name, Pin
-from reshard.pipeline.verify.check import Check, after
 from reshard.pipeline.verify.checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 

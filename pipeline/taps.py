@@ -9,12 +9,12 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
+from reshard.pipeline.check import failed
 from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.plan import Shard
 from reshard.pipeline.stores.protocols import Writer
 from reshard.pipeline.tensors import Record, StoredFile
-from reshard.pipeline.verify.check import failed
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, as read and as written"

@@ -25,6 +25,7 @@ from celery.exceptions import Reject
 
 from reshard.pipeline import publication
 from reshard.pipeline import reshard as pipeline
+from reshard.pipeline.check import Check
 from reshard.pipeline.copy import Attested, Stopped, Witness
 from reshard.pipeline.errors import (
     HubQuota,
@@ -46,7 +47,6 @@ from reshard.pipeline.publish import Published, find
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send

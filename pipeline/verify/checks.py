@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha1, sha256
 
 from reshard.pipeline.card import CARD
+from reshard.pipeline.check import Check, Result, after, failed
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.find import read_file
 from reshard.pipeline.formats.safetensors import Header, parse_header
@@ -17,7 +18,6 @@ from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_byt
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import Name, StoredFile, same_by_hash
-from reshard.pipeline.verify.check import Check, Result, after, failed
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
 from reshard.pipeline.wanted import select

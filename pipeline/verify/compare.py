@@ -1,135 +1,36 @@
-"""Two checkpoints held against each other: names, dtypes and shapes from headers, and the bytes from one read each.
-
-Neither side needs to be ours, to have the same files, or the same format.
-"""
+"""Two checkpoints held against each other: names, dtypes and shapes from headers, and the bytes from one read each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from posixpath import basename, join
 from typing import NamedTuple
 
 from blake3 import blake3
 
-from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights, SourceCorrupt
-from reshard.pipeline.find import (
-    FOREIGN,
-    Found,
-    find_checkpoints,
-    find_uncut,
-    foreign_format,
-    index_name,
-    is_weight_index,
-    set_name,
-)
-from reshard.pipeline.formats.safetensors import SUFFIX
-from reshard.pipeline.limits import READ_AGAIN_MAX, REPORT_NAMES_MAX
-from reshard.pipeline.open import Opened, open_checkpoints
-from reshard.pipeline.request import Options
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.errors import SourceCorrupt
+from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.taps import Tape, tensor_digest
-from reshard.pipeline.tensors import Checkpoint, Name, Tensor
-from reshard.pipeline.verify.check import Check, Result
+from reshard.pipeline.tensors import Name, Tensor
 from reshard.pipeline.verify.digests import NO_CASTS, Stored, digests, first_difference
+from reshard.pipeline.verify.layout import entry, moved
+from reshard.pipeline.verify.side import Pair, Paired, Side
 from reshard.pipeline.verify.structure import Finding, compare
-from reshard.pipeline.wanted import select
-
-UNCHANGED = Options()
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two, opened."""
-
-    source: Source
-    found: Found
-    opened: Opened
-    casts: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # tensors that are compared as another dtype
-
-    @classmethod
-    def open(cls, source: Source, changes: Options = UNCHANGED) -> Side:
-        """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
-
-        Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
-        the CheckpointError family, NoWeights, and what stores raise.
-        """
-        try:
-            found = find_checkpoints(source)
-        except NoWeights:
-            found = find_uncut(source)
-        opened = open_checkpoints(source, found)
-        if changes == UNCHANGED:
-            return cls(source, found, opened)
-        chosen = {checkpoint.name: select(checkpoint, changes, {}).entries for checkpoint in opened.checkpoints}
-        changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
-        casts = {name: {e.name: e.as_dtype for e in entries if e.cast} for name, entries in chosen.items()}
-        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
-
-    @classmethod
-    def attempt(cls, source: Source) -> Side | CheckpointError:
-        """The side, or why the pipeline would not take it; raises NoWeights only where there is nothing of any."""
-        try:
-            return cls.open(source)
-        except CheckpointError as error:
-            return error
-        except NoWeights as error:
-            if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
-                return BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
-            raise
-
-    def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Tensor -> (dtype, shape), as compared."""
-        casts = self.casts.get(checkpoint.name, {})
-        return {tensor.name: (casts.get(tensor.name, tensor.dtype), tensor.shape) for tensor in checkpoint.tensors}
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One checkpoint on both sides."""
-
-    source: Checkpoint
-    output: Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """Which checkpoint of the output is which one of the source; the rest is on one side only."""
-
-    pairs: tuple[Pair, ...]
-    lost: tuple[Checkpoint, ...]
-    added: tuple[Checkpoint, ...]
-
-
-def paired(source: Side, output: Side) -> Paired:
-    """By name; where each side has a single checkpoint, they are the pair whatever they are called.
-
-    `check_headers` says where the output has it under a name that loaders do not look for.
-    """
-    if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
-        return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
-    ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
-    theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
-    return Paired(
-        tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
-        tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
-        tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),
-    )
-
 
 # ------------------------------------------------------------------------------------------------------ headers
 
 
 def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find."""
-    findings = [moved for pair in matched.pairs if (moved := _moved(pair, theirs, ours))]
-    findings += [f"{_entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
+    findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
+    findings += [f"{entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [
-        f"{_entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
+        f"{entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
     ]
     casts: Counter[tuple[str, str]] = Counter()
     for pair in matched.pairs:
@@ -150,62 +51,6 @@ def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
     return Check("same tensors", "failed" if findings else "passed", level, reason, figures, some(findings))
 
 
-# What loaders look for by themselves: transformers, diffusers, mistral-inference, open_clip, peft. `pytorch_model` is
-# `model`, but not in safetensors: no loader looks for that.
-_SOUGHT = {"model", "diffusion_pytorch_model", "consolidated", "open_clip_model", "adapter_model"}
-
-
-def _moved(pair: Pair, theirs: Side, ours: Side) -> str | None:
-    """Where a loader that finds the source's files does not find the output's; None where it does.
-
-    A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
-    to one that has it.
-    """
-    if _is_distributed(ours, pair.output):
-        return None
-    was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
-    mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
-    freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
-    found = was.folder == is_.folder or freed
-    named = was.stem == is_.stem or (was.stem not in _SOUGHT and is_.stem in _SOUGHT)
-    if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
-        return None
-    return f"{_entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
-
-
-def _called(side: Side, checkpoint: Checkpoint) -> Name:
-    """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
-    path, first = _entry(side, checkpoint), _first_file(side, checkpoint)
-    if _is_distributed(side, checkpoint):
-        return checkpoint.name
-    if first.endswith(SUFFIX):
-        torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
-        return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
-    return index_name(path) if path == checkpoint.index_path else set_name(path)
-
-
-def _has_bare_map(checkpoint: Checkpoint) -> bool:
-    """As accelerate's `index.json`, which accelerate alone looks for."""
-    return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
-
-
-def _entry(side: Side, checkpoint: Checkpoint) -> str:
-    """Where loaders begin: the index, or the file itself."""
-    return checkpoint.index_path or _first_file(side, checkpoint)
-
-
-def _first_file(side: Side, checkpoint: Checkpoint) -> str:
-    return side.opened.files[checkpoint.files[0]].path
-
-
-def _is_distributed(side: Side, checkpoint: Checkpoint) -> bool:
-    return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
-
-
-def _has_config(side: Side, name: Name) -> bool:
-    return join(name.folder, "config.json") in side.source.files()
-
-
 def _is_tied(lost: Finding, pair: Pair) -> bool:
     """Whether the output says of a name that it shares the bytes of one that is there, and the source shows it."""
     kept = (pair.output.file_metadata | pair.output.index_metadata).get(lost.tensor or "")
@@ -215,12 +60,6 @@ def _is_tied(lost: Finding, pair: Pair) -> bool:
         and kept in {tensor.name for tensor in pair.output.tensors}
         and places.get(kept) == places.get(lost.tensor or "")
     )
-
-
-def some(findings: Sequence[str]) -> tuple[str, ...]:
-    """As many as a report holds; the rest is counted."""
-    more = len(findings) - REPORT_NAMES_MAX
-    return (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
 
 
 # -------------------------------------------------------------------------------------------------------- bytes

@@ -12,6 +12,7 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any
 
+from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.find import load_json
 from reshard.pipeline.limits import CONFIG_MAX, TOKENIZER_MAX
 from reshard.pipeline.planner import sort_out
@@ -20,9 +21,8 @@ from reshard.pipeline.stores.disk import naming_full_disks
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile, same_by_hash
-from reshard.pipeline.verify.check import Check, Result
-from reshard.pipeline.verify.compare import Side, some
 from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verify.side import Side
 from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files
 from reshard.pipeline.wanted import retyped_config
 

@@ -16,7 +16,7 @@ from reshard.pipeline.limits import HEADER_READERS
 from reshard.pipeline.open import read_header
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
-from reshard.pipeline.verify.compare import Side
+from reshard.pipeline.verify.side import Side
 from reshard.pipeline.verify.structure import Headers, Total, named_files
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
-from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.files import check_tokenizers
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.rules import check_rules
+from reshard.pipeline.verify.side import Side
 from reshard.pipeline.verify.tokenizer import processor_files, tokenizer_files
 
 # Stems that loaders look for by themselves; others are found by who knows their names.

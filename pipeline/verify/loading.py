@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from reshard.pipeline.check import Check, Result
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.check import Check, Result
 from reshard.pipeline.verify.load import LoadCheck, LoadOptions, compare_loads, load
 from reshard.pipeline.verify.reload import Reload
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.find import is_numbered, is_weight_index, load_json, read_file
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
@@ -18,8 +19,8 @@ from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha25
 from reshard.pipeline.publication import Publication, publications
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.check import Check, Result
-from reshard.pipeline.verify.compare import Read, Side, some
+from reshard.pipeline.verify.compare import Read
+from reshard.pipeline.verify.side import Side
 from reshard.pipeline.verify.structure import named_files
 
 _LEVEL = "what was published, by its own record"

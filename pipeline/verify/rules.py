@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from posixpath import basename, dirname, join
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.find import index_name, is_weight_index, read_file, set_name
 from reshard.pipeline.formats import dcp
@@ -17,9 +18,8 @@ from reshard.pipeline.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Checkpoint
-from reshard.pipeline.verify.check import Check
-from reshard.pipeline.verify.compare import Side
 from reshard.pipeline.verify.headers import Files, read_files
+from reshard.pipeline.verify.side import Side
 from reshard.pipeline.verify.structure import REMARKS, Finding, check_files, check_index, named_files
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")

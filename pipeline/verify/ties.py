@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from reshard.pipeline.check import Check, some
 from reshard.pipeline.tensors import Name
-from reshard.pipeline.verify.check import Check
-from reshard.pipeline.verify.compare import Read, Side, Sums, some
+from reshard.pipeline.verify.compare import Read, Sums
 from reshard.pipeline.verify.reload import ModelCheck
+from reshard.pipeline.verify.side import Side
 
 
 def check_ties(output: Side, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:

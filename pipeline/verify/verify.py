@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from posixpath import basename, join
 
+from reshard.pipeline.check import Check, Result
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import CONFIG_MAX
@@ -18,22 +19,12 @@ from reshard.pipeline.request import Options
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verify.check import Check, Result
-from reshard.pipeline.verify.compare import (
-    UNCHANGED,
-    Paired,
-    Side,
-    check_bytes,
-    check_headers,
-    check_stored,
-    paired,
-    read,
-    read_both,
-)
+from reshard.pipeline.verify.compare import check_bytes, check_headers, check_stored, read, read_both
 from reshard.pipeline.verify.files import check_files, check_tokenizers
 from reshard.pipeline.verify.record import attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.rules import check_rules
+from reshard.pipeline.verify.side import UNCHANGED, Paired, Side, paired
 from reshard.pipeline.verify.structure import Signature
 from reshard.pipeline.verify.ties import check_ties
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.limits import KB
 from reshard.pipeline.places import Hub
 from reshard.pipeline.publish import Published
 from reshard.pipeline.request import Request
-from reshard.pipeline.verify.check import Check
 from reshard.worker import broker
 from reshard.worker.control import JANITOR_BATCH, Control
 from reshard.worker.jobs import JobStore, new_id

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffers
 from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, parse, render
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.record import check_manifest, described_by
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify

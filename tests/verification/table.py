@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.record import described_by
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.verify import verify as verification
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.reload import Reload
 from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.table import AGAINST, COLUMNS, Results, caught, check, make_good, mutated, on_the_page, render

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.open import Context, open_source
 from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.load import LoadOptions
 from reshard.pipeline.verify.loading import check_load
 from reshard.pipeline.verify.reload import Reload

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.verify.check import Check
 from reshard.pipeline.verify.reload import Reload
 from reshard.pipeline.verify.verify import verify
 from tests.pipeline.verify import models

@@ -31,11 +31,15 @@ class Check:
         return asdict(self)
 
 
+def some(findings: Sequence[str]) -> tuple[str, ...]:
+    """As many as a report holds; the rest is counted."""
+    more = len(findings) - REPORT_NAMES_MAX
+    return (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
+
+
 def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence[str]) -> list[dict[str, Any]]:
     """A failed check as the fact ``checks`` of an error, which a job keeps: of many findings the first."""
-    more = len(findings) - REPORT_NAMES_MAX
-    kept = (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
-    return [Check(name, "failed", level, "", dict(figures), kept).to_dict()]
+    return [Check(name, "failed", level, "", dict(figures), some(findings)).to_dict()]
 
 
 @contextmanager

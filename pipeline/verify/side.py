@@ -1,0 +1,99 @@
+"""The two that are held against each other, opened, and which checkpoint of one is which of the other.
+
+Neither needs to be ours, to have the same files, or the same format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
+from reshard.pipeline.find import Found, find_checkpoints, find_uncut, is_weight_index
+from reshard.pipeline.formats.safetensors import SUFFIX
+from reshard.pipeline.open import Opened, open_checkpoints
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.tensors import Checkpoint, Name
+from reshard.pipeline.wanted import select
+
+UNCHANGED = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, opened."""
+
+    source: Source
+    found: Found
+    opened: Opened
+    casts: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # tensors that are compared as another dtype
+
+    @classmethod
+    def open(cls, source: Source, changes: Options = UNCHANGED) -> Side:
+        """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
+
+        Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
+        the CheckpointError family, NoWeights, and what stores raise.
+        """
+        try:
+            found = find_checkpoints(source)
+        except NoWeights:
+            found = find_uncut(source)
+        opened = open_checkpoints(source, found)
+        if changes == UNCHANGED:
+            return cls(source, found, opened)
+        chosen = {checkpoint.name: select(checkpoint, changes, {}).entries for checkpoint in opened.checkpoints}
+        changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
+        casts = {name: {e.name: e.as_dtype for e in entries if e.cast} for name, entries in chosen.items()}
+        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
+
+    @classmethod
+    def attempt(cls, source: Source) -> Side | CheckpointError:
+        """The side, or why the pipeline would not take it; raises NoWeights only where there is nothing of any."""
+        try:
+            return cls.open(source)
+        except CheckpointError as error:
+            return error
+        except NoWeights as error:
+            if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
+                return BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
+            raise
+
+    def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Tensor -> (dtype, shape), as compared."""
+        casts = self.casts.get(checkpoint.name, {})
+        return {tensor.name: (casts.get(tensor.name, tensor.dtype), tensor.shape) for tensor in checkpoint.tensors}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One checkpoint on both sides."""
+
+    source: Checkpoint
+    output: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Which checkpoint of the output is which one of the source; the rest is on one side only."""
+
+    pairs: tuple[Pair, ...]
+    lost: tuple[Checkpoint, ...]
+    added: tuple[Checkpoint, ...]
+
+
+def paired(source: Side, output: Side) -> Paired:
+    """By name; where each side has a single checkpoint, they are the pair whatever they are called.
+
+    `compare.check_headers` says where the output has it under a name that loaders do not look for.
+    """
+    if len(source.opened.checkpoints) == len(output.opened.checkpoints) == 1:
+        return Paired((Pair(source.opened.checkpoints[0], output.opened.checkpoints[0]),), (), ())
+    ours = {checkpoint.name: checkpoint for checkpoint in output.opened.checkpoints}
+    theirs = {checkpoint.name: checkpoint for checkpoint in source.opened.checkpoints}
+    return Paired(
+        tuple(Pair(checkpoint, ours[name]) for name, checkpoint in theirs.items() if name in ours),
+        tuple(checkpoint for name, checkpoint in theirs.items() if name not in ours),
+        tuple(checkpoint for name, checkpoint in ours.items() if name not in theirs),
+    )
