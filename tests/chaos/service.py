@@ -244,6 +244,8 @@ class Service:
         """Start again whatever is dead. Nobody waits for it: whoever is there already goes on meanwhile."""
         if not self.broker.alive():
             self.broker.start()
+            # A worker whose broker dies at a bad moment may end of it, and whoever supervises it starts it again.
+            self._starting = {process: machine for process, machine in self._starting.items() if process.alive()}
         self._all_there()
         for n, worker in enumerate(self.workers):
             if not worker.alive():

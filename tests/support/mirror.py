@@ -76,7 +76,8 @@ def _last(repo: Repo) -> Commit:
 
 def _told(commit: Commit, request: str, pin: Pin) -> str:
     """The description of a publication, as it would be of another one."""
-    head, _, facts = commit.message.partition(TRAILER)
+    head, _, rest = commit.message.partition(TRAILER)
+    facts, _, _ = rest.partition("\n")
     told = json.loads(facts) | {"request": request, "source": pin.repo, "source_commit": pin.commit}
     message = f"{head}{TRAILER}{json.dumps(told, sort_keys=True, separators=(',', ':'))}\n"
     ours = publication.read(publication.Commit("", "", message, ""))

@@ -233,7 +233,9 @@ MODELS: dict[str, Model] = {
     "gpt2": case("gpt2"),
     "bert": case("bert"),
     "bins": Model(PUBLISHED, torch_files(5, 3)),
-    "index": Model("checkpoint.index", without("model-00002-of-00003.safetensors", safetensors(6, 3)), short=True),
+    "index": Model(
+        "checkpoint.absent_file", without("model-00002-of-00003.safetensors", safetensors(6, 3)), short=True
+    ),
     "chatglm": case("chatglm"),
     "legacy": Model(PUBLISHED, torch_file(7, zipped=False), short=True),
     "length": Model("checkpoint.length", damaged(lambda raw: raw[:-100])),
@@ -279,7 +281,7 @@ MODELS: dict[str, Model] = {
     "compressed-tensors": case("compressed-tensors"),
     "twice": Model("checkpoint.duplicate_tensor", twice),
     "fp8": case("fp8"),
-    "half": Model("checkpoint.index", without("model-00001-of-00002.safetensors", safetensors(19, 2))),
+    "half": Model("checkpoint.absent_file", without("model-00001-of-00002.safetensors", safetensors(19, 2))),
     "mxfp4": case("mxfp4"),
     "full": Model("hub.quota", safetensors(21), set_up=no_room),
     "scope": Model("access.credential_scope", safetensors(22), {"credential": "lab"}),

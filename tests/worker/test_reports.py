@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from reshard.cli.main import app
 from reshard.pipeline import publish
 from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.taps import Written
@@ -29,7 +30,8 @@ __all__ = ["bench", "one_reload", "steps"]
 
 def report(bench: Bench) -> tuple[dict[str, Any], str]:
     """What a person at another terminal asks for, as JSON and as text."""
-    said = [CliRunner().invoke(app, ["status", bench.id, "--report", *more]).output for more in (["--json"], [])]
+    command = [Path(sys.executable).parent / "reshard", "status", bench.id, "--report"]
+    said = [subprocess.run([*command, *more], capture_output=True, text=True).stdout for more in (["--json"], [])]
     return json.loads(said[0]), said[1]
 
 
