@@ -165,7 +165,7 @@ class Gathering:
 
     @property
     def bytes_read(self) -> int:
-        """What is read of the source, gaps that are read through included."""
+        """What is read of the source."""
         return sum(meeting.bytes_read for meeting in self.meetings)
 
     @property
@@ -177,21 +177,6 @@ class Gathering:
     def steps(self) -> Iterator[Step]:
         for meeting in self.meetings:
             yield from meeting.steps()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What gathering a whole tensor takes."""
-
-    reads: int
-    bytes_read: int
-    bytes_made: int
-    memory: int
-
-    @property
-    def amplification(self) -> float:
-        """Bytes read per byte made; 1.0 for an empty tensor. Below 1 where a storage is repeated."""
-        return self.bytes_read / self.bytes_made if self.bytes_made else 1.0
 
 
 def runs(tensor: Tensor) -> tuple[ByteRange, ...] | None:
@@ -242,11 +227,10 @@ def windows(tensor: Tensor, limit: int) -> Iterator[Window]:
             yield Window(start, min(start + step, base + block))
 
 
-def gather(tensor: Tensor, window: Window, *, gap: int = 0, read_max: int = GATHER_READ) -> Gathering:
+def gather(tensor: Tensor, window: Window, *, read_max: int = GATHER_READ) -> Gathering:
     """How to make ``window`` of the packed bytes of ``tensor``, whose pieces tile it exactly.
 
-    ``gap`` is how many unwanted bytes are read through rather than asking again: GAP_MAX for a network, nothing for a
-    local file. A step holds at most ``read_max`` bytes, or one element.
+    A step holds at most ``read_max`` bytes, or one element.
     Raises ValueError when the window does not begin and end between elements.
     """
     width = _width(tensor)
@@ -258,21 +242,10 @@ def gather(tensor: Tensor, window: Window, *, gap: int = 0, read_max: int = GATH
     if start < stop:
         for at, extent in _boxes(tensor.shape, start // width, stop // width):
             for piece in tensor.pieces:
-                meeting = _meet(at, extent, piece, width, start, target_strides, gap, read_max)
+                meeting = _meet(at, extent, piece, width, start, target_strides, read_max)
                 if meeting is not None:
                     meetings.append(meeting)
     return Gathering(window, tensor.dtype, tuple(meetings))
-
-
-def cost(tensor: Tensor, limit: int, *, gap: int = 0, read_max: int = GATHER_READ) -> Cost:
-    """What gathering all of ``tensor`` in windows of ``limit`` bytes takes, without reading anything."""
-    reads = bytes_read = memory = 0
-    for window in windows(tensor, limit):
-        gathering = gather(tensor, window, gap=gap, read_max=read_max)
-        reads += gathering.reads
-        bytes_read += gathering.bytes_read
-        memory = max(memory, gathering.memory)
-    return Cost(reads, bytes_read, tensor.size, memory)
 
 
 def assemble(
@@ -358,7 +331,6 @@ def _meet(
     width: int,
     window_start: int,
     target_strides: tuple[int, ...],
-    gap: int,
     read_max: int,
 ) -> _Meeting | None:
     low = tuple(max(a, b) for a, b in zip(at, piece.at, strict=True))
@@ -369,17 +341,17 @@ def _meet(
     strides = piece.strides if piece.strides is not None else _packed(piece.shape, width)
     offset = piece.offset + sum((i - j) * stride for i, j, stride in zip(low, piece.at, strides, strict=True))
     target_at = sum(i * stride for i, stride in zip(low, target_strides, strict=True)) - window_start
-    cover = _cover(shape, strides, width, gap, read_max)
+    cover = _cover(shape, strides, width, read_max)
     return _Meeting(piece.file, offset, piece.order, shape, strides, target_at, target_strides, cover)
 
 
-def _cover(shape: tuple[int, ...], strides: tuple[int, ...], width: int, gap: int, read_max: int) -> _Cover:
+def _cover(shape: tuple[int, ...], strides: tuple[int, ...], width: int, read_max: int) -> _Cover:
     """Which dimensions one read covers, from the tightest stride outwards."""
     by_stride = sorted((axis for axis, extent in enumerate(shape) if extent > 1), key=lambda axis: strides[axis])
     covered: list[int] = []
     span = width
     for axis in by_stride:
-        if strides[axis] > span + gap:
+        if strides[axis] > span:
             break
         covered.append(axis)
         span += (shape[axis] - 1) * strides[axis]

@@ -32,7 +32,7 @@ from reshard.pipeline.stores.protocols import (
     Target,
 )
 from reshard.pipeline.taps import COPY, COPY_LEVEL
-from reshard.pipeline.tensors import StoredFile, same_by_hash
+from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,6 @@ class Published:
     found: bool
 
 
-def git_oid(content: bytes) -> str:
-    """The name that git gives to a file's content: sha1 over ``blob <length>\\0`` and the content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 def same_content(addition: Addition, there: StoredFile | None) -> bool:
     """Whether the file that ``addition`` would add is there already."""
     if there is None:
@@ -56,7 +51,9 @@ def same_content(addition: Addition, there: StoredFile | None) -> bool:
     if addition.content is not None:
         if there.sha256 is not None:
             return there.sha256 == hashlib.sha256(addition.content).hexdigest()
-        return there.oid == git_oid(addition.content)
+        blob = git_blob(len(addition.content))
+        blob.update(addition.content)
+        return there.oid == blob.hexdigest()
     stored = addition.stored
     return stored is not None and stored.size == there.size and stored.sha256 == there.sha256
 

@@ -6,6 +6,7 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
@@ -56,6 +57,11 @@ class StoredFile:
     oid: str | None = None  # git blob sha1 of a regular file
     sha256: str | None = None  # of the whole content, where the store attests one
     xet: str | None = None  # Xet hash, where the file is stored in chunks
+
+
+def git_blob(size: int) -> hashlib._Hash:
+    """The running hash of ``size`` bytes whose hexdigest is the ``oid`` that git gives to them."""
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
 def same_by_hash(one: StoredFile, other: StoredFile) -> bool | None:

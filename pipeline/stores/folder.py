@@ -60,7 +60,7 @@ from reshard.pipeline.stores.protocols import (
     Traffic,
     Visibility,
 )
-from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.tensors import Pin, StoredFile, git_blob
 from reshard.pipeline.tool_files import is_tool_folder
 
 log = logging.getLogger(__name__)
@@ -458,7 +458,7 @@ class FolderTarget:
         try:
             for file in files:
                 writer = batch.open(file.path, file.size)
-                blob = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+                blob = git_blob(file.size)
                 for view in source.read(file, 0, file.size):
                     blob.update(view)
                     writer.write(view)

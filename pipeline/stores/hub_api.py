@@ -129,7 +129,7 @@ class HubApi:
     @property
     def headers(self) -> dict[str, str]:
         """The Authorization and User-Agent of every call to the Hub itself, but never to where it redirects."""
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, not re-exported
+        from huggingface_hub.utils import build_hf_headers
 
         token = self.credential.token.get_secret_value() if self.credential else False
         return build_hf_headers(token=token, library_name="reshard", library_version=version("reshard"))

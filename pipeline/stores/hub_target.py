@@ -7,7 +7,6 @@ line per operation. The parent is what makes it safe: the Hub refuses the commit
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ from reshard.pipeline.stores.protocols import (
     Visibility,
 )
 from reshard.pipeline.stores.retry import is_transient
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import StoredFile, git_blob
 
 log = logging.getLogger(__name__)
 
@@ -386,7 +385,8 @@ def _content(file: StoredFile, source: Source) -> bytes:
     """A small file, held against its git blob id where the source has one."""
     content = b"".join(source.read(file, 0, file.size))
     if file.oid:
-        actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-        if actual != file.oid:
-            raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.oid, actual=actual)
+        blob = git_blob(len(content))
+        blob.update(content)
+        if blob.hexdigest() != file.oid:
+            raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.oid, actual=blob.hexdigest())
     return content

@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import httpx2
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import RateLimitInfo
 
 # Answers that may differ the next time: timeouts, too many requests, and everything that is the server's own fault.
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
@@ -125,7 +128,7 @@ def wait_asked(response: httpx2.Response) -> float | None:
         return float(after)
     limits = _rate_limit(response) if response.status_code == 429 else None
     if limits is not None and limits.remaining == 0:
-        return float(limits.reset_in_seconds) + 1.0  # whole seconds, rounded down by the server
+        return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
     return None
 
 
@@ -138,9 +141,9 @@ def allowance(response: httpx2.Response) -> Allowance | None:
     return Allowance(kind, limits.remaining, limits.reset_in_seconds, limits.limit, limits.window_seconds)
 
 
-def _rate_limit(response: httpx2.Response) -> Any:
-    """What huggingface_hub reads in the answer's rate headers, its ``RateLimitInfo``, or None."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]  # public, not re-exported
+def _rate_limit(response: httpx2.Response) -> RateLimitInfo | None:
+    """What huggingface_hub reads in the answer's rate headers."""
+    from huggingface_hub.utils import parse_ratelimit_headers
 
     return parse_ratelimit_headers(response.headers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import sha1, sha256
+from hashlib import sha256
 
 from reshard.pipeline.card import CARD
 from reshard.pipeline.check import Check, Result, after, failed
@@ -17,7 +17,7 @@ from reshard.pipeline.open import Opened
 from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.publish import Published, weights
 from reshard.pipeline.stores.protocols import Source, Target
-from reshard.pipeline.tensors import Name, StoredFile, same_by_hash
+from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
 from reshard.pipeline.verify.reload import ModelCheck, Reload
 from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
 from reshard.pipeline.wanted import select
@@ -215,7 +215,7 @@ def _is_carried(there: Source, found: StoredFile, file: StoredFile) -> bool:
     same = same_by_hash(found, file)
     if same is not None or not (file.sha256 or file.oid):
         return same is not False
-    hashed = sha256() if file.sha256 else sha1(b"blob %d\0" % found.size, usedforsecurity=False)
+    hashed = sha256() if file.sha256 else git_blob(found.size)
     for view in there.read(found, 0, found.size):
         hashed.update(view)
     return hashed.hexdigest() == (file.sha256 or file.oid)

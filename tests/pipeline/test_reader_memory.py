@@ -21,7 +21,7 @@ CHILD = """
     from pathlib import Path
     from reshard.pipeline.casts import Caster
     from reshard.pipeline.formats.torch_files import read_torch
-    from reshard.pipeline.gather import assemble, cost, gather, windows
+    from reshard.pipeline.gather import assemble, gather, windows
     from reshard.pipeline.tensors import StoredFile
 
     path, some = Path(sys.argv[1]), int(sys.argv[2])
