@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.casts import Caster
 from reshard.pipeline.limits import BATCH_MAX
@@ -20,8 +20,8 @@ from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
 from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic
 from reshard.pipeline.stream import Stream, Tick, packed
-from reshard.pipeline.taps import Range, Stretch, Tape, Written, taps_differ, tensor_digest
-from reshard.pipeline.tensors import ByteRange
+from reshard.pipeline.taps import Compared, Range, Stretch, Tape, Written, taps_differ, tensor_digest
+from reshard.pipeline.tensors import Attestation, ByteRange
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
@@ -57,8 +57,14 @@ class Moved(NamedTuple):
 class Attested(NamedTuple):
     """What a finished group can swear to: source files and how they were attested, and the ranges in them."""
 
-    files: dict[str, str]  # path -> "checked" (the file's sha256) or "crc" (its records')
+    files: dict[str, Attestation]  # by path
     witnesses: tuple[Witness, ...]
+    records: Compared = Compared()
+
+    @staticmethod
+    def from_json(files: dict[str, Attestation], witnesses: list[Any], records: Sequence[int] = ()) -> Attested:
+        """The same from what `json` made of the tuple; what was handed in before records were counted has none."""
+        return Attested(files, tuple(Witness(*witness) for witness in witnesses), Compared(*records))
 
 
 def copy(
@@ -96,6 +102,7 @@ def copy(
     return Attested(
         {tape.file.path: tape.level for tape in tapes.values()},
         tuple(Witness(*place, digest) for tape in tapes.values() for place, digest in tape.digests.items()),
+        Compared.total(tape.records for tape in tapes.values()),
     )
 
 

@@ -399,7 +399,7 @@ class ProofError(ReshardError):
 
 class SourceCorrupt(ProofError):
     code = "proof.source_corrupt"
-    message = "{file} at {place} does not match its sha256: expected {expected}, read {actual}"
+    message = "{file} at {place} does not match its checksum: expected {expected}, read {actual}"
     hint = "nothing was published; the stored file is damaged, or was on the way: {again}, then tell its owner"
 
 

@@ -19,13 +19,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.plan import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
+from reshard.pipeline.tensors import Attestation
 
 if TYPE_CHECKING:
     from reshard.pipeline.copy import Attested
@@ -34,10 +35,6 @@ MANIFEST = "reshard.manifest.json"
 # What the metadata of an index calls the root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
-
-
-# What a source file's bytes were held against: its sha256, its archive's own sums, or nothing but the transport.
-Level = Literal["checked", "crc", "as delivered"]
 
 
 class WeightFile(BaseModel):
@@ -57,7 +54,7 @@ class Origin(BaseModel):
     endpoint: str | None
     repo: str | None
     commit: str
-    files: dict[str, Level]
+    files: dict[str, Attestation]
 
 
 class Making(BaseModel):
@@ -111,7 +108,7 @@ def manifest_of(
             endpoint=pin.endpoint,
             repo=pin.repo if pin.endpoint else None,
             commit=pin.commit,
-            files={file.path: cast(Level, levels.get(file.path, "as delivered")) for file in plan.files},
+            files={file.path: levels.get(file.path, "as delivered") for file in plan.files},
         ),
         made=Making(
             by=f"reshard {version('reshard')}", layout=LAYOUT, plan=plan.digest, options=plan.options.weights()

@@ -31,7 +31,7 @@ from reshard.pipeline.stores.protocols import (
     Source,
     Target,
 )
-from reshard.pipeline.taps import COPY, COPY_LEVEL
+from reshard.pipeline.taps import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
 
 
@@ -76,6 +76,7 @@ def check_receipts(
         "tensors": sum(len(shard.entries) for shard in shards),
         "bytes": sum(entry.size for shard in shards for entry in shard.entries),
         "attested": len({(w.shard, w.name) for w in witnesses}),
+        **Compared.total(group.records for group in attested).figures(),
     }
 
     def wrong(file: str, why: str, void: Sequence[str]) -> ReceiptWrong:

@@ -35,7 +35,7 @@ from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.open import Context, open_source, open_target
 from reshard.pipeline.stores.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.stream import Tick
-from reshard.pipeline.tensors import Name, Pin
+from reshard.pipeline.tensors import Attestation, Name, Pin
 from reshard.pipeline.verify.checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verify.reload import Reload
 
@@ -225,7 +225,7 @@ class Report:
     plan: Plan
     published: Published
     checks: tuple[Check, ...]
-    attested: dict[str, str]  # source file -> what its bytes were held against: "checked" (sha256) or "crc"
+    attested: dict[str, Attestation]  # by source file
     moved: Moved
 
 

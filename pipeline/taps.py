@@ -14,7 +14,7 @@ from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
 from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.plan import Shard
 from reshard.pipeline.stores.protocols import Writer
-from reshard.pipeline.tensors import Record, StoredFile
+from reshard.pipeline.tensors import Attestation, Record, StoredFile
 
 COPY = "copy"  # the check's name
 COPY_LEVEL = "the bytes of every tensor, as read and as written"
@@ -89,6 +89,23 @@ class Range(NamedTuple):
     number: int
 
 
+class Compared(NamedTuple):
+    """Records of archives that were held against their CRCs, of those there are."""
+
+    compared: int = 0
+    there: int = 0
+
+    @staticmethod
+    def total(parts: Iterable[Compared]) -> Compared:
+        """All of ``parts`` together."""
+        each = list(parts)
+        return Compared(sum(part.compared for part in each), sum(part.there for part in each))
+
+    def figures(self) -> dict[str, int]:
+        """What a check reports; nothing where no archive is."""
+        return {"records": self.there, "records_compared": self.compared} if self.there else {}
+
+
 class Tape:
     """A source file that passes whole: through its sha256, its records' CRCs, and a digest of each tensor's ranges."""
 
@@ -96,16 +113,22 @@ class Tape:
         self.file = file
         self._sha256 = hashlib.sha256() if file.sha256 else None
         self._ranges = Sweep(ranges, tensor_digest)
-        self._expected = {record.name: f"{record.crc32:08x}" for record in records if record.crc32 is not None}
-        self._records = Sweep(
-            (Stretch(r.start, r.stop, r.name) for r in records if r.crc32 is not None and not file.sha256), Crc32
-        )
+        self._records = frozenset() if file.sha256 else frozenset(records)
+        # Filed under the record itself: all archives of a `.distcp` file call their only storage by the same name.
+        self._sums = Sweep((Stretch(r.start, r.stop, r) for r in self._records if r.crc32 is not None), Crc32)
         self._passed = 0
 
     @property
-    def level(self) -> str:
-        """What the file's bytes were held against once it has passed."""
-        return "checked" if self._sha256 else "crc"
+    def level(self) -> Attestation:
+        """What the file's bytes were held against once it has passed; one record without a sum leaves it open."""
+        if self._sha256 is not None:
+            return "checked"
+        return "crc" if self.records.compared == self.records.there > 0 else "as delivered"
+
+    @property
+    def records(self) -> Compared:
+        """The records held against their CRCs until now, of those that stand for the file's bytes."""
+        return Compared(len(self._sums.digests), len(self._records))
 
     @property
     def digests(self) -> dict[Range, str]:
@@ -118,7 +141,7 @@ class Tape:
         if self._sha256 is not None:
             self._sha256.update(view)
         self._ranges.feed(at, view)
-        self._records.feed(at, view)
+        self._sums.feed(at, view)
         self._passed += len(view)
         if self._passed == self.file.size:
             self._finish(place)
@@ -126,9 +149,10 @@ class Tape:
     def _finish(self, place: str) -> None:
         if self._sha256 is not None and self._sha256.hexdigest() != self.file.sha256:
             raise self._corrupt(self.file.path, place, self.file.sha256, self._sha256.hexdigest())
-        for name, actual in self._records.digests.items():
-            if actual != self._expected[name]:
-                raise self._corrupt(f"{self.file.path}, record {name},", place, self._expected[name], actual)
+        for record, actual in sorted(self._sums.digests.items(), key=lambda item: item[0].start):
+            if actual != (expected := f"{record.crc32:08x}"):
+                what = f"{self.file.path}, record {record.name} at byte {record.start},"
+                raise self._corrupt(what, place, expected, actual)
 
     def _corrupt(self, what: str, place: str, expected: str | None, actual: str) -> SourceCorrupt:
         finding = f"{what} does not match: expected {expected}, read {actual}"

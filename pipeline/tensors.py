@@ -48,6 +48,10 @@ def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return bits // 8
 
 
+# What a source file's bytes were held against: its sha256, its archive's own sums, or nothing but the transport.
+Attestation = Literal["checked", "crc", "as delivered"]
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """One file of a repository or folder at one commit, as its store lists it."""

@@ -26,7 +26,7 @@ from celery.exceptions import Reject
 from reshard.pipeline import publication
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
-from reshard.pipeline.copy import Attested, Stopped, Witness
+from reshard.pipeline.copy import Attested, Stopped
 from reshard.pipeline.errors import (
     HubQuota,
     HubRefused,
@@ -47,6 +47,7 @@ from reshard.pipeline.publish import Published, find
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verify.reload import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
@@ -198,10 +199,8 @@ class Step:
         plan, target = self._load(), self._target()
         digests = [shard.digest for shard in plan.shards]
         receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
-        attested = [
-            Attested(dict(files), tuple(Witness(*witness) for witness in witnesses))
-            for files, witnesses in self._keeper.patiently(lambda: self._leases.attested(self._job))
-        ]
+        handed_in = self._keeper.patiently(lambda: self._leases.attested(self._job))
+        attested = [Attested.from_json(*group) for group in handed_in]
         if self._lease.state == JobState.committing and (standing := self._standing(plan, target)) is not None:
             copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(standing, plan, attested, [copied])))
@@ -276,9 +275,8 @@ def _record(
     published: Published, plan: Plan, attested: Sequence[Attested] = (), checks: Sequence[Check] = ()
 ) -> dict[str, Any]:
     """What the job keeps: where the result is, its source's commit, what attested the files, what was checked."""
-    levels = {path: level for group in attested for path, level in group.files.items()}
-    if attested:
-        levels = {file.path: "as delivered" for file in plan.files} | levels
+    levels: dict[str, Attestation] = {file.path: "as delivered" for file in plan.files} if attested else {}
+    levels |= {path: level for group in attested for path, level in group.files.items()}
     return {
         **asdict(published),
         "source": plan.pin.commit,

@@ -133,8 +133,9 @@ class TorchZip:
                 why = f"storage {label((key,))} is {entry.size} bytes long, and its tensors need {size}"
                 raise _bad(self._file, why)
             start = self._starts[f"data/{key}"]
-            # Zero is what torch writes when it is told not to compute a checksum.
-            found[key] = Record(f"{self._name}/data/{key}", self._number, start, start + size, entry.crc32 or None)
+            # Zero is what torch writes when it is told not to compute a checksum, and the checksum of nothing.
+            crc32 = entry.crc32 if entry.crc32 or not size else None
+            found[key] = Record(f"{self._name}/data/{key}", self._number, start, start + size, crc32)
         return found
 
     def piece(self, view: View, records: Mapping[str, Record], what: str) -> Piece:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.stream import Tick
-from reshard.pipeline.taps import Tape, tensor_digest
+from reshard.pipeline.taps import Compared, Tape, tensor_digest
 from reshard.pipeline.tensors import Name, Tensor
-from reshard.pipeline.verify.digests import NO_CASTS, Stored, digests, first_difference
+from reshard.pipeline.verify.digests import NO_CASTS, NO_TAPES, Stored, digests, first_difference, tapes_of
 from reshard.pipeline.verify.layout import entry, moved
 from reshard.pipeline.verify.side import Pair, Paired, Side
 from reshard.pipeline.verify.structure import Finding, compare
@@ -88,44 +88,55 @@ class _BothSums:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A side that was read once: every tensor's sums by checkpoint, and files that are not what they claim to be."""
+    """A side that was read once: every tensor's sums by checkpoint, and what its files were held against."""
 
     tensors: Mapping[Name, Mapping[str, Sums]]
-    corrupt: tuple[str, ...]
     bytes: int
+    attested: int  # files held against a sha256, or against a CRC for each of their records
+    records: Compared
+    corrupt: tuple[str, ...]  # files that are not what their store, or their archive, says
 
 
-def read(side: Side, tick: Tick, tmpdir: Path | None) -> Read:
-    """Read all of ``side`` once, and hold each file against what its store says of it.
+def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) -> Read:
+    """Read all of ``side`` once, and hold each file against its sha256 and its archive's sums.
 
-    A checkpoint with a corrupt file is read once more, to tell its tensors all the same.
+    Without ``sha256`` against the archive's sums alone. A side with a corrupt file is read once more, to tell its
+    tensors all the same.
     """
+    files = side.opened.files if sha256 else [replace(file, sha256=None) for file in side.opened.files]
+    tapes = {c.name: tapes_of(c, files) for c in side.opened.checkpoints}
     try:
-        return Read(_sums(side, tick, tmpdir, attest=True), (), _size(side))
+        sums = _sums(side, tick, tmpdir, tapes)
     except SourceCorrupt:
-        return Read(_sums(side, tick, tmpdir, attest=False), tuple(_corrupt(side, _files(side), tick)), _size(side))
+        corrupt = tuple(_corrupt(side, _files(side), tick))
+        return Read(_sums(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
+    passed = [tape for of_one in tapes.values() for tape in of_one.values()]
+    attested = sum(1 for tape in passed if tape.level != "as delivered")
+    return Read(sums, _size(side), attested, Compared.total(tape.records for tape in passed), ())
 
 
 def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line.
 
-    Their files' sha256s are not taken, which would double the time: equal tensors attest each other, and where they
-    differ, `check_bytes` asks whose file is not what its store says.
+    Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
+    file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
 
     def one(side: Side) -> Read:
-        return Read(_sums(side, tick, tmpdir, attest=False), (), _size(side))
+        return read(side, tick, tmpdir, sha256=False)
 
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
         theirs, ours = pool.map(one, (source, output))
         return theirs, ours
 
 
-def _sums(side: Side, tick: Tick, tmpdir: Path | None, *, attest: bool) -> dict[Name, Mapping[str, Sums]]:
+def _sums(
+    side: Side, tick: Tick, tmpdir: Path | None, tapes: Mapping[Name, Mapping[int, Tape]]
+) -> dict[Name, Mapping[str, Sums]]:
     taken: dict[Name, Mapping[str, Sums]] = {}
     for checkpoint in side.opened.checkpoints:
-        casts = side.casts.get(checkpoint.name, NO_CASTS)
-        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, attest=attest, casts=casts)
+        casts, ours = side.casts.get(checkpoint.name, NO_CASTS), tapes.get(checkpoint.name, NO_TAPES)
+        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, tapes=ours, casts=casts)
         taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
     return taken
 
@@ -155,12 +166,10 @@ def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
 
 def check_stored(output: Side, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
-    files = {number for checkpoint in output.opened.checkpoints for number in checkpoint.files}
-    summed = {r.file for checkpoint in output.opened.checkpoints for r in checkpoint.records if r.crc32 is not None}
-    attested = [number for number in files if output.opened.files[number].sha256 or number in summed]
-    figures = {"files": len(files), "attested": len(attested), "bytes": was_read.bytes}
-    reason = "" if attested else "nothing here says what its bytes should be"
-    result: Result = "failed" if was_read.corrupt else "passed" if attested else "skipped"
+    figures = {"files": len(_files(output)), "attested": was_read.attested, "bytes": was_read.bytes}
+    figures |= was_read.records.figures()
+    reason = "" if was_read.attested else "nothing here says what all of its bytes should be"
+    result: Result = "failed" if was_read.corrupt else "passed" if was_read.attested else "skipped"
     return Check("stored bytes", result, "each file's sha256, or its archive's sums", reason, figures, was_read.corrupt)
 
 
@@ -188,13 +197,14 @@ def check_bytes(
     again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
     findings = [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
     findings += [f"{is_.name} has other bytes" for _, is_ in rest]
-    findings += _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
-    findings += _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)
+    findings += theirs.corrupt or _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
+    findings += ours.corrupt or _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)
     figures = {
         "tensors": compared,
         "not_comparable": incomparable,
         "differ": len(differing),
         "bytes": theirs.bytes + ours.bytes,
+        **Compared.total((theirs.records, ours.records)).figures(),
     }
     reason = "" if compared else "no tensor has the same name, dtype and shape on both sides"
     result: Result = "failed" if findings else "passed" if compared else "inconclusive"

@@ -7,7 +7,6 @@ nothing of their layouts is alike. Memory is bounded by a read and a gather, wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.stream import Stream, Tick, packed
 from reshard.pipeline.taps import Sum, Tape
-from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile, Tensor
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -50,6 +49,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 
 
 NO_CASTS: Mapping[str, str] = {}
+NO_TAPES: Mapping[int, Tape] = {}
 
 
 def digests(
@@ -60,14 +60,14 @@ def digests(
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
     *,
-    attest: bool = True,
+    tapes: Mapping[int, Tape] = NO_TAPES,
     casts: Mapping[str, str] = NO_CASTS,
 ) -> dict[str, str]:
     """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
-    The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. With
-    ``attest``, a file with a sha256 and an archive with sums of its own pass whole and must match: raises
-    SourceCorrupt. Raises SourceChanged and the HubError family as reading does.
+    The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. The
+    files that have one of ``tapes`` pass it whole and must match: raises SourceCorrupt. Raises SourceChanged and the
+    HubError family as reading does.
     """
     names: dict[tuple[object, ...], list[str]] = {}
     entries = []
@@ -77,7 +77,6 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     parts = [part(entry) for entry in entries]
-    tapes = _tapes(checkpoint, files) if attest else {}
     legs = route((place for one in parts for place in one.ranges), tapes, files)
     stream = Stream(source, files, legs, tapes, tick)
     found: dict[str, str] = {}
@@ -101,14 +100,16 @@ def _cast(entry: Entry, views: Iterator[memoryview]) -> Iterator[memoryview]:
     caster.finish()
 
 
-def _tapes(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> Mapping[int, Tape]:
-    summed = {file: list(records) for file, records in groupby(checkpoint.records, key=lambda record: record.file)}
-    tapes = {}
-    for number in checkpoint.files:
-        records = [record for record in summed.get(number, ()) if record.crc32 is not None]
-        if files[number].sha256 is not None or records:
-            tapes[number] = Tape(files[number], (), records)
-    return tapes
+def tapes_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int, Tape]:
+    """One for each file of the checkpoint that says, by a sha256 or in its records, what its bytes should be."""
+    records: dict[int, list[Record]] = {number: [] for number in checkpoint.files}
+    for record in checkpoint.records:
+        records[record.file].append(record)
+    return {
+        number: Tape(files[number], (), ours)
+        for number, ours in records.items()
+        if files[number].sha256 is not None or any(record.crc32 is not None for record in ours)
+    }
 
 
 class Stored(NamedTuple):

@@ -91,7 +91,7 @@ def test_two_repositories_are_compared_and_their_sha256s_held(
     namespace.admin.fault("GET /_cdn/.*model-00003-of-00004", "wrong_bytes", at=1500)
     done = reshard("verify", output, "--against", source, "--deep", env=env)
     assert done.code == 6
-    assert "model-00003-of-00004.safetensors at " in done.out and "does not match its sha256" in done.out
+    assert "model-00003-of-00004.safetensors at " in done.out and "does not match its checksum" in done.out
 
 
 def test_a_folder_is_compared_with_a_repository(reshard: Run, bare: Path, cut: Path, namespace: Namespace) -> None:

@@ -70,6 +70,16 @@ def save_all(rank: int, ranks: int, folder: Path) -> None:
     }
     dcp.save(columns, checkpoint_id=folder / "columns")
 
+    # Sharded along two dimensions at once, as FSDP beside tensor parallelism does.
+    plane = init_device_mesh("cpu", (2, ranks // 2)) if ranks % 2 == 0 else None
+    grid = {
+        name: distribute_tensor(tensor, plane, [Shard(0), Shard(1) if tensor.ndim > 1 else Replicate()])
+        for name, tensor in full.items()
+        if plane is not None and tensor.ndim
+    }
+    if grid:
+        dcp.save({"model": grid}, checkpoint_id=folder / "grid")
+
     rows = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in full.items() if tensor.ndim}
     rows.pop("head.weight")  # the writer refuses tied tensors
     dcp.save(rows, storage_writer=HuggingFaceStorageWriter(str(folder / "safetensors"), save_distributed=True))

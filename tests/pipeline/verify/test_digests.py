@@ -21,7 +21,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import StoredFile, Tensor
-from reshard.pipeline.verify.digests import Stored, digests, first_difference
+from reshard.pipeline.verify.digests import Stored, digests, first_difference, tapes_of
 from tests.support.giants import save_sparse
 from tests.support.measured import measured
 from tests.support.models import arrays, numbered, save_sharded, save_single
@@ -90,6 +90,12 @@ def opened(folder: Path, sha256: dict[str, str] | None = None) -> tuple[Counting
     return source, open_checkpoints(source, find_checkpoints(source))
 
 
+def attested(found: Opened, source: Source) -> None:
+    """Reads everything, with every tape that the files allow."""
+    (checkpoint,) = found.checkpoints
+    digests(checkpoint, found.files, source, tapes=tapes_of(checkpoint, found.files))
+
+
 def digests_of(folder: Path) -> dict[str, str]:
     source, found = opened(folder)
     (checkpoint,) = found.checkpoints
@@ -131,11 +137,11 @@ def test_every_byte_is_read_once_and_held_against_the_files_sha256(tmp_path: Pat
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     source, found = opened(tmp_path, sums)
     before = source.read_bytes
-    digests(found.checkpoints[0], found.files, source)
+    attested(found, source)
     assert source.read_bytes - before == sum(path.stat().st_size for path in paths)
     wrong, found = opened(tmp_path, sums | {paths[2].name: sums[paths[0].name]})
     with pytest.raises(SourceCorrupt, match=paths[2].name):
-        digests(found.checkpoints[0], found.files, wrong)
+        attested(found, wrong)
 
 
 def test_an_archive_is_held_against_its_own_sums(tmp_path: Path) -> None:
@@ -148,7 +154,7 @@ def test_an_archive_is_held_against_its_own_sums(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(content)
     source, found = opened(tmp_path)
     with pytest.raises(SourceCorrupt, match=r"pytorch_model\.bin"):
-        digests(found.checkpoints[0], found.files, source)
+        attested(found, source)
 
 
 def stored(folder: Path, name: str) -> Stored:
