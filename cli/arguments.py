@@ -14,10 +14,10 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from reshard.cli.output import Output
+from reshard.cli.profiles import PROFILES
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
-from reshard.pipeline.profiles import PROFILES
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
 

@@ -21,8 +21,8 @@ from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, N
 from reshard.pipeline.places import Hub
 
 if TYPE_CHECKING:
-    from reshard.pipeline.catalog import Catalog
-    from reshard.pipeline.expand import Wanted
+    from reshard.pipeline.catalogs.definition import Catalog
+    from reshard.pipeline.catalogs.expand import Wanted
     from reshard.pipeline.stores.retry import Pace
     from reshard.worker.catalogs import Catalogs, Definition, Seen, Standing
     from reshard.worker.jobs import JobStore
@@ -42,7 +42,7 @@ catalog = Typer(
 
 def read_catalog(file: Path) -> tuple[str, Catalog]:
     """The file's text and what it says; raises UsageError, BadCatalog."""
-    from reshard.pipeline.catalog import parse
+    from reshard.pipeline.catalogs.definition import parse
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -72,9 +72,9 @@ def _open() -> Iterator[tuple[JobStore, Catalogs]]:
 @takes(output=read_output)
 def check(file: File, output: Output) -> None:
     """Show what a catalog comes to now, and queue nothing. Asks the Hub with your own token."""
-    from reshard.pipeline.expand import expand
-    from reshard.pipeline.probes import unwritable
-    from reshard.pipeline.stores.open import Context
+    from reshard.pipeline.catalogs.expand import expand
+    from reshard.pipeline.doctor.probes import unwritable
+    from reshard.pipeline.stores.connect import Context
 
     _, parsed = read_catalog(file)
     calls = Counter[str]()

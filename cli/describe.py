@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from reshard.cli.output import count, human_bytes, lines
-from reshard.pipeline.manifest import MANIFEST
-from reshard.pipeline.plan import Plan, Shard
+from reshard.pipeline.planning.model import Plan, Shard
+from reshard.pipeline.publishing.manifest import MANIFEST
 from reshard.pipeline.request import SINGLE, Request
 
 if TYPE_CHECKING:
-    from reshard.pipeline.stores.open import Context
-    from reshard.pipeline.stores.protocols import Source, Target
+    from reshard.pipeline.protocols import Source, Target
+    from reshard.pipeline.stores.connect import Context
 
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
@@ -27,8 +27,8 @@ DRIFT_SHOWN = 20
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     """Everything that will be written, carried, deleted and kept; sizes in bytes."""
-    from reshard.pipeline.card import CARD
-    from reshard.pipeline.forecast import forecast
+    from reshard.pipeline.planning.estimate import forecast
+    from reshard.pipeline.publishing.card import CARD
 
     return {
         "source": str(plan.pin),
@@ -180,10 +180,10 @@ def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
     """What the job needs, and what to think of before it runs."""
-    from reshard.pipeline.card import CARD
-    from reshard.pipeline.find import read_file
+    from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.limits import CONFIG_MAX
-    from reshard.pipeline.needs import licence, needs, warnings
+    from reshard.pipeline.planning.needs import licence, needs, warnings
+    from reshard.pipeline.publishing.card import CARD
 
     before = target.at(plan.base).files() if plan.base else {}
     need = needs(plan, target.place.kind == "hub", before)

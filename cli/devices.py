@@ -15,12 +15,12 @@ from rich.text import Text
 from reshard.cli.output import human_bytes, lines
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.plan import Output, Plan
+from reshard.pipeline.planning.model import Output, Plan
 from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
-    from reshard.pipeline.stores.protocols import Source
-    from reshard.pipeline.verify.reload import Reload
+    from reshard.pipeline.protocols import Source
+    from reshard.pipeline.verifying.meta_load import Reload
 
 STRADDLING_SHOWN = 8  # blocks; --json has them all
 
@@ -80,7 +80,7 @@ def device_facts(
     plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: Mapping[str, str] | None
 ) -> list[dict[str, Any]]:
     """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
-    from reshard.pipeline.verify.reload import Reload
+    from reshard.pipeline.verifying.meta_load import Reload
 
     with closing(Reload()) as reload:
         return [_of(plan, output, source, reload, max_memory, device_map) for output in plan.outputs]
@@ -94,8 +94,8 @@ def _of(
     max_memory: Mapping[str, int] | None,
     device_map: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    from reshard.pipeline.find import read_file
-    from reshard.pipeline.verify.devices import plan_devices
+    from reshard.pipeline.checkpoint.discover import read_file
+    from reshard.pipeline.verifying.devices import plan_devices
 
     if output.config is None:
         return {"checkpoint": str(output.name), "result": "skipped", "reason": "no config.json names its class"}

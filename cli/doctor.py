@@ -16,8 +16,8 @@ from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 
 if TYPE_CHECKING:
+    from reshard.pipeline.doctor.probes import Probe
     from reshard.pipeline.errors import ReshardError
-    from reshard.pipeline.probes import Probe
 
 SYMPTOMS_SHOWN = 30  # lines; --json has them all
 
@@ -49,8 +49,8 @@ def doctor(
 
 
 def _installation(output: Output, notify: bool) -> None:
-    from reshard.pipeline.probes import hubs, this_machine
-    from reshard.pipeline.stores.open import Context
+    from reshard.pipeline.doctor.probes import hubs, this_machine
+    from reshard.pipeline.stores.connect import Context
     from reshard.worker.probes import notices, queue
     from reshard.worker.settings import settings
 
@@ -82,9 +82,9 @@ def _fail_with(errors: list[ReshardError]) -> None:
 
 
 def _repository(place: str, output: Output) -> None:
-    from reshard.pipeline.stores.open import Context, open_source
-    from reshard.pipeline.verify.health import examine
-    from reshard.pipeline.verify.reload import Reload
+    from reshard.pipeline.doctor.health import examine
+    from reshard.pipeline.stores.connect import Context, open_source
+    from reshard.pipeline.verifying.meta_load import Reload
 
     context = Context.from_env()
     source = open_source(parse_place(place), context)

@@ -140,8 +140,8 @@ def retry(
 @takes(output=read_output)
 def rollback(job: Job, output: Output) -> None:
     """Undo a job's commit by another one, with your own token, unless others changed one of its files since."""
-    from reshard.pipeline.rollback import rollback as undo
-    from reshard.pipeline.stores.open import Context, open_target
+    from reshard.pipeline.publishing.rollback import rollback as undo
+    from reshard.pipeline.stores.connect import Context, open_target
 
     with open_store() as store:
         record = store.get(job)

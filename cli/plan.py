@@ -36,7 +36,7 @@ def plan(
     from reshard.cli.describe import needs_facts, plan_facts, plan_text
     from reshard.cli.devices import device_facts, device_text, parse_max_memory, read_device_map
     from reshard.pipeline.reshard import draft, source_of
-    from reshard.pipeline.stores.open import Context, open_target
+    from reshard.pipeline.stores.connect import Context, open_target
 
     if max_memory and device_map:
         raise UsageError(what="--max-memory and --device-map exclude each other")

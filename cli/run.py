@@ -16,7 +16,7 @@ from reshard.pipeline.errors import ProofError
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.pipeline.plan import Plan
+    from reshard.pipeline.planning.model import Plan
     from reshard.pipeline.reshard import Report
 
 STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": "publishing", "confirm": "confirming"}
@@ -26,7 +26,7 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 def run(request: Request, output: Output) -> None:
     """Reshard SRC into DST now, in this process; needs no broker."""
     from reshard.pipeline import reshard
-    from reshard.pipeline.stores.open import Context
+    from reshard.pipeline.stores.connect import Context
 
     with bar(output) as shown:
         view = _View(request, output, shown)
@@ -76,7 +76,7 @@ class _View:
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:
     """How a run ended, JSON-able."""
-    from reshard.pipeline.forecast import forecast
+    from reshard.pipeline.planning.estimate import forecast
 
     read = () if report.plan.published else (file.path for file in report.plan.files)
     return {

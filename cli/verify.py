@@ -21,10 +21,10 @@ from reshard.pipeline.places import Folder, Hub, parse_place
 from reshard.pipeline.request import Options, parse_size
 
 if TYPE_CHECKING:
-    from reshard.pipeline.publication import Publication
-    from reshard.pipeline.stores.open import Context
-    from reshard.pipeline.stores.protocols import Source
-    from reshard.pipeline.verify.load import LoadOptions
+    from reshard.pipeline.protocols import Source
+    from reshard.pipeline.publishing.history import Publication
+    from reshard.pipeline.stores.connect import Context
+    from reshard.pipeline.verifying.load import LoadOptions
 
 
 class Loader(StrEnum):
@@ -97,10 +97,10 @@ def verify(
 
     It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
     """
-    from reshard.pipeline.stores.open import Context, open_source
-    from reshard.pipeline.verify.loading import check_load
-    from reshard.pipeline.verify.reload import Reload
-    from reshard.pipeline.verify.verify import verify as make_checks
+    from reshard.pipeline.stores.connect import Context, open_source
+    from reshard.pipeline.verifying.loading import check_load
+    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.verify import verify as make_checks
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
     changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
@@ -144,9 +144,9 @@ def verify(
 
 def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
     """The commit that brought the manifest; a repository that speaks of none is not asked for its history."""
-    from reshard.pipeline.manifest import MANIFEST
-    from reshard.pipeline.stores.open import open_target
-    from reshard.pipeline.verify.record import described_by
+    from reshard.pipeline.publishing.manifest import MANIFEST
+    from reshard.pipeline.stores.connect import open_target
+    from reshard.pipeline.verifying.manifest_check import described_by
 
     if isinstance(place, Hub) and MANIFEST not in output.files():
         return None
@@ -158,7 +158,7 @@ def _load_options(
 ) -> LoadOptions | None:
     """How to load, or None where nobody asked for it; raises UsageError."""
     from reshard.cli.devices import parse_max_memory, read_device_map
-    from reshard.pipeline.verify.load import LoadOptions
+    from reshard.pipeline.verifying.load import LoadOptions
 
     if not load:
         if loader or device_map or max_memory or memory:
@@ -178,8 +178,8 @@ class _Progress:
     """Bytes of both sides, on one bar."""
 
     def __init__(self, shown: Bar, *sides: Source | None) -> None:
-        from reshard.pipeline.find import foreign_format
-        from reshard.pipeline.formats.safetensors import SUFFIX
+        from reshard.pipeline.checkpoint.discover import foreign_format
+        from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 
         self._bar = shown
         self._done = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from reshard.pipeline.catalog import schema
+from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 
 REFERENCE = Path(__file__).parent / "reference"

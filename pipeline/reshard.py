@@ -18,26 +18,26 @@ from dataclasses import dataclass, replace
 from posixpath import join
 from uuid import uuid4
 
-from reshard.pipeline import publication
 from reshard.pipeline.check import Check, after
-from reshard.pipeline.copy import Attested, Moved, copy
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.copying.loop import Attested, Moved, copy
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetDrifted, TargetMoreVisible, TargetNotFound
-from reshard.pipeline.find import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
-from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.plan import Keys, Plan, Receipt, Transports
-from reshard.pipeline.planner import Before, Known, drift, excluded, make_plan, request_key, weights_key
-from reshard.pipeline.publish import Published, check_receipts, publish
+from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
+from reshard.pipeline.protocols import Source, Target, TargetState, reach
+from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.commit import Published, check_receipts, publish
 from reshard.pipeline.request import Request
-from reshard.pipeline.stores.borrow import Borrowing
-from reshard.pipeline.stores.disk import Disk
-from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.stores.protocols import Source, Target, TargetState, reach
-from reshard.pipeline.stream import Tick
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.overlay import Borrowing
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.tensors import Attestation, Name, Pin
-from reshard.pipeline.verify.checks import check, check_model, check_structure, confirm
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.checks import check, check_model, check_structure, confirm
+from reshard.pipeline.verifying.meta_load import Reload
 
 __all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 

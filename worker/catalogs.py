@@ -21,7 +21,7 @@ from uuid import uuid4
 import redis
 from pydantic import Field, ValidationError
 
-from reshard.pipeline.catalog import digest, parse
+from reshard.pipeline.catalogs.definition import digest, parse
 from reshard.pipeline.errors import (
     BadPlace,
     BrokerUnavailable,
@@ -40,7 +40,7 @@ from reshard.worker.scripts import AWAY, PREFIX, job_key, texts
 from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.pipeline.expand import Wanted
+    from reshard.pipeline.catalogs.expand import Wanted
 
 log = logging.getLogger(__name__)
 

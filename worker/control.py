@@ -17,9 +17,9 @@ from types import FrameType
 
 import redis
 
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import QueueError
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.connect import Context
 from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.expander import Expander, Rows, expanded
 from reshard.worker.jobs import JobStore, Process, open_redis

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import redis
 
-from reshard.pipeline.catalog import parse
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.catalogs.expand import expand, interleaved, stands
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
-from reshard.pipeline.expand import expand, interleaved, stands
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.connect import Context
 from reshard.worker.catalogs import Catalogs, Definition, Entry, entry_of
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from reshard.worker.scripts import AWAY, PREFIX, Scripts, job_key, texts
 from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.pipeline.plan import Plan
+    from reshard.pipeline.planning.model import Plan
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -254,7 +254,7 @@ class JobStore:
     @_answering
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made and some time after the job is done."""
-        from reshard.pipeline.plan import decode_head, decode_shard  # which `reshard list` need not wait for
+        from reshard.pipeline.planning.model import decode_head, decode_shard  # which `reshard list` need not wait for
 
         fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
         if b"head" not in fields:

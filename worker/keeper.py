@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-from reshard.pipeline.copy import Moved, Reason, Stopped
-from reshard.pipeline.plan import Receipt
+from reshard.pipeline.copying.loop import Moved, Reason, Stopped
+from reshard.pipeline.planning.model import Receipt
 from reshard.worker import drain
 from reshard.worker.leases import NOTHING, Lease, Leases
 from reshard.worker.scripts import AWAY

@@ -9,9 +9,9 @@ from typing import cast
 
 import redis
 
+from reshard.pipeline.doctor.probes import Probe
 from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
-from reshard.pipeline.probes import Probe
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import Fleet, Pause
 from reshard.worker.jobs import JobStore, Process, broker_errors, without_password

@@ -23,10 +23,9 @@ from typing import Any
 from celery import signals
 from celery.exceptions import Reject
 
-from reshard.pipeline import publication
 from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
-from reshard.pipeline.copy import Attested, Stopped
+from reshard.pipeline.copying.loop import Attested, Stopped
 from reshard.pipeline.errors import (
     HubQuota,
     HubRefused,
@@ -42,13 +41,14 @@ from reshard.pipeline.errors import (
     TooManyAttempts,
 )
 from reshard.pipeline.places import Hub
-from reshard.pipeline.plan import Plan, Shard
-from reshard.pipeline.publish import Published, find
+from reshard.pipeline.planning.model import Plan, Shard
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.commit import Published, find
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import Attestation
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url

@@ -7,7 +7,7 @@
         size: 1GB
       - query: {author: them, tags: [text-generation], limit: 100}
 
-Reading one is pure: it asks nobody anything. What a query finds is a matter of `reshard.pipeline.expand`.
+Reading one is pure: it asks nobody anything. What a query finds is a matter of `reshard.pipeline.catalogs.expand`.
 """
 
 from __future__ import annotations

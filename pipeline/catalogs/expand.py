@@ -15,16 +15,16 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-from reshard.pipeline import publication
-from reshard.pipeline.catalog import Catalog, Cut, Entry, Query, merged, named, request_for
+from reshard.pipeline.catalogs.definition import Catalog, Cut, Entry, Query, merged, named, request_for
 from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.planner import request_key
+from reshard.pipeline.planning.build import request_key
+from reshard.pipeline.protocols import Visibility, reach
+from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.stores.protocols import Visibility, reach
 from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call

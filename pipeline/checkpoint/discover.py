@@ -17,11 +17,11 @@ from pathlib import PurePosixPath, PureWindowsPath
 from posixpath import basename, dirname, join, normpath
 from typing import Any, Literal
 
+from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
+from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
-from reshard.pipeline.formats.pointers import refuse_pointer
-from reshard.pipeline.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.limits import INDEX_MAX
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
 
 Format = Literal["safetensors", "torch", "distributed"]

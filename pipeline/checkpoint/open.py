@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from reshard.pipeline.checkpoint.discover import FileSet, Found
+from reshard.pipeline.checkpoint.formats import dcp
+from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
+from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
-from reshard.pipeline.find import FileSet, Found
-from reshard.pipeline.formats import dcp
-from reshard.pipeline.formats.pointers import refuse_pointers
-from reshard.pipeline.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
-from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Record, StoredFile, Tensor
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from reshard.pipeline.check import failed
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
-from reshard.pipeline.formats.safetensors import LENGTH_BYTES, parse_header
-from reshard.pipeline.plan import Shard
-from reshard.pipeline.stores.protocols import Writer
+from reshard.pipeline.planning.model import Shard
+from reshard.pipeline.protocols import Writer
 from reshard.pipeline.tensors import Attestation, Record, StoredFile
 
 COPY = "copy"  # the check's name

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from reshard.pipeline.casts import Caster
+from reshard.pipeline.copying.casts import Caster
+from reshard.pipeline.copying.hashing import Compared, Range, Stretch, Tape, Written, taps_differ, tensor_digest
+from reshard.pipeline.copying.stream import Stream, Tick, packed
 from reshard.pipeline.limits import BATCH_MAX
-from reshard.pipeline.plan import Cut, Group, Plan, Receipt, Shard
-from reshard.pipeline.reads import Part, cuts_of, itinerary, parts
-from reshard.pipeline.stores.disk import Disk
-from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic
-from reshard.pipeline.stream import Stream, Tick, packed
-from reshard.pipeline.taps import Compared, Range, Stretch, Tape, Written, taps_differ, tensor_digest
+from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
+from reshard.pipeline.planning.ranges import Part, cuts_of, itinerary, parts
+from reshard.pipeline.protocols import Batch, Sink, Source, Traffic
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.tensors import Attestation, ByteRange
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import IO
 
+from reshard.pipeline.copying.gather import assemble, gather, windows
+from reshard.pipeline.copying.hashing import Tape
 from reshard.pipeline.errors import SourceChanged
-from reshard.pipeline.gather import assemble, gather, windows
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
-from reshard.pipeline.reads import Leg, Part, requests
-from reshard.pipeline.stores.disk import Disk
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.taps import Tape
+from reshard.pipeline.planning.ranges import Leg, Part, requests
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.tensors import ByteRange, StoredFile
 
 Tick = Callable[[int], None]

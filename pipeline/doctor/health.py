@@ -11,17 +11,17 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any
 
+from reshard.pipeline.checkpoint.discover import FOREIGN, foreign_format, load_json, read_file, set_name
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import FOREIGN, foreign_format, load_json, read_file, set_name
-from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
-from reshard.pipeline.verify.files import check_tokenizers
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.rules import check_rules
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.tokenizer import processor_files, tokenizer_files
+from reshard.pipeline.verifying.files import check_tokenizers
+from reshard.pipeline.verifying.index_rules import check_rules
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.tokenizer import processor_files, tokenizer_files
 
 # Stems that loaders look for by themselves; others are found by who knows their names.
 _USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")

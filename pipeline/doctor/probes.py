@@ -34,9 +34,9 @@ from reshard.pipeline.limits import (
     SPOOLS,
 )
 from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.open import Context
 from reshard.pipeline.stores.retry import OwnPace, describe
 from reshard.pipeline.stores.xet import installed
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.card import CARD
-from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
-from reshard.pipeline.find import (
+from reshard.pipeline.checkpoint.discover import (
     Found,
     foreign_format,
     index_path,
@@ -20,12 +18,12 @@ from reshard.pipeline.find import (
     parse_index,
     shard_path,
 )
-from reshard.pipeline.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY
-from reshard.pipeline.open import Opened
-from reshard.pipeline.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
-from reshard.pipeline.plan import (
+from reshard.pipeline.planning.model import (
     NO_TRANSPORT,
     SCHEMA,
     Edit,
@@ -40,11 +38,13 @@ from reshard.pipeline.plan import (
     plan_digest,
     shard_digest,
 )
-from reshard.pipeline.reads import cuts_of
+from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
+from reshard.pipeline.planning.ranges import cuts_of
+from reshard.pipeline.planning.select import retyped_config, select
+from reshard.pipeline.publishing.card import CARD
+from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
-from reshard.pipeline.tool_files import is_tool_file
-from reshard.pipeline.wanted import retyped_config, select
 
 
 @dataclass(frozen=True, slots=True)

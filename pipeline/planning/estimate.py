@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reshard.pipeline.limits import SEAM_UPLOAD
-from reshard.pipeline.plan import Plan
-from reshard.pipeline.reads import itinerary, joined, parts, requests
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.ranges import itinerary, joined, parts, requests
 
 XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
 

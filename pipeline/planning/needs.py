@@ -18,9 +18,9 @@ from reshard.pipeline.limits import (
     SPOOLS,
     TREE_PAGE,
 )
-from reshard.pipeline.plan import Plan
-from reshard.pipeline.reads import parts
-from reshard.pipeline.stores.protocols import Visibility
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.ranges import parts
+from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.tensors import StoredFile
 
 # Calls of one job, counted on the Hub of the tests; tests/pipeline/test_needs.py counts them again.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
+from reshard.pipeline.checkpoint.formats.safetensors import HeaderLengths, build_header
 from reshard.pipeline.errors import Oversize, SizeTooSmall
-from reshard.pipeline.formats.safetensors import HeaderLengths, build_header
 from reshard.pipeline.limits import ALIGNMENT
-from reshard.pipeline.plan import Entry
+from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS
 
 Bin = list[Entry]

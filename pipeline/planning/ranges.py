@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from reshard.pipeline.gather import runs
+from reshard.pipeline.copying.gather import runs
 from reshard.pipeline.limits import GAP_MAX
-from reshard.pipeline.plan import Cut, Entry, Shard
+from reshard.pipeline.planning.model import Cut, Entry, Shard
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, StoredFile, Tensor
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from reshard.pipeline.casts import Wanted as WantedDtype
-from reshard.pipeline.casts import cast_dtype
-from reshard.pipeline.plan import Entry
-from reshard.pipeline.prefixes import renamed, wrappers_in
+from reshard.pipeline.checkpoint.prefixes import renamed, wrappers_in
+from reshard.pipeline.copying.casts import Wanted as WantedDtype
+from reshard.pipeline.copying.casts import cast_dtype
+from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
 

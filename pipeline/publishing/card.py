@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 
 CARD = "README.md"
 _BEGIN, _END = "<!-- reshard:begin -->", "<!-- reshard:end -->"

@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.pipeline import publication
-from reshard.pipeline.card import CARD, render, without_block
 from reshard.pipeline.check import Check, failed
-from reshard.pipeline.copy import Attested
+from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
+from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
-from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, manifest_of
-from reshard.pipeline.manifest import render as render_manifest
-from reshard.pipeline.plan import Plan, Receipt, Shard, index_bytes, weight_files
-from reshard.pipeline.stores.protocols import (
+from reshard.pipeline.planning.model import Plan, Receipt, Shard, index_bytes, weight_files
+from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
     Change,
@@ -31,7 +28,10 @@ from reshard.pipeline.stores.protocols import (
     Source,
     Target,
 )
-from reshard.pipeline.taps import COPY, COPY_LEVEL, Compared
+from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.card import CARD, render, without_block
+from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, manifest_of
+from reshard.pipeline.publishing.manifest import render as render_manifest
 from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reshard.pipeline.limits import HISTORY_MAX
-from reshard.pipeline.manifest import Manifest, render, sha256_of
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.protocols import Commit, Target
+from reshard.pipeline.publishing.manifest import Manifest, render, sha256_of
 from reshard.pipeline.request import LAYOUT
-from reshard.pipeline.stores.protocols import Commit, Target
 
 _TRAILER = "Reshard-Publication: "
 _MANIFEST = "Reshard-Manifest: "

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.pipeline.errors import BadManifest
-from reshard.pipeline.plan import Plan, Receipt, Shard
+from reshard.pipeline.planning.model import Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
 from reshard.pipeline.tensors import Attestation
 
 if TYPE_CHECKING:
-    from reshard.pipeline.copy import Attested
+    from reshard.pipeline.copying.loop import Attested
 
 MANIFEST = "reshard.manifest.json"
 # What the metadata of an index calls the root; loaders read nothing there but what they know.

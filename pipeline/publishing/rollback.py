@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from reshard.pipeline import publication
+from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack
-from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
-from reshard.pipeline.publish import commit_on_head
-from reshard.pipeline.stores.protocols import Addition, Change, HistoryRewritten, Source, Target
+from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
+from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.commit import commit_on_head
 from reshard.pipeline.tensors import StoredFile
 
 

@@ -16,16 +16,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from reshard.pipeline.errors import BadSetting, BadSize, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
-from reshard.pipeline.stores.disk import Disk
 from reshard.pipeline.stores.folder import FolderSource, FolderTarget
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
-from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.stores.retry import OwnPace, Pace
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
 PaceOf = Callable[[str], Pace]

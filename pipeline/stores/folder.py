@@ -34,6 +34,7 @@ from typing import IO, Any, NamedTuple
 
 from xxhash import xxh3_128
 
+from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
     DiskFull,
     FolderNotFound,
@@ -47,9 +48,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import CHUNK, KEPT_MAX, STAGING_AGE
 from reshard.pipeline.places import Folder
-from reshard.pipeline.request import key_of
-from reshard.pipeline.stores.disk import FULL
-from reshard.pipeline.stores.protocols import (
+from reshard.pipeline.protocols import (
     Addition,
     Change,
     Commit,
@@ -60,8 +59,9 @@ from reshard.pipeline.stores.protocols import (
     Traffic,
     Visibility,
 )
+from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.tensors import Pin, StoredFile, git_blob
-from reshard.pipeline.tool_files import is_tool_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import httpx2
 from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
 from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
+from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.protocols import Visibility
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
 

@@ -36,7 +36,7 @@ from reshard.pipeline.errors import (
     TokenRefused,
 )
 from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
-from reshard.pipeline.stores.protocols import Commit, Visibility
+from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.retry import Pace, Retry, allowance, describe, is_transient
 from reshard.pipeline.tensors import StoredFile
 

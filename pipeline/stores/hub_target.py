@@ -28,11 +28,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE
 from reshard.pipeline.places import Hub
-from reshard.pipeline.request import DEFAULT_BRANCH
-from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
-from reshard.pipeline.stores.lfs import missing
-from reshard.pipeline.stores.protocols import (
+from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
     Batch,
@@ -45,6 +41,10 @@ from reshard.pipeline.stores.protocols import (
     TargetState,
     Visibility,
 )
+from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
+from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile, git_blob
 

@@ -20,10 +20,10 @@ from xxhash import xxh3_128
 
 from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
-from reshard.pipeline.stores.disk import Disk, Scratch
+from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
-from reshard.pipeline.stores.protocols import Source, Traffic
 from reshard.pipeline.stores.retry import Retry, is_transient
+from reshard.pipeline.stores.scratch import Disk, Scratch
 from reshard.pipeline.tensors import StoredFile
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from reshard.pipeline.find import foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.stores.protocols import Source, Visibility, reach
+from reshard.pipeline.protocols import Source, Visibility, reach
 from reshard.pipeline.tensors import Pin, StoredFile
 
 

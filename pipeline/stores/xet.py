@@ -38,10 +38,10 @@ from reshard.pipeline.limits import (
     XORB_MAX,
 )
 from reshard.pipeline.places import Hub
+from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
-from reshard.pipeline.stores.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.retry import Pace, Retry
 from reshard.pipeline.tensors import StoredFile
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
-from reshard.pipeline.card import CARD
 from reshard.pipeline.check import Check, Result, after, failed
+from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.formats.safetensors import Header, parse_header
+from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
-from reshard.pipeline.find import read_file
-from reshard.pipeline.formats.safetensors import Header, parse_header
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, recorded, root_of
-from reshard.pipeline.manifest import parse as parse_manifest
-from reshard.pipeline.open import Opened
-from reshard.pipeline.plan import Entry, Output, Plan, Receipt, Shard, index_bytes
-from reshard.pipeline.publish import Published, weights
-from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.planning.model import Entry, Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.select import select
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing.card import CARD
+from reshard.pipeline.publishing.commit import Published, weights
+from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, recorded, root_of
+from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
-from reshard.pipeline.verify.reload import ModelCheck, Reload
-from reshard.pipeline.verify.structure import Finding, check_files, check_index, compare, signature
-from reshard.pipeline.wanted import select
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.structure import Finding, check_files, check_index, compare, signature
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"

@@ -12,15 +12,15 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.copying.hashing import Compared, Tape, tensor_digest
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
-from reshard.pipeline.stream import Tick
-from reshard.pipeline.taps import Compared, Tape, tensor_digest
 from reshard.pipeline.tensors import Name, Tensor
-from reshard.pipeline.verify.digests import NO_CASTS, NO_TAPES, Stored, digests, first_difference, tapes_of
-from reshard.pipeline.verify.layout import entry, moved
-from reshard.pipeline.verify.side import Pair, Paired, Side
-from reshard.pipeline.verify.structure import Finding, compare
+from reshard.pipeline.verifying.digests import NO_CASTS, NO_TAPES, Stored, digests, first_difference, tapes_of
+from reshard.pipeline.verifying.layout import entry, moved
+from reshard.pipeline.verifying.side import Pair, Paired, Side
+from reshard.pipeline.verifying.structure import Finding, compare
 
 # ------------------------------------------------------------------------------------------------------ headers
 

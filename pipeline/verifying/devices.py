@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reshard.pipeline.errors import DeviceMapIncomplete
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.structure import Signature
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.structure import Signature
 
 
 @dataclass(frozen=True, slots=True)

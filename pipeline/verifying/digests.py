@@ -14,14 +14,14 @@ import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
-from reshard.pipeline.casts import Caster
-from reshard.pipeline.pack import in_source_order
-from reshard.pipeline.plan import Entry
-from reshard.pipeline.reads import Part, part, route
-from reshard.pipeline.stores.disk import Disk
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.stream import Stream, Tick, packed
-from reshard.pipeline.taps import Sum, Tape
+from reshard.pipeline.copying.casts import Caster
+from reshard.pipeline.copying.hashing import Sum, Tape
+from reshard.pipeline.copying.stream import Stream, Tick, packed
+from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.pack import in_source_order
+from reshard.pipeline.planning.ranges import Part, part, route
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile, Tensor
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.

@@ -13,18 +13,18 @@ from posixpath import basename, dirname, join
 from typing import Any
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.find import load_json
+from reshard.pipeline.checkpoint.discover import load_json
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX, TOKENIZER_MAX
-from reshard.pipeline.planner import sort_out
+from reshard.pipeline.planning.build import sort_out
+from reshard.pipeline.planning.select import retyped_config
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.disk import naming_full_disks
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.stream import Tick
+from reshard.pipeline.stores.scratch import naming_full_disks
 from reshard.pipeline.tensors import StoredFile, same_by_hash
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files
-from reshard.pipeline.wanted import retyped_config
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.tokenizer import check_tokenizer, tokenizer_files
 
 # What a config says of the program that wrote it and of the place that it was loaded from.
 _VOLATILE = {"transformers_version", "_name_or_path", "_diffusers_version", "_commit_hash"}

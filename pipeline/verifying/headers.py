@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
+from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.formats.safetensors import SUFFIX, Header, Spec
-from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.limits import HEADER_READERS
-from reshard.pipeline.open import read_header
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.structure import Headers, Total, named_files
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.structure import Headers, Total, named_files
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.check import Check
+from reshard.pipeline.checkpoint.discover import index_name, is_weight_index, read_file, set_name
+from reshard.pipeline.checkpoint.formats import dcp
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import index_name, is_weight_index, read_file, set_name
-from reshard.pipeline.formats import dcp
-from reshard.pipeline.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.limits import INDEX_MAX
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint
-from reshard.pipeline.verify.headers import Files, read_files
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.structure import REMARKS, Finding, check_files, check_index, named_files
+from reshard.pipeline.verifying.headers import Files, read_files
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.structure import REMARKS, Finding, check_files, check_index, named_files
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 

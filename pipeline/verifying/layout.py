@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from posixpath import basename, join
 
-from reshard.pipeline.find import FOREIGN, foreign_format, index_name, is_weight_index, set_name
-from reshard.pipeline.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.discover import FOREIGN, foreign_format, index_name, is_weight_index, set_name
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verify.side import Pair, Side
+from reshard.pipeline.verifying.side import Pair, Side
 
 # What loaders look for by themselves: transformers, diffusers, mistral-inference, open_clip, peft. `pytorch_model` is
 # `model`, but not in safetensors: no loader looks for that.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
-from reshard.pipeline.verify.devices import incomplete
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.reload_limits import Allowed
+from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.devices import incomplete
+from reshard.pipeline.verifying.meta_load import Reload
 
 Loader = Literal["transformers", "accelerate"]
 

@@ -12,14 +12,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from reshard.pipeline.check import Check, Result
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.formats.safetensors import SUFFIX
 from reshard.pipeline.places import Folder
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.stream import Tick
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.load import LoadCheck, LoadOptions, compare_loads, load
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.load import LoadCheck, LoadOptions, compare_loads, load
+from reshard.pipeline.verifying.meta_load import Reload
 
 
 def check_load(

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.checkpoint.discover import is_numbered, is_weight_index, load_json, read_file
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import is_numbered, is_weight_index, load_json, read_file
-from reshard.pipeline.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha256_of
-from reshard.pipeline.publication import Publication, publications
-from reshard.pipeline.stores.protocols import Source, Target
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing.history import Publication, publications
+from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha256_of
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verify.compare import Read
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.structure import named_files
+from reshard.pipeline.verifying.compare import Read
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.structure import named_files
 
 _LEVEL = "what was published, by its own record"
 

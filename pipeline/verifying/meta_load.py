@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
-from reshard.pipeline.verify.reload_limits import Allowed
+from reshard.pipeline.verifying.child.limits import Allowed
 
 if TYPE_CHECKING:
-    from reshard.pipeline.verify.structure import Signature
+    from reshard.pipeline.verifying.structure import Signature
 
 # What the child inherits: how to find Python's packages and to speak UTF-8. Above all no token, no proxy, no cache.
 _INHERITED = (
@@ -249,7 +249,7 @@ class _Child:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
-                [python, "-P", "-m", "reshard.pipeline.verify.reload_child"],
+                [python, "-P", "-m", "reshard.pipeline.verifying.child.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

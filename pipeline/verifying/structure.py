@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from reshard.pipeline.checkpoint.discover import leaves_folder, load_json
+from reshard.pipeline.checkpoint.formats.safetensors import Header
 from reshard.pipeline.errors import BadLength, CheckpointError
-from reshard.pipeline.find import leaves_folder, load_json
-from reshard.pipeline.formats.safetensors import Header
 
 Rule = Literal[
     "index_json",  # the index is not JSON, or not an object of the right form

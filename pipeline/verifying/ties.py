@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from reshard.pipeline.check import Check, some
 from reshard.pipeline.tensors import Name
-from reshard.pipeline.verify.compare import Read, Sums
-from reshard.pipeline.verify.reload import ModelCheck
-from reshard.pipeline.verify.side import Side
+from reshard.pipeline.verifying.compare import Read, Sums
+from reshard.pipeline.verifying.meta_load import ModelCheck
+from reshard.pipeline.verifying.side import Side
 
 
 def check_ties(output: Side, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:

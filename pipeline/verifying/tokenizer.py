@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 
 # What tokenizers of transformers read, by file name; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (

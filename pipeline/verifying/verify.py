@@ -11,22 +11,22 @@ from pathlib import Path
 from posixpath import basename, join
 
 from reshard.pipeline.check import Check, Result
+from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import read_file
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.publication import Publication
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.stream import Tick
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verify.compare import check_bytes, check_headers, check_stored, read, read_both
-from reshard.pipeline.verify.files import check_files, check_tokenizers
-from reshard.pipeline.verify.record import attested_by, check_manifest, check_manifest_bytes
-from reshard.pipeline.verify.reload import ModelCheck, Reload
-from reshard.pipeline.verify.rules import check_rules
-from reshard.pipeline.verify.side import UNCHANGED, Paired, Side, paired
-from reshard.pipeline.verify.structure import Signature
-from reshard.pipeline.verify.ties import check_ties
+from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, read, read_both
+from reshard.pipeline.verifying.files import check_files, check_tokenizers
+from reshard.pipeline.verifying.index_rules import check_rules
+from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.side import UNCHANGED, Paired, Side, paired
+from reshard.pipeline.verifying.structure import Signature
+from reshard.pipeline.verifying.ties import check_ties
 
 
 def verify(

@@ -14,7 +14,7 @@ from pathlib import Path
 from reshard.pipeline.check import Check
 from reshard.pipeline.limits import KB
 from reshard.pipeline.places import Hub
-from reshard.pipeline.publish import Published
+from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.request import Request
 from reshard.worker import broker
 from reshard.worker.control import JANITOR_BATCH, Control

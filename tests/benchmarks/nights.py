@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from reshard.pipeline.catalog import parse, request_for
+from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.limits import HUB_CALLS_MAX, HUB_RESOLVES_MAX, HUB_WINDOW, MB
 from reshard.worker.pace import RESERVE
 from reshard.worker.scripts import PREFIX

@@ -19,12 +19,12 @@ import numpy as np
 
 from reshard.pipeline.limits import GB, MB
 from reshard.pipeline.places import Place, parse_place
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
 from tests.benchmarks.figures import Figure
 from tests.support.hub import HubProcess
 from tests.support.measured import measured

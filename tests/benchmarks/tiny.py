@@ -54,8 +54,8 @@ def request(number: int, by: str) -> Request:
 def loop(count: int) -> float:
     """Seconds of each job in a loop over the pipeline, once its reload child is warm."""
     from reshard.pipeline.reshard import run
-    from reshard.pipeline.stores.open import Context
-    from reshard.pipeline.verify.reload import Reload
+    from reshard.pipeline.stores.connect import Context
+    from reshard.pipeline.verifying.meta_load import Reload
 
     context = Context.from_env()
     with closing(Reload()) as reload:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from reshard.pipeline import publish
+from reshard.pipeline.publishing import commit as publish
 from reshard.worker import scripts
 from reshard.worker.local import worker_command
 

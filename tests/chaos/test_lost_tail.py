@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.copy import Moved
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.planning.model import Plan
 from reshard.worker.jobs import JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.states import JobState

@@ -18,7 +18,7 @@ from reshard.pipeline.errors import by_code
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.connect import Context
 from reshard.worker.scripts import job_key
 from reshard.worker.states import JobState
 from tests.chaos import scenarios

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from reshard.cli.arguments import Use, read_in_place, read_output, read_request, takes
+from reshard.cli.profiles import PROFILES
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.profiles import PROFILES
 from reshard.pipeline.request import SINGLE, Request
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.catalog import parse
-from reshard.pipeline.expand import expand
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.catalogs.expand import expand
+from reshard.pipeline.stores.connect import Context
 from reshard.worker import broker
 from reshard.worker.catalogs import Catalogs, Definition, entry_of
 from reshard.worker.jobs import JobStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from reshard.cli.profiles import PROFILES
 from reshard.pipeline.limits import HUB_FILE_MAX
-from reshard.pipeline.profiles import PROFILES
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 

@@ -136,7 +136,7 @@ def headless(tmp_path: Path) -> Path:
 
 WHERE = """
 import os, sys
-if "reshard.pipeline.verify.reload_child" in sys.orig_argv:
+if "reshard.pipeline.verifying.child.server" in sys.orig_argv:
     open(os.environ["PYTHONPATH"] + "/seen", "w").write(os.getcwd())
 """
 

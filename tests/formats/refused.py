@@ -14,7 +14,7 @@ from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 from tests.support.canary import touch
 
 CANARY = "ran"  # what hostile files would leave in the folder that they lie in

@@ -16,11 +16,11 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, run
-from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.formats.cases import CASES, Case
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace

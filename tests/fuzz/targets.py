@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from reshard.pipeline.checkpoint.discover import parse_index
+from reshard.pipeline.checkpoint.formats.dcp import read_dcp
+from reshard.pipeline.checkpoint.formats.pickles import load
+from reshard.pipeline.checkpoint.formats.safetensors import build_header, parse_header
+from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+from reshard.pipeline.checkpoint.formats.torch_state import ALLOWED, Contents
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.find import parse_index
-from reshard.pipeline.formats.dcp import read_dcp
-from reshard.pipeline.formats.pickles import load
-from reshard.pipeline.formats.safetensors import build_header, parse_header
-from reshard.pipeline.formats.torch_files import read_torch
-from reshard.pipeline.formats.torch_state import ALLOWED, Contents
 from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
 
 CHUNKS = 4096  # bytes of the one file that fuzzed metadata may speak of

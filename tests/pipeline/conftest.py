@@ -15,8 +15,8 @@ from huggingface_hub.utils import disable_progress_bars
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, run
-from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["Run", "hub", "hub_process", "namespace"]

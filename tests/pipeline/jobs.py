@@ -6,11 +6,11 @@ import resource
 import sys
 from typing import Any
 
-from reshard.pipeline.forecast import forecast
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft, run
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 
 
 def request_of(source: str, target: str, options: dict[str, Any]) -> Request:

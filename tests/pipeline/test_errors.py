@@ -9,8 +9,8 @@ from string import Formatter
 
 import pytest
 
+from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.errors import GO_ON, NoWeights, ReshardError, TargetDrifted, by_code
-from reshard.pipeline.find import find_checkpoints
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.stores.folder import FolderSource
 

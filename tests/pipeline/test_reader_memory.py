@@ -19,9 +19,9 @@ RSS_MAX = 128_000_000  # bytes; what the pipeline promises of a copying process
 CHILD = """
     import json, os, sys
     from pathlib import Path
-    from reshard.pipeline.casts import Caster
-    from reshard.pipeline.formats.torch_files import read_torch
-    from reshard.pipeline.gather import assemble, gather, windows
+    from reshard.pipeline.copying.casts import Caster
+    from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+    from reshard.pipeline.copying.gather import assemble, gather, windows
     from reshard.pipeline.tensors import StoredFile
 
     path, some = Path(sys.argv[1]), int(sys.argv[2])

@@ -30,12 +30,12 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.plan import Plan, Shard
-from reshard.pipeline.planner import Known, make_plan
+from reshard.pipeline.planning.build import Known, make_plan
+from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import source_of
-from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify import checks
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.verifying import checks
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace

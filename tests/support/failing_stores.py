@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from reshard.pipeline.errors import HubUnreachable
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.stores.protocols import Batch, Sink, Source, Traffic, Visibility, Writer
+from reshard.pipeline.protocols import Batch, Sink, Source, Traffic, Visibility, Writer
 from reshard.pipeline.tensors import Pin, StoredFile
 
 LETTERS = "rEdDfs"

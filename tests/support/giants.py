@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from reshard.pipeline.formats.safetensors import build_header
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.tensors import size_in_bytes
 
 Spec = tuple[str, str, tuple[int, ...]]  # name, dtype, shape

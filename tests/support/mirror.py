@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reshard.pipeline import publication
-from reshard.pipeline.planner import request_key
+from reshard.pipeline.planning.build import request_key
+from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import Request
 from reshard.pipeline.tensors import Pin
 from tests.support.hub import HubProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.verification.table import caught, render, results, write
 
 if __name__ == "__main__":

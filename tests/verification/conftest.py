@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.verification.table import Results, results
 
 

@@ -11,10 +11,10 @@ from reshard.pipeline.check import Check
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.verify.record import described_by
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.verifying.manifest_check import described_by
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
 from tests.verification.models import SIZE, save_source
 from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.weights import Folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.limits import MB
-from tests.pipeline.verify.models import deepseek_fp8
+from tests.pipeline.verifying.models import deepseek_fp8
 from tests.support.giants import save_sparse
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.measured import measured
@@ -39,7 +39,7 @@ def giants(tmp_path: Path, namespace: Namespace) -> dict[str, str]:
 
 
 def test_it_is_verified_against_its_source(giants: dict[str, str], namespace: Namespace) -> None:
-    jobs = "tests.pipeline.verify.jobs"
+    jobs = "tests.pipeline.verifying.jobs"
     cost = measured(f"{jobs}:do_verify", namespace.repo("output"), namespace.repo("source"), env=giants)
     results = {check["name"]: check for check in cost.result}
     assert {check["result"] for check in cost.result} == {"passed"}, json.dumps(cost.result)[:2000]

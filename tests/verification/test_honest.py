@@ -10,12 +10,12 @@ from reshard.pipeline.check import Check
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.borrow import Borrowing
-from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.rules import check_rules
-from reshard.pipeline.verify.side import Side
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.stores.overlay import Borrowing
+from reshard.pipeline.verifying.index_rules import check_rules
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.verify import verify
 from tests.formats.cases import CASES
 from tests.formats.run import _built
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.check import Check
-from reshard.pipeline.verify import verify as verification
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying import verify as verification
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.table import AGAINST, COLUMNS, Results, caught, check, make_good, mutated, on_the_page, render
 

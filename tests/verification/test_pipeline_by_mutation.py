@@ -16,21 +16,21 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline import copy as copying
-from reshard.pipeline import publish as publishing
-from reshard.pipeline import taps
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying import hashing as taps
+from reshard.pipeline.copying import loop as copying
+from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.copying.stream import Stream
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder, parse_place
-from reshard.pipeline.plan import Receipt
+from reshard.pipeline.planning.model import Receipt
+from reshard.pipeline.protocols import Sink, Source
+from reshard.pipeline.publishing import commit as publishing
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import confirm, copy, plan, publish
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.stores.protocols import Sink, Source
-from reshard.pipeline.stream import Stream
 from reshard.pipeline.tensors import ByteRange, StoredFile
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.failing_stores import FailingSink, FailingSource, Spoiler
 from tests.support.models import arrays, numbered, save_sharded
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.places import Hub, parse_place
-from reshard.pipeline.plan import SCHEMA, Plan, Receipt
+from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.worker.jobs import QUEUES, JobStore, open_redis
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.scripts import job_key

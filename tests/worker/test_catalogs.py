@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from reshard.pipeline.catalog import parse, request_for
+from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import (
     BadCatalog,
     CatalogNotFound,
@@ -19,8 +19,8 @@ from reshard.pipeline.errors import (
     SourceNotFound,
     UsageError,
 )
-from reshard.pipeline.plan import Plan
-from reshard.pipeline.publish import Published
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.publishing.commit import Published
 from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
 from reshard.worker.expander import Expander
 from reshard.worker.jobs import JobStore, submission

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.catalog import parse
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.catalogs.expand import expand
 from reshard.pipeline.errors import CredentialScope, CredentialUnknown, SourceNotFound, TargetNotAllowed
-from reshard.pipeline.expand import expand
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.worker.settings import Settings
 from reshard.worker.trust import check
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

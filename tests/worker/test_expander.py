@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from reshard.pipeline.catalog import parse, request_for
+from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.retry import OwnPace
 from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander, expanded

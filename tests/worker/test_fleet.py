@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BadLimit, WorkerNotFound
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.worker import drain
 from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import (
     Ambiguous,
     BrokerUnavailable,
@@ -18,7 +18,7 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.pipeline.places import Hub
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.worker.jobs import Job, JobStore, open_redis, submission, without_password
 from reshard.worker.leases import Leases
 from reshard.worker.scripts import job_key

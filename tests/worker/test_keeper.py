@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from reshard.pipeline.copy import Moved, Stopped
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.copying.loop import Moved, Stopped
+from reshard.pipeline.planning.model import Plan
 from reshard.worker import drain, keeper
 from reshard.worker.jobs import JobStore, open_redis
 from reshard.worker.keeper import Keeper

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
-from reshard.pipeline.plan import SCHEMA, Plan
+from reshard.pipeline.planning.model import SCHEMA, Plan
 from reshard.worker.jobs import JobStore
 from reshard.worker.leases import DUE_AT_ONCE, Lease, Leases
 from reshard.worker.scripts import job_key, texts

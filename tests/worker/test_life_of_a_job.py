@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import SourceNotFound, TargetBusy, WrongState
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.worker.jobs import JobStore
 from reshard.worker.leases import Lease, Leases
 from reshard.worker.scripts import job_key

@@ -16,7 +16,7 @@ import logging
 logging.basicConfig(level=logging.INFO)
 import reshard.worker.app
 from reshard.pipeline.places import Hub
-from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source
 import sys
 source = open_source(Hub(repo=sys.argv[1]), Context.from_env(), transport="http")
 file = source.files()["model.safetensors"]

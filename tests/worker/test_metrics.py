@@ -16,9 +16,9 @@ import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from reshard.pipeline.copy import Moved
+from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.worker.catalogs import Catalogs, Ended
 from reshard.worker.control import Control
 from reshard.worker.jobs import JobStore, open_redis

@@ -12,7 +12,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.hub_api import HubApi

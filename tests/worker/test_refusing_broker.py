@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from reshard.pipeline.errors import BrokerUnavailable
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
 from reshard.worker import control as control_module
 from reshard.worker import keeper
 from reshard.worker.catalogs import Catalogs

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from reshard.pipeline import publish
-from reshard.pipeline.manifest import MANIFEST
-from reshard.pipeline.taps import Written
-from reshard.pipeline.verify.reload import ModelCheck, Reload
+from reshard.pipeline.copying.hashing import Written
+from reshard.pipeline.publishing import commit as publish
+from reshard.pipeline.publishing.manifest import MANIFEST
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
 from reshard.worker.scripts import job_key
 from reshard.worker.states import JobState
-from tests.pipeline.verify.models import Saved, save
+from tests.pipeline.verifying.models import Saved, save
 from tests.support.failing_stores import Spoiler
 from tests.worker.test_steps import Bench, bench, one_reload, steps
 

@@ -17,8 +17,8 @@ from reshard.pipeline import errors
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.stores.connect import Context, open_target
+from reshard.pipeline.verifying.meta_load import Reload
 from reshard.worker.jobs import Job, JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings

@@ -8,7 +8,7 @@ import time
 import pytest
 import redis
 
-from reshard.pipeline.copy import Stopped
+from reshard.pipeline.copying.loop import Stopped
 from reshard.worker import throttle
 from reshard.worker.fleet import FLEET, Fleet
 from reshard.worker.jobs import JobStore

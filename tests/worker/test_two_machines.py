@@ -10,7 +10,7 @@ import pytest
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.connect import Context
 from reshard.worker.jobs import JobStore
 from reshard.worker.states import JobState
 from tests.support.checker import from_hub, read_checkpoint

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
-from reshard.pipeline.formats.nesting import Branch, Leaf, Other, label, weights_of
-from reshard.pipeline.formats.pickles import Made, load
-from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
-from reshard.pipeline.formats.tiling import Box, flaw_in_tiling
-from reshard.pipeline.formats.torch_state import (
+from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
+from reshard.pipeline.checkpoint.formats.pickles import Made, load
+from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.torch_state import (
     ALLOWED,
     Contents,
     count_of,
@@ -33,7 +32,8 @@ from reshard.pipeline.formats.torch_state import (
     pairs_of,
     view_of,
 )
-from reshard.pipeline.formats.torch_zip import TorchZip
+from reshard.pipeline.checkpoint.formats.torch_zip import TorchZip
+from reshard.pipeline.errors import BadArchive, BadIndex, BadPickle, BadTiling, UnsafePath, Unsupported
 from reshard.pipeline.limits import BLOB_EDGE, PICKLE_MAX
 from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
 from reshard.pipeline.errors import LfsPointer
-from reshard.pipeline.formats.ranged import Read, read_bytes
 from reshard.pipeline.tensors import StoredFile
 
 _BEGINNING = b"version https://git-lfs.github.com/spec/"

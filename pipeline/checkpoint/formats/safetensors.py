@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.errors import BadHeader, BadLength, DuplicateTensor
-from reshard.pipeline.formats.pointers import refuse_pointer
 from reshard.pipeline.limits import ALIGNMENT, HEADER_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, size_in_bytes
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from reshard.pipeline.checkpoint.formats import torch_legacy, torch_zip
+from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
+from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
+from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import BadArchive, Unsupported
-from reshard.pipeline.formats import torch_legacy, torch_zip
-from reshard.pipeline.formats.pointers import refuse_pointer
-from reshard.pipeline.formats.ranged import Read, read_bytes
-from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.tensors import StoredFile
 
 # Until 2017 torch wrote tar archives (`torch/serialization.py`, `legacy_load`): their mark stands at this byte.

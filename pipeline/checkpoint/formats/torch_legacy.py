@@ -8,11 +8,10 @@ the list of storage keys; then for each key its number of elements (8 bytes, lit
 
 from __future__ import annotations
 
-from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
-from reshard.pipeline.formats.nesting import label
-from reshard.pipeline.formats.pickles import Loaded, load
-from reshard.pipeline.formats.ranged import Read, Span, read_bytes, read_spans
-from reshard.pipeline.formats.torch_state import (
+from reshard.pipeline.checkpoint.formats.nesting import label
+from reshard.pipeline.checkpoint.formats.pickles import Loaded, load
+from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.torch_state import (
     ALLOWED,
     Contents,
     Place,
@@ -22,6 +21,7 @@ from reshard.pipeline.formats.torch_state import (
     tied_names,
     views_of,
 )
+from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, PickleCutShort
 from reshard.pipeline.limits import HEADER_READ, PICKLE_MAX
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
+from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
+from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
-from reshard.pipeline.formats.nesting import Branch, Leaf, Other, label, weights_of
-from reshard.pipeline.formats.pickles import Global, Made, Persistent
-from reshard.pipeline.formats.pickles import Mapping as PickledMapping
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from reshard.pipeline.errors import BadArchive, Unsupported
-from reshard.pipeline.formats.nesting import label
-from reshard.pipeline.formats.pickles import load
-from reshard.pipeline.formats.ranged import Read, Span, read_spans
-from reshard.pipeline.formats.torch_state import (
+from reshard.pipeline.checkpoint.formats.nesting import label
+from reshard.pipeline.checkpoint.formats.pickles import load
+from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
+from reshard.pipeline.checkpoint.formats.torch_state import (
     ALLOWED,
     Contents,
     Place,
@@ -29,6 +28,7 @@ from reshard.pipeline.formats.torch_state import (
     tied_names,
     views_of,
 )
+from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
 

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import infer_auto_device_map
 
 from reshard.pipeline.tensors import size_in_bytes
-from reshard.pipeline.verify.reload_child_model import NotChecked, Specs, load_report, parameters_of, resolve
+from reshard.pipeline.verifying.child.model import NotChecked, Specs, load_report, parameters_of, resolve
 
 
 def devices(

@@ -14,8 +14,8 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from safetensors import safe_open
 
-from reshard.pipeline.verify.reload_child_devices import uncovered
-from reshard.pipeline.verify.reload_child_model import NotChecked, quantization_method, resolve
+from reshard.pipeline.verifying.child.devices import uncovered
+from reshard.pipeline.verifying.child.model import NotChecked, quantization_method, resolve
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
 TOKENS = 8  # of the one question

@@ -1,6 +1,6 @@
 """The reload child: a warm process that has torch and transformers, and forks once per request.
 
-    python -P -m reshard.pipeline.verify.reload_child
+    python -P -m reshard.pipeline.verifying.child.server
 
 One line in is one request: what it may use as JSON, a tab, what to do as JSON. One JSON line out is its answer, one at
 a time. Each request is served by a fork under limits, so what a hostile config does to its process is over when that
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from reshard.pipeline.limits import LOAD_WATCH
-from reshard.pipeline.verify.reload_limits import Allowed
+from reshard.pipeline.verifying.child.limits import Allowed
 
 # A check reads headers and answers. Whoever asks Python for one of these was led there by the config.
 REFUSED = frozenset(
@@ -84,18 +84,13 @@ def _take_pipes() -> tuple[int, int]:
 
 def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
-    from reshard.pipeline.verify import (
-        reload_child_devices,
-        reload_child_load,
-        reload_child_model,
-        reload_child_tokenizer,
-    )
+    from reshard.pipeline.verifying.child import devices, load, model, tokenizer
 
     return {
-        "check": reload_child_model.check,
-        "devices": reload_child_devices.devices,
-        "load": reload_child_load.load,
-        "tokenizers": reload_child_tokenizer.tokenizers,
+        "check": model.check,
+        "devices": devices.devices,
+        "load": load.load,
+        "tokenizers": tokenizer.tokenizers,
     }
 
 

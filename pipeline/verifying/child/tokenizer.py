@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from reshard.pipeline.verify.reload_child_model import cleaned
-from reshard.pipeline.verify.tokenizer import tokenizer_files
+from reshard.pipeline.verifying.child.model import cleaned
+from reshard.pipeline.verifying.tokenizer import tokenizer_files
 
 # Each line is something on which two tokenizers that seem the same were seen, or could be expected, to part ways.
 TEXTS = (

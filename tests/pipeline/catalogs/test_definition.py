@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.catalog import Catalog, parse, request_for
+from reshard.pipeline.catalogs.definition import Catalog, parse, request_for
 from reshard.pipeline.errors import BadCatalog
 
 HEAD = "name: nightly\ndefaults: {to: 'us/{name}-{size}', size: 200MB, pr: true}\nentries:\n"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline.catalog import parse
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.catalogs.expand import Wanted, expand, interleaved, stands
 from reshard.pipeline.errors import HubError, HubRefused, SourceNotFound
-from reshard.pipeline.expand import Wanted, expand, interleaved, stands
+from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.reshard import run
-from reshard.pipeline.rollback import rollback
-from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.retry import OwnPace
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 

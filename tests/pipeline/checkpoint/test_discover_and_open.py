@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, index_path, shard_path
+from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
     AmbiguousWeights,
     BadHeader,
@@ -20,10 +22,8 @@ from reshard.pipeline.errors import (
     NoWeights,
     UnsafePath,
 )
-from reshard.pipeline.find import find_checkpoints, find_uncut, index_path, shard_path
-from reshard.pipeline.open import open_checkpoints
 from reshard.pipeline.places import Folder
-from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name
 from tests.support.models import arrays, numbered, save_sharded, save_single
 

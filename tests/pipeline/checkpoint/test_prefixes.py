@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.prefixes import renamed, unwrapped, wrappers_in
 from reshard.pipeline.errors import DuplicateTensor
-from reshard.pipeline.prefixes import renamed, unwrapped, wrappers_in
 
 
 class Block(torch.nn.Module):

@@ -14,15 +14,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from reshard.pipeline.check import Check
+from reshard.pipeline.checkpoint.discover import find_checkpoints
+from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import SourceCorrupt
-from reshard.pipeline.find import find_checkpoints
-from reshard.pipeline.open import open_checkpoints
 from reshard.pipeline.places import Folder
 from reshard.pipeline.reshard import Report
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.tensors import Record
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run
 
 LAYOUTS = ["fsdp1-True", "fsdp1-False", "fsdp2-flat", "fsdp2-nested", "trainer", "columns", "grid"]
@@ -103,7 +103,7 @@ def test_an_output_that_equals_a_damaged_archive_does_not_pass(
     with flipped(path, record.start):
         # As somebody without sums would have copied it.
         with monkeypatch.context() as blind:
-            blind.setattr("reshard.pipeline.taps.Tape._finish", lambda tape, place: None)
+            blind.setattr("reshard.pipeline.copying.hashing.Tape._finish", lambda tape, place: None)
             go(folder, tmp_path / "out")
         checks = verify(source_of(tmp_path / "out"), source_of(folder), reload, deep=True)
         (bytes_,) = [check for check in checks if check.name == "same bytes"]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reshard.pipeline.casts import Caster, cast, cast_dtype
+from reshard.pipeline.copying.casts import Caster, cast, cast_dtype
 from reshard.pipeline.errors import CastOverflow
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

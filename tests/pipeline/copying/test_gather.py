@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.gather import Window, assemble, gather, runs, windows
+from reshard.pipeline.copying.gather import Window, assemble, gather, runs, windows
 from reshard.pipeline.limits import GATHER_READ
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from reshard.pipeline.doctor.health import Health, examine
 from reshard.pipeline.errors import BadIndex, BadLength
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify.health import Health, examine
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 
 INDEX = "model.safetensors.index.json"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from reshard.pipeline.doctor.probes import available_memory, hubs, probe_hub, rights_of, this_machine
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, TokenRefused
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
-from reshard.pipeline.probes import available_memory, hubs, probe_hub, rights_of, this_machine
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Reference
-from reshard.pipeline.stores.open import Context
 from tests.pipeline.conftest import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -124,7 +124,7 @@ def test_a_clock_that_is_off_is_a_warning() -> None:
     from datetime import UTC, datetime
     from email.utils import format_datetime
 
-    from reshard.pipeline import probes as module
+    from reshard.pipeline.doctor import probes as module
 
     at = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
     assert module._skew(format_datetime(at, usegmt=True), at.timestamp() + 300) == 300

@@ -10,19 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline import planner
+from reshard.pipeline.checkpoint.discover import FileSet, Found, find_checkpoints
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import ProofError
-from reshard.pipeline.find import FileSet, Found, find_checkpoints
-from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.plan import Keys, Plan, decode_head, decode_shard, encode, index_bytes, schema_of, shard_count
-from reshard.pipeline.planner import Before, Known, drift, make_plan, request_key, weights_key
+from reshard.pipeline.planning import build as planner
+from reshard.pipeline.planning.build import Before, Known, drift, make_plan, request_key, weights_key
+from reshard.pipeline.planning.model import (
+    Keys,
+    Plan,
+    decode_head,
+    decode_shard,
+    encode,
+    index_bytes,
+    schema_of,
+    shard_count,
+)
+from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
-from reshard.pipeline.verify import checks
-from reshard.pipeline.verify.checks import check_plan, check_structure
-from reshard.pipeline.wanted import Selection, select
+from reshard.pipeline.verifying import checks
+from reshard.pipeline.verifying.checks import check_plan, check_structure
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 PIN = Pin("https://hub", "a/b", "c" * 40)

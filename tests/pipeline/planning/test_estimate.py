@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.forecast import forecast
-from reshard.pipeline.plan import Transports
+from reshard.pipeline.planning.estimate import forecast
+from reshard.pipeline.planning.model import Transports
 from tests.pipeline.conftest import Run, upload
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import arrays, numbered, save_sharded

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
-from reshard.pipeline.needs import Needs, licence, needs, warnings
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.plan import Plan
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.needs import Needs, licence, needs, warnings
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 from tests.pipeline.conftest import TRANSPORT, Run, upload
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import Oversize, SizeTooSmall
-from reshard.pipeline.pack import (
+from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.pack import (
     Packing,
     aligned,
     balanced,
@@ -20,7 +21,6 @@ from reshard.pipeline.pack import (
     in_source_order,
     layers,
 )
-from reshard.pipeline.plan import Entry
 from reshard.pipeline.tensors import Piece, Tensor
 
 METADATA = {"format": "pt"}

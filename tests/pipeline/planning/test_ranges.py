@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.limits import GAP_MAX
-from reshard.pipeline.pack import greedy
-from reshard.pipeline.plan import Entry, Shard
-from reshard.pipeline.reads import Leg, itinerary, parts, requests
+from reshard.pipeline.planning.model import Entry, Shard
+from reshard.pipeline.planning.pack import greedy
+from reshard.pipeline.planning.ranges import Leg, itinerary, parts, requests
 from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from reshard.pipeline.planning.select import quantised, select
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Tensor
-from reshard.pipeline.wanted import quantised, select
 from tests.formats import quantized as layouts
 from tests.formats import remote_code
 from tests.formats.models import model_of

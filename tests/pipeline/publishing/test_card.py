@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.card import with_block, with_lineage, without_block
+from reshard.pipeline.publishing.card import with_block, with_lineage, without_block
 from reshard.pipeline.request import Options
 
 BLOCK = "<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n"

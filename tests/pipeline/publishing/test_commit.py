@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline.copy import Moved, Stopped
+from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.errors import ObjectLost, ReadBackDiffers, ReceiptWrong, ReshardError, TargetConflict
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.plan import Plan, Receipt
-from reshard.pipeline.publish import Published, publish
+from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing.commit import Published, publish
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import confirm, copy, plan
-from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.stores.protocols import Source, Target
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.verifying.meta_load import Reload
 from tests.pipeline.conftest import TRANSPORT, upload
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace

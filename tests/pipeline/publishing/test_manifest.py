@@ -19,13 +19,13 @@ from safetensors.numpy import load_file, save_file
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffers
 from reshard.pipeline.limits import MANIFEST_MAX
-from reshard.pipeline.manifest import MANIFEST, ROOT_KEY, parse, render
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, parse, render
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.verify.record import check_manifest, described_by
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
 from tests.support.hub.fixtures import Namespace
@@ -139,7 +139,7 @@ def test_a_manifest_that_is_not_ours_is_found_when_it_is_read_back(
     model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that keeps another file than it was given."""
-    from reshard.pipeline import publish
+    from reshard.pipeline.publishing import commit as publish
 
     def changed(manifest: Any) -> bytes:
         return render(manifest).replace(b'"size":', b'"size":1', 1)

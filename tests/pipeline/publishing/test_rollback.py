@@ -8,10 +8,10 @@ import pytest
 
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.protocols import Target
+from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
-from reshard.pipeline.rollback import rollback
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.stores.protocols import Target
+from reshard.pipeline.stores.connect import Context, open_target
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace

@@ -13,10 +13,10 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.credentials import Credentials
-from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.stores.retry import Allowance
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

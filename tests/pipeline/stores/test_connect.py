@@ -13,7 +13,7 @@ import pytest
 from reshard.pipeline.errors import BadSetting
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Hub
-from reshard.pipeline.stores.open import Context, open_source
+from reshard.pipeline.stores.connect import Context, open_source
 from tests.pipeline.stores.conftest import MakeSource, read
 
 
@@ -78,6 +78,8 @@ def test_a_forked_child_speaks_on_connections_of_its_own(hub_source: MakeSource)
 
 
 def test_importing_the_stores_imports_nothing_heavy() -> None:
-    code = "import sys, reshard.pipeline.stores.open; print({'huggingface_hub', 'hf_xet', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys, reshard.pipeline.stores.connect; print({'huggingface_hub', 'hf_xet', 'torch'} & set(sys.modules))"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "set()"

@@ -25,12 +25,12 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import ATTEMPTS
 from reshard.pipeline.places import Hub
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores import http
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.credentials import Credential, Credentials
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, MakeSource, noise, read
 from tests.support.hub.admin import HubAdmin

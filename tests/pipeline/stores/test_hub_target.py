@@ -23,10 +23,10 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import ATTEMPTS
 from reshard.pipeline.places import Hub
+from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
-from reshard.pipeline.stores.open import Context, open_target
-from reshard.pipeline.stores.protocols import Addition, AnswerLost, Change, HeadMoved
 from tests.pipeline.stores.conftest import Impatient, MakeSource, MakeTarget, noise, read
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace

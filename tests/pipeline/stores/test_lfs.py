@@ -13,9 +13,9 @@ import pytest
 from reshard.pipeline.errors import DiskFull, HubError, HubRefused, ObjectLost
 from reshard.pipeline.limits import ATTEMPTS, SPOOLS
 from reshard.pipeline.places import Hub
-from reshard.pipeline.stores.disk import Disk
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.lfs import LfsBatch, LfsSink
-from reshard.pipeline.stores.open import Context
+from reshard.pipeline.stores.scratch import Disk
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise
 from tests.support.full_disk import small_files

@@ -22,7 +22,7 @@ import json, sys, time
 from pathlib import Path
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 
 place, goal, shard, transport = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 context = Context.from_env()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.stores.disk import Disk, Scratch
+from reshard.pipeline.stores.scratch import Disk, Scratch
 from tests.support.full_disk import small_files
 
 __all__ = ["small_files"]

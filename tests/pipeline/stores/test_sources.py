@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import SourceChanged
-from reshard.pipeline.stores.protocols import Source
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeSource, noise, read
 

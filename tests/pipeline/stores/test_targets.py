@@ -10,7 +10,7 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from reshard.pipeline.errors import ObjectLost, ReshardError, SourceCorrupt, SourceError, TargetConflict
-from reshard.pipeline.stores.protocols import Addition, Change, HeadMoved, HistoryRewritten, Target
+from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewritten, Target
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.support.hub.admin import HubAdmin

@@ -31,10 +31,10 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import MB, MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.protocols import Addition, Batch, Change, Source, Target
 from reshard.pipeline.request import Options
+from reshard.pipeline.stores.connect import Context, Transport, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
-from reshard.pipeline.stores.open import Context, Transport, open_source, open_target
-from reshard.pipeline.stores.protocols import Addition, Batch, Change, Source, Target
 from reshard.pipeline.stores.xet import XetSource, XetWriter, plain
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.pipeline.stores.test_memory import ROOT, move
@@ -137,7 +137,7 @@ PIECES = """
 import json, sys
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.open import Context, open_source, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 
 context = Context.from_env()
 source = open_source(parse_place(sys.argv[1]), context)
@@ -475,7 +475,7 @@ DIE = """
 import os, signal, sys
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.open import Context, open_target
+from reshard.pipeline.stores.connect import Context, open_target
 
 target = open_target(parse_place(sys.argv[1]), Options(), Context.from_env())
 batch = target.sink("t").batch([])
@@ -559,7 +559,7 @@ def test_a_source_over_xet_is_opened_without_a_session(source: Source) -> None:
     assert isinstance(source, XetSource)
     code = (
         "import sys; from reshard.pipeline.places import parse_place;"
-        "from reshard.pipeline.stores.open import Context, open_source;"
+        "from reshard.pipeline.stores.connect import Context, open_source;"
         f"s = open_source(parse_place('{source.pin.repo}'), Context.from_env());"
         "f = s.files()['model.safetensors']; list(s.read(f, 0, 256 << 10)); print(s.transport, 'hf_xet' in sys.modules)"
     )

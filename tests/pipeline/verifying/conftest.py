@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.verify.reload import Reload
-from tests.pipeline.verify import models
+from reshard.pipeline.verifying.meta_load import Reload
+from tests.pipeline.verifying import models
 
 
 @pytest.fixture(scope="session")

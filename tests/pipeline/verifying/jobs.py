@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from reshard.pipeline.find import find_checkpoints
-from reshard.pipeline.open import open_checkpoints
+from reshard.pipeline.checkpoint.discover import find_checkpoints
+from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.places import Folder, parse_place
+from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.verify.digests import digests
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
+from reshard.pipeline.verifying.digests import digests
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
 
 
 def do_digests(folder: str) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import transformers
 
-from reshard.pipeline.formats.safetensors import parse_header
-from reshard.pipeline.verify.structure import signature
+from reshard.pipeline.checkpoint.formats.safetensors import parse_header
+from reshard.pipeline.verifying.structure import signature
 
 Specs = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -13,8 +13,8 @@ import pytest
 import transformers
 from transformers.models.auto import modeling_auto
 
-from reshard.pipeline.verify.reload import ModelCheck, Reload
-from tests.pipeline.verify.models import Specs, layout
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from tests.pipeline.verifying.models import Specs, layout
 
 PARTS = 24
 MAPPINGS = (

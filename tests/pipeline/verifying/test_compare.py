@@ -11,8 +11,8 @@ import torch
 
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.verify.compare import check_headers
-from reshard.pipeline.verify.side import Side, paired
+from reshard.pipeline.verifying.compare import check_headers
+from reshard.pipeline.verifying.side import Side, paired
 from tests.support.models import Arrays, arrays, numbered, save_sharded, save_single
 
 TENSORS = arrays(4, 400)

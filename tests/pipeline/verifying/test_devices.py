@@ -9,9 +9,9 @@ import pytest
 import transformers
 
 from reshard.pipeline.errors import DeviceMapIncomplete
-from reshard.pipeline.verify.devices import plan_devices
-from reshard.pipeline.verify.reload import Reload
-from tests.pipeline.verify.models import CONFIGS, Saved, Specs, layout
+from reshard.pipeline.verifying.devices import plan_devices
+from reshard.pipeline.verifying.meta_load import Reload
+from tests.pipeline.verifying.models import CONFIGS, Saved, Specs, layout
 
 GetSaved = Callable[..., Saved]
 

@@ -13,15 +13,15 @@ import torch.distributed.checkpoint
 from blake3 import blake3
 from safetensors.torch import save_file
 
+from reshard.pipeline.checkpoint.discover import find_checkpoints
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import SourceCorrupt
-from reshard.pipeline.find import find_checkpoints
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
-from reshard.pipeline.open import Opened, open_checkpoints
 from reshard.pipeline.places import Folder
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import StoredFile, Tensor
-from reshard.pipeline.verify.digests import Stored, digests, first_difference, tapes_of
+from reshard.pipeline.verifying.digests import Stored, digests, first_difference, tapes_of
 from tests.support.giants import save_sparse
 from tests.support.measured import measured
 from tests.support.models import arrays, numbered, save_sharded, save_single
@@ -215,6 +215,6 @@ def test_equal_tensors_do_not_differ_and_packed_kinds_are_named_by_their_byte(tm
 @pytest.mark.parametrize("size", [200 * MB, 400 * MB])
 def test_memory_does_not_grow_with_a_tensor(tmp_path: Path, size: int) -> None:
     save_sparse(tmp_path, iter([("w", "BF16", (size // 2000, 1000)), ("v", "F32", (10,))]), 1)
-    cost = measured("tests.pipeline.verify.jobs:do_digests", str(tmp_path))
+    cost = measured("tests.pipeline.verifying.jobs:do_digests", str(tmp_path))
     assert cost.result == 2
     assert cost.peak <= MEMORY_FLOOR

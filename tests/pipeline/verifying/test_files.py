@@ -18,11 +18,11 @@ from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.stores.open import Context
-from reshard.pipeline.verify.files import _json_difference, check_files, check_tokenizers
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.side import UNCHANGED, Side
+from reshard.pipeline.verifying.files import _json_difference, check_files, check_tokenizers
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.side import UNCHANGED, Side
 from tests.support.full_disk import small_files
 from tests.support.models import add_friends, arrays, save_single
 

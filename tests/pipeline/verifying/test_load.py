@@ -21,10 +21,10 @@ import transformers
 
 from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.limits import MB
-from reshard.pipeline.verify.load import LoadOptions, compare_loads, load
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.reload_child_load import excuse
-from tests.pipeline.verify.models import CONFIGS, Saved
+from reshard.pipeline.verifying.child.load import excuse
+from reshard.pipeline.verifying.load import LoadOptions, compare_loads, load
+from reshard.pipeline.verifying.meta_load import Reload
+from tests.pipeline.verifying.models import CONFIGS, Saved
 
 GetSaved = Callable[..., Saved]
 INDEX = "model.safetensors.index.json"
@@ -89,7 +89,7 @@ def test_a_model_answers_the_same_from_memory_and_from_disk(
 
 _PLAIN = """
 import sys, torch, transformers
-from reshard.pipeline.verify.reload_child_load import digest
+from reshard.pipeline.verifying.child.load import digest
 
 model = transformers.LlamaForCausalLM.from_pretrained(sys.argv[1], attn_implementation="eager")
 with torch.no_grad():

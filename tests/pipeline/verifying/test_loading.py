@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
-from reshard.pipeline.stores.open import Context, open_source
-from reshard.pipeline.stores.protocols import Source
-from reshard.pipeline.verify.load import LoadOptions
-from reshard.pipeline.verify.loading import check_load
-from reshard.pipeline.verify.reload import Reload
-from tests.pipeline.verify.models import Saved
+from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.verifying.load import LoadOptions
+from reshard.pipeline.verifying.loading import check_load
+from reshard.pipeline.verifying.meta_load import Reload
+from tests.pipeline.verifying.models import Saved
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]

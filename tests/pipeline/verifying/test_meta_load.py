@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from reshard.pipeline.verify.reload import ModelCheck, Reload
-from reshard.pipeline.verify.reload_child_model import is_model_class
-from reshard.pipeline.verify.structure import compare
-from tests.pipeline.verify.models import CONFIGS, DEEPSEEK_SMALL, Saved, Specs, deepseek_fp8, read
+from reshard.pipeline.verifying.child.model import is_model_class
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.structure import compare
+from tests.pipeline.verifying.models import CONFIGS, DEEPSEEK_SMALL, Saved, Specs, deepseek_fp8, read
 
 GetSaved = Callable[..., Saved]
 
@@ -226,7 +226,7 @@ def test_fp8_is_clean_and_a_lost_or_misshapen_scale_fails(reload: Reload) -> Non
 _UNPATCHED = """
 import sys, json, tempfile
 from pathlib import Path
-from reshard.pipeline.verify import reload_child_model
+from reshard.pipeline.verifying.child import model as reload_child_model
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 assert callable(FineGrainedFP8HfQuantizer.validate_environment)
 reload_child_model.build_fp8_without_gpu = lambda: None

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.discover import leaves_folder
+from reshard.pipeline.checkpoint.formats.safetensors import Header, build_header, parse_header
 from reshard.pipeline.errors import BadHeader, CheckpointError
-from reshard.pipeline.find import leaves_folder
-from reshard.pipeline.formats.safetensors import Header, build_header, parse_header
-from reshard.pipeline.verify.structure import (
+from reshard.pipeline.verifying.structure import (
     Finding,
     Total,
     check_files,

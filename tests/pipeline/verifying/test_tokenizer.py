@@ -14,9 +14,9 @@ import sentencepiece
 import tokenizers
 import transformers
 
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.reload_limits import Allowed
-from reshard.pipeline.verify.tokenizer import check_tokenizer, tokenizer_files
+from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.tokenizer import check_tokenizer, tokenizer_files
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
 LINES = [

@@ -18,9 +18,9 @@ from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.verify.reload import Reload
-from reshard.pipeline.verify.verify import verify
-from tests.pipeline.verify import models
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
+from tests.pipeline.verifying import models
 from tests.support.canary import touch
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.formats import pickles
+from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Mapping, Persistent, load
 from reshard.pipeline.errors import BadPickle, CheckpointError, PickleCutShort, UnsafePickle
-from reshard.pipeline.formats import pickles
-from reshard.pipeline.formats.pickles import Global, Made, Mapping, Persistent, load
 from reshard.pipeline.limits import PICKLE_MEMORY_BASE, PICKLE_MEMORY_FACTOR
 from tests.support.canary import Runs
 from tests.support.pieces import flat_memory

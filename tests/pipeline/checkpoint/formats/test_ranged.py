@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.formats.ranged import Span, read_bytes, read_spans
 from reshard.pipeline.errors import BadLength
-from reshard.pipeline.formats.ranged import Span, read_bytes, read_spans
 from reshard.pipeline.limits import SPAN_GAP, SPAN_READ
 from reshard.pipeline.tensors import StoredFile
 from tests.support.pieces import Disk

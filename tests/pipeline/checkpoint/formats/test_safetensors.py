@@ -10,8 +10,8 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.formats.safetensors import HeaderLengths, build_header, parse_header
 from reshard.pipeline.errors import BadHeader, BadLength, CheckpointError, DuplicateTensor
-from reshard.pipeline.formats.safetensors import HeaderLengths, build_header, parse_header
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
 
 WHOLE_BYTES = sorted(dtype for dtype, bits in DTYPE_BITS.items() if bits % 8 == 0)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
 
 
 def painted_once(shape: tuple[int, ...], boxes: list[Box]) -> bool:

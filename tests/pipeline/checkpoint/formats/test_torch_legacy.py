@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.errors import BadArchive, BadLength, BadPickle, CheckpointError, UnsafePickle, Unsupported
-from reshard.pipeline.formats.torch_files import read_torch
 from reshard.pipeline.tensors import StoredFile
 from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored

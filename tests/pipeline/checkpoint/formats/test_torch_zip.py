@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as safetensors_bytes
 
+from reshard.pipeline.checkpoint.formats.safetensors import parse_header
+from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
     BadArchive,
     BadLength,
@@ -28,9 +31,6 @@ from reshard.pipeline.errors import (
     UnsafePickle,
     Unsupported,
 )
-from reshard.pipeline.formats.safetensors import parse_header
-from reshard.pipeline.formats.torch_files import read_torch
-from reshard.pipeline.formats.torch_state import Contents
 from reshard.pipeline.tensors import StoredFile
 from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored

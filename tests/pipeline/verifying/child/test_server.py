@@ -19,11 +19,11 @@ import pytest
 import transformers
 
 from reshard.pipeline import limits
-from reshard.pipeline.verify.reload import ModelCheck, Reload
-from reshard.pipeline.verify.reload_child import REFUSED
-from reshard.pipeline.verify.reload_child_model import UNSAFE_KEYS, cleaned
-from reshard.pipeline.verify.reload_limits import Allowed
-from tests.pipeline.verify.models import Saved, Specs, deepseek_fp8, layout
+from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
+from reshard.pipeline.verifying.child.server import REFUSED
+from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 
 ROOT = Path(__file__).parents[3]
 GetSaved = Callable[..., Saved]
@@ -178,7 +178,7 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
 
 _ORPHAN = """
 import threading, sys
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 reload = Reload()
 assert reload.warm() is None
 print("warm", flush=True)
@@ -328,8 +328,8 @@ def test_the_canary_would_sing(planted: tuple[Reload, Path]) -> None:
 _LIMITED = """
 import os, pty, socket, subprocess, sys
 from pathlib import Path
-from reshard.pipeline.verify.reload_child import limit
-from reshard.pipeline.verify.reload_limits import Allowed
+from reshard.pipeline.verifying.child.server import limit
+from reshard.pipeline.verifying.child.limits import Allowed
 limit(Allowed(file=1000))
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try:
@@ -403,7 +403,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 _WITHOUT = """
 import json
-from reshard.pipeline.verify.reload import Reload
+from reshard.pipeline.verifying.meta_load import Reload
 with Reload() as reload:
     print(json.dumps(reload.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
 """

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
-from reshard.pipeline.find import Found, find_checkpoints, find_uncut, is_weight_index
-from reshard.pipeline.formats.safetensors import SUFFIX
-from reshard.pipeline.open import Opened, open_checkpoints
+from reshard.pipeline.planning.select import select
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.protocols import Source
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.wanted import select
 
 UNCHANGED = Options()
 
