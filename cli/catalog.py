@@ -23,7 +23,7 @@ from reshard.pipeline.places import Hub
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
-    from reshard.pipeline.stores.retry import Pace
+    from reshard.pipeline.stores.retry import RateLimiter
     from reshard.worker.catalogs import Catalogs, Definition, Seen, Standing
     from reshard.worker.jobs import JobStore
 
@@ -348,11 +348,11 @@ def _listed(what: str, items: Sequence[Any], say: Callable[[Any], str]) -> list[
     return [*told, (what, f"{more:,} more; --json has them all")] if more > 0 else told
 
 
-def _counted(calls: Counter[str]) -> Callable[[str], Pace]:
+def _counted(calls: Counter[str]) -> Callable[[str], RateLimiter]:
     """Paces of this process that count the calls of each budget."""
-    from reshard.pipeline.stores.retry import OwnPace
+    from reshard.pipeline.stores.retry import LocalRateLimiter
 
-    class Counted(OwnPace):
+    class Counted(LocalRateLimiter):
         def __init__(self, budget: str) -> None:
             super().__init__()
             self._budget = budget

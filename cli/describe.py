@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from reshard.cli.output import count, human_bytes, lines
-from reshard.pipeline.planning.model import Plan, Shard
-from reshard.pipeline.publishing.manifest import MANIFEST
+from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
 from reshard.pipeline.request import SINGLE, Request
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ DRIFT_SHOWN = 20
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     """Everything that will be written, carried, deleted and kept; sizes in bytes."""
     from reshard.pipeline.planning.estimate import forecast
-    from reshard.pipeline.publishing.card import CARD
+    from reshard.pipeline.planning.model import CARD
 
     return {
         "source": str(plan.pin),
@@ -182,8 +181,8 @@ def needs_facts(plan: Plan, source: Source, target: Target, context: Context) ->
     """What the job needs, and what to think of before it runs."""
     from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.limits import CONFIG_MAX
+    from reshard.pipeline.planning.model import CARD
     from reshard.pipeline.planning.needs import licence, needs, warnings
-    from reshard.pipeline.publishing.card import CARD
 
     before = target.at(plan.base).files() if plan.base else {}
     need = needs(plan, target.place.kind == "hub", before)

@@ -144,7 +144,7 @@ def verify(
 
 def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
     """The commit that brought the manifest; a repository that speaks of none is not asked for its history."""
-    from reshard.pipeline.publishing.manifest import MANIFEST
+    from reshard.pipeline.planning.model import MANIFEST
     from reshard.pipeline.stores.connect import open_target
     from reshard.pipeline.verifying.manifest_check import described_by
 

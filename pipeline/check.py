@@ -43,7 +43,7 @@ def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence
 
 
 @contextmanager
-def after(checks: Sequence[Check]) -> Iterator[None]:
+def prior_checks(checks: Sequence[Check]) -> Iterator[None]:
     """A ProofError from inside takes along these checks, too, which were made before the one that failed."""
     try:
         yield

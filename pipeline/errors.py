@@ -403,7 +403,7 @@ class SourceCorrupt(ProofError):
     hint = "nothing was published; the stored file is damaged, or was on the way: {again}, then tell its owner"
 
 
-class TapsDiffer(ProofError):
+class DigestsDiffer(ProofError):
     code = "proof.taps"
     message = "{tensor} was read as {read} and written as {written}"
 

@@ -80,7 +80,7 @@ PREUPLOAD_BATCH = 256  # files in one preupload call, the Hub's limit
 DUPLICATE_BATCH = 500  # files in one server-side copy, the Hub's limit
 SAMPLE = 512  # bytes of a file that a preupload call shows
 ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a cancelled copy ends within 5
-SPOOLS = 2  # shards on disk per copy over LFS: one is sent while the next is read
+STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
 KEPT_MAX = 64 * KIB  # bytes; of a published text that a folder target remembers, to tell an edit by its owner later
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from posixpath import join
 from uuid import uuid4
 
-from reshard.pipeline.check import Check, after
+from reshard.pipeline.check import Check, prior_checks
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.copying.loop import Attested, Moved, copy
@@ -34,7 +34,7 @@ from reshard.pipeline.publishing.commit import Published, check_receipts, publis
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Name, Pin
 from reshard.pipeline.verifying.checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verifying.meta_load import Reload
@@ -257,7 +257,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         receipts, attested, moved = _copy_all(made, source, target, token, context.disk, watcher.moved)
         watcher.step("check")
         checks = check(made, made.shards, source, reload)
-        with after(checks):
+        with prior_checks(checks):
             watcher.step("publish")
             published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
             checks.append(check_receipts(made.shards, receipts, attested, made))
@@ -270,7 +270,7 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
 
 
 def _copy_all(
-    made: Plan, source: Source, target: Target, token: str, disk: Disk, tick: Tick
+    made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick
 ) -> tuple[dict[str, Receipt], Sequence[Attested], Moved]:
     shards = dict(enumerate(made.shards))
     receipts: dict[str, Receipt] = {}

@@ -86,7 +86,7 @@ class Keeper:
         self.check()
         self._throttle.spend(count)
 
-    def hurried(self) -> bool:
+    def should_yield(self) -> bool:
         """Whether the copy should seal what it has, because somebody else's turn has come."""
         return self._yield
 

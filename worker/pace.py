@@ -21,7 +21,7 @@ from collections.abc import Callable
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.retry import Allowance, OwnPace
+from reshard.pipeline.stores.retry import Allowance, LocalRateLimiter
 from reshard.worker.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ ASK_AGAIN = 5.0  # seconds after which who waits for calls asks whether there ar
 RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 that is twenty small jobs
 
 
-class SharedPace(OwnPace):
+class SharedPace(LocalRateLimiter):
     """A wait that the Hub asked for is life, not a hang, and is cut short by whatever ``check`` raises."""
 
     def __init__(

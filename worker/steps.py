@@ -27,6 +27,7 @@ from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.check import Check
 from reshard.pipeline.copying.loop import Attested, Stopped
 from reshard.pipeline.errors import (
+    DigestsDiffer,
     HubQuota,
     HubRefused,
     NoWriteAccess,
@@ -35,7 +36,6 @@ from reshard.pipeline.errors import (
     ReshardError,
     ResourceError,
     SourceCorrupt,
-    TapsDiffer,
     TargetError,
     TokenMissing,
     TooManyAttempts,
@@ -180,7 +180,7 @@ class Step:
             with keeper.interruptible():
                 attested = pipeline.copy(
                     plan, group, shards, source, sink, receipts,
-                    keeper.sealed, keeper.tick, self._context.disk, keeper.hurried,
+                    keeper.sealed, keeper.tick, self._context.disk, keeper.should_yield,
                 )  # fmt: skip
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
@@ -288,7 +288,7 @@ def _record(
 # ----------------------------------------------------------------------------------------------------------- trouble
 
 # Errors that stop a job but may have come from one machine or one moment: they are tried again, though not for long.
-DOUBTFUL = (ResourceError, SourceCorrupt, TapsDiffer)
+DOUBTFUL = (ResourceError, SourceCorrupt, DigestsDiffer)
 
 
 # Once a commit was begun, these alone say that none of ours stands: the Hub refused it, or the target was read.

@@ -9,7 +9,7 @@ without its payload.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -18,9 +18,6 @@ from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.limits import CAST_BLOCK
 from reshard.pipeline.tensors import DTYPE_BITS
 
-Wanted = Literal["keep", "float16", "bfloat16", "float32"]
-
-_NAMES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _Array = np.ndarray[Any, Any]
 _NUMPY: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -30,18 +27,6 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 }
 # The quiet NaN without payload, as bits, and the sign bit beside it.
 _QUIET_NAN = {"F32": 0x7FC00000, "F16": 0x7E00, "BF16": 0x7FC0}
-
-
-def cast_dtype(dtype: str, wanted: Wanted) -> str:
-    """What a tensor of ``dtype`` becomes when a user asks for ``wanted``.
-
-    Only F64, F32, BF16 and F16 are cast, and never to something wider: fp8, packed, integer and boolean tensors, and
-    floats that are narrower than what was asked for, stay what they are.
-    """
-    if wanted == "keep" or dtype not in _NUMPY:
-        return dtype
-    target = _NAMES[wanted]
-    return target if DTYPE_BITS[target] <= DTYPE_BITS[dtype] else dtype
 
 
 class Cast(NamedTuple):

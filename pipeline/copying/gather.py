@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from reshard.pipeline.limits import GATHER_READ
-from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor
 
 # The parts of an element that a big-endian file stores in reverse, where they are not the element itself, in bytes.
 _PARTS = {"C64": 4}
@@ -177,32 +177,6 @@ class Gathering:
     def steps(self) -> Iterator[Step]:
         for meeting in self.meetings:
             yield from meeting.steps()
-
-
-def runs(tensor: Tensor) -> tuple[ByteRange, ...] | None:
-    """The stretches that are the tensor's bytes as they stand, one after the other; None when it must be gathered.
-
-    A tensor that is sharded by rows, as FSDP does, has them: one long read per shard.
-    """
-    if tensor.size == 0:
-        return ()
-    found = []
-    position = 0
-    for piece in sorted(tensor.pieces, key=lambda piece: piece.at):
-        size = prod(piece.shape) * DTYPE_BITS[tensor.dtype] // 8
-        if size == 0:
-            continue
-        if piece.strides is not None or piece.order != "little" or not _is_run(piece, tensor.shape):
-            return None
-        found.append(ByteRange(piece.file, piece.offset, piece.offset + size))
-        position += size
-    return tuple(found) if position == tensor.size else None
-
-
-def _is_run(piece: Piece, shape: Sequence[int]) -> bool:
-    """Whether the piece's elements follow each other in the tensor: only its first real dimension may be a part."""
-    parted = next((axis for axis in range(len(shape)) if piece.shape[axis] != 1), len(shape))
-    return piece.shape[parted + 1 :] == tuple(shape[parted + 1 :])
 
 
 def windows(tensor: Tensor, limit: int) -> Iterator[Window]:

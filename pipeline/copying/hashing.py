@@ -1,4 +1,4 @@
-"""Digests of stretches of a stream that goes by: what was read, what was written, what an archive's own sums say."""
+"""Digests of ranges of a stream that goes by: what was read, what was written, what an archive's own sums say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 
 from reshard.pipeline.check import failed
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_header
-from reshard.pipeline.errors import SourceCorrupt, TapsDiffer
+from reshard.pipeline.errors import DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.tensors import Attestation, Record, StoredFile
@@ -48,7 +48,7 @@ class Crc32:
         return f"{self._value:08x}"
 
 
-class Stretch(NamedTuple, Generic[K]):
+class HashedRange(NamedTuple, Generic[K]):
     """``start <= byte < stop`` of a stream, and what its digest is filed under."""
 
     start: int
@@ -56,28 +56,28 @@ class Stretch(NamedTuple, Generic[K]):
     key: K
 
 
-class Sweep(Generic[K]):
-    """The digest of every stretch of a stream that comes in order; stretches may overlap, or be the same."""
+class RangeHasher(Generic[K]):
+    """The digest of every range_ of a stream that comes in order; ranges may overlap, or be the same."""
 
-    def __init__(self, stretches: Iterable[Stretch[K]], new: Callable[[], Sum]) -> None:
+    def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new
-        ordered = sorted(stretches, key=lambda s: (s.start, s.stop), reverse=True)
+        ordered = sorted(ranges, key=lambda s: (s.start, s.stop), reverse=True)
         self.digests: dict[K, str] = {s.key: new().hexdigest() for s in ordered if s.start == s.stop}
         self._waiting = [s for s in ordered if s.start < s.stop]  # the next one last
-        self._open: list[tuple[Stretch[K], Sum]] = []
+        self._open: list[tuple[HashedRange[K], Sum]] = []
 
     def feed(self, at: int, view: memoryview) -> None:
         """``view`` is what the stream holds from byte ``at`` on."""
         end = at + len(view)
         while self._waiting and self._waiting[-1].start < end:
             self._open.append((self._waiting.pop(), self._new()))
-        still: list[tuple[Stretch[K], Sum]] = []
-        for stretch, total in self._open:
-            total.update(view[max(0, stretch.start - at) : stretch.stop - at])
-            if stretch.stop <= end:
-                self.digests[stretch.key] = total.hexdigest()
+        still: list[tuple[HashedRange[K], Sum]] = []
+        for range_, total in self._open:
+            total.update(view[max(0, range_.start - at) : range_.stop - at])
+            if range_.stop <= end:
+                self.digests[range_.key] = total.hexdigest()
             else:
-                still.append((stretch, total))
+                still.append((range_, total))
         self._open = still
 
 
@@ -106,16 +106,16 @@ class Compared(NamedTuple):
         return {"records": self.there, "records_compared": self.compared} if self.there else {}
 
 
-class Tape:
+class FileHasher:
     """A source file that passes whole: through its sha256, its records' CRCs, and a digest of each tensor's ranges."""
 
-    def __init__(self, file: StoredFile, ranges: Iterable[Stretch[Range]], records: Sequence[Record]) -> None:
+    def __init__(self, file: StoredFile, ranges: Iterable[HashedRange[Range]], records: Sequence[Record]) -> None:
         self.file = file
         self._sha256 = hashlib.sha256() if file.sha256 else None
-        self._ranges = Sweep(ranges, tensor_digest)
+        self._ranges = RangeHasher(ranges, tensor_digest)
         self._records = frozenset() if file.sha256 else frozenset(records)
         # Filed under the record itself: all archives of a `.distcp` file call their only storage by the same name.
-        self._sums = Sweep((Stretch(r.start, r.stop, r) for r in self._records if r.crc32 is not None), Crc32)
+        self._sums = RangeHasher((HashedRange(r.start, r.stop, r) for r in self._records if r.crc32 is not None), Crc32)
         self._passed = 0
 
     @property
@@ -137,7 +137,7 @@ class Tape:
     def feed(self, at: int, view: memoryview, place: str) -> None:
         """The bytes from ``at`` on, which follow what passed before; raises SourceCorrupt, naming file and place."""
         if at != self._passed:
-            raise AssertionError(f"an itinerary brings every byte once and in order, and {self.file.path} skipped one")
+            raise AssertionError(f"a read plan brings every byte once and in order, and {self.file.path} skipped one")
         if self._sha256 is not None:
             self._sha256.update(view)
         self._ranges.feed(at, view)
@@ -160,22 +160,22 @@ class Tape:
         return SourceCorrupt(file=what, place=place, expected=expected, actual=actual, checks=checks)
 
 
-def taps_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> TapsDiffer:
+def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:
     """The error for what has other digests (read, written) at the two taps, by the name of the tensor or the file."""
     findings = [f"{name} was read as {read} and written as {written}" for name, (read, written) in differ.items()]
     figures = {"file": shard.path, "tensors": len(shard.entries), "bytes": shard.size}
     name, (read, written) = next(iter(differ.items()))
-    return TapsDiffer(tensor=name, read=read, written=written, checks=failed(COPY, COPY_LEVEL, figures, findings))
+    return DigestsDiffer(tensor=name, read=read, written=written, checks=failed(COPY, COPY_LEVEL, figures, findings))
 
 
-class Written:
+class HashingWriter:
     """The second tap: sits between the loop and the writer, and cuts what goes by at the header that goes by."""
 
     def __init__(self, shard: Shard, writer: Writer) -> None:
         self._shard = shard
         self._writer = writer
         self._head = bytearray()
-        self._tensors: Sweep[str] | None = None
+        self._tensors: RangeHasher[str] | None = None
         self._at = 0
         self._whole = tensor_digest()
 
@@ -189,10 +189,10 @@ class Written:
             self._at += len(view)
 
     def finish(self) -> None:
-        """The shard is written; raises TapsDiffer unless the store was handed the bytes that went by here."""
+        """The shard is written; raises DigestsDiffer unless the store was handed the bytes that went by here."""
         handed = self._writer.finish()
         if handed != self._whole.hexdigest():
-            raise taps_differ(self._shard, {self._shard.path: (self._whole.hexdigest(), handed)})
+            raise digests_differ(self._shard, {self._shard.path: (self._whole.hexdigest(), handed)})
 
     def digests(self) -> dict[str, str]:
         """Tensor -> digest, as the written header names and cuts them."""
@@ -206,8 +206,8 @@ class Written:
             view = view[step:]
             if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end():
                 header = parse_header(bytes(self._head), file=self._shard.path, file_size=self._shard.size)
-                stretches = (Stretch(spec.start, spec.stop, name) for name, spec in header.tensors.items())
-                self._tensors = Sweep(stretches, tensor_digest)
+                ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
+                self._tensors = RangeHasher(ranges, tensor_digest)
                 self._at = len(self._head)
         return view
 

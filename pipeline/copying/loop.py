@@ -14,13 +14,21 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.copying.casts import Caster
-from reshard.pipeline.copying.hashing import Compared, Range, Stretch, Tape, Written, taps_differ, tensor_digest
+from reshard.pipeline.copying.hashing import (
+    Compared,
+    FileHasher,
+    HashedRange,
+    HashingWriter,
+    Range,
+    digests_differ,
+    tensor_digest,
+)
 from reshard.pipeline.copying.stream import Stream, Tick, packed
 from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
-from reshard.pipeline.planning.ranges import Part, cuts_of, itinerary, parts
+from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source, Traffic
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
@@ -76,22 +84,22 @@ def copy(
     receipts: Mapping[str, Receipt],
     sealed: Callable[[list[Receipt], Moved], None],
     tick: Tick,
-    disk: Disk | None = None,
-    hurried: Callable[[], bool] = lambda: False,
+    disk: ScratchSpace | None = None,
+    should_yield: Callable[[], bool] = lambda: False,
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
     ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch and what
     moved for them once the store has answered for it, and with none for what was read after the last; ``tick`` with
     the bytes of each view, and raises Stopped to end the copy. On ``disk`` lies, while it is put in order, what one
-    strided tensor spans. ``hurried`` says after each shard whether the batch is to be sealed as it is.
-    Raises SourceCorrupt (what was sealed of this group must then be forgotten), TapsDiffer, and what stores raise.
+    strided tensor spans. ``should_yield`` says after each shard whether the batch is to be sealed as it is.
+    Raises SourceCorrupt (what was sealed of this group must then be forgotten), DigestsDiffer, and what stores raise.
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
-    tapes = {number: _tape(plan, number, cuts) for number in group.attests}
-    stream = Stream(source, plan.files, itinerary(todo, tapes, plan.files), tapes, tick)
-    copier = _Copier(plan, source, sink, stream, disk or Disk(), hurried)
+    hashers = {number: _hasher(plan, number, cuts) for number in group.attests}
+    stream = Stream(source, plan.files, read_plan(todo, hashers, plan.files), hashers, tick)
+    copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), should_yield)
     while todo:
         made, traffic = copier.batch(_batch(todo))
         todo = todo[len(made) :]
@@ -100,15 +108,15 @@ def copy(
     if rest := stream.taken():
         sealed([], Moved(read=rest))
     return Attested(
-        {tape.file.path: tape.level for tape in tapes.values()},
-        tuple(Witness(*place, digest) for tape in tapes.values() for place, digest in tape.digests.items()),
-        Compared.total(tape.records for tape in tapes.values()),
+        {hasher.file.path: hasher.level for hasher in hashers.values()},
+        tuple(Witness(*place, digest) for hasher in hashers.values() for place, digest in hasher.digests.items()),
+        Compared.total(hasher.records for hasher in hashers.values()),
     )
 
 
-def _tape(plan: Plan, number: int, cuts: Iterable[Cut]) -> Tape:
-    ranges = [Stretch(c.start, c.stop, Range(c.shard, c.name, c.number)) for c in cuts if c.file == number]
-    return Tape(plan.files[number], ranges, [record for record in plan.records if record.file == number])
+def _hasher(plan: Plan, number: int, cuts: Iterable[Cut]) -> FileHasher:
+    ranges = [HashedRange(c.start, c.stop, Range(c.shard, c.name, c.number)) for c in cuts if c.file == number]
+    return FileHasher(plan.files[number], ranges, [record for record in plan.records if record.file == number])
 
 
 def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:
@@ -129,18 +137,18 @@ class _Copier:
     source: Source
     sink: Sink
     stream: Stream
-    disk: Disk
-    hurried: Callable[[], bool]
+    disk: ScratchSpace
+    should_yield: Callable[[], bool]
 
     def batch(self, shards: Sequence[Shard]) -> tuple[list[Receipt], Traffic]:
-        """The receipts of ``shards``, or of the first of them where we were hurried, and what moved for them."""
+        """The receipts of ``shards``, or of the first of them where it should yield, and what moved for them."""
         reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             copies = []
             for shard in shards:
                 copies.append(self._shard(shard, batch))
-                if self.hurried():
+                if self.should_yield():
                     break
             stored = batch.seal()
         except BaseException:
@@ -154,7 +162,7 @@ class _Copier:
 
     def _shard(self, shard: Shard, batch: Batch) -> _Copy:
         writer = batch.open(shard.path, shard.size)
-        one = _Copy(Written(shard, writer), self.stream, self.plan.options.strict_dtype, self.disk)
+        one = _Copy(HashingWriter(shard, writer), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
         for part in parts(shard):
             one.copy(part)
@@ -166,7 +174,7 @@ class _Copier:
 class _Copy:
     """One shard on its way: what its tensors were when they were read, and what became of them."""
 
-    def __init__(self, written: Written, stream: Stream, strict: bool, disk: Disk) -> None:
+    def __init__(self, written: HashingWriter, stream: Stream, strict: bool, disk: ScratchSpace) -> None:
         self.written = written
         self.tensors: dict[str, str] = {}
         self.ranges: dict[str, list[str]] = {}  # of tensors whose ranges are not their bytes as they stand
@@ -180,7 +188,7 @@ class _Copy:
         entry = part.entry
         digest = tensor_digest()
         caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=self._strict) if entry.cast else None
-        plain = part.straight and len(part.ranges) == 1 and not entry.cast
+        plain = part.contiguous and len(part.ranges) == 1 and not entry.cast
         take = self._stream.take if plain else partial(self._noted, entry.name)
         for view in packed(part, take, self._disk):
             for made in caster.feed(view) if caster else (view,):
@@ -193,11 +201,11 @@ class _Copy:
         self.tensors[entry.name] = digest.hexdigest()
 
     def check(self, shard: Shard) -> None:
-        """Raises TapsDiffer unless what was written is, tensor by tensor, what was read."""
+        """Raises DigestsDiffer unless what was written is, tensor by tensor, what was read."""
         written = self.written.digests()
         differ = [entry.name for entry in shard.entries if written.get(entry.name) != self.tensors[entry.name]]
         if differ:
-            raise taps_differ(shard, {name: (self.tensors[name], written.get(name, "nothing")) for name in differ})
+            raise digests_differ(shard, {name: (self.tensors[name], written.get(name, "nothing")) for name in differ})
 
     def _noted(self, name: str, place: ByteRange) -> Iterator[memoryview]:
         digest = tensor_digest()

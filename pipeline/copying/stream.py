@@ -1,4 +1,4 @@
-"""Bytes on their way from a source: an itinerary carried out, and the packed bytes of a tensor however it is stored."""
+"""Bytes on their way from a source: a read plan carried out, and the packed bytes of a tensor however it is stored."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from contextlib import closing
 from typing import IO
 
 from reshard.pipeline.copying.gather import assemble, gather, windows
-from reshard.pipeline.copying.hashing import Tape
+from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
-from reshard.pipeline.planning.ranges import Leg, Part, requests
+from reshard.pipeline.planning.ranges import Part, ReadSegment, requests
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import ByteRange, StoredFile
 
 Tick = Callable[[int], None]
 Take = Callable[[ByteRange], Iterator[memoryview]]
 
 
-def packed(part: Part, take: Take, disk: Disk) -> Iterator[memoryview]:
+def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
     """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's ranges in turn.
 
     What the pieces of a strided tensor span is laid down on ``disk`` as it passes, so that it is read once. Raises
     DiskFull, and what ``take`` does.
     """
-    if part.straight:
+    if part.contiguous:
         for place in part.ranges:
             yield from take(place)
         return
@@ -60,22 +60,22 @@ def _read_spool(spool: IO[bytes], starts: Sequence[tuple[ByteRange, int]], wante
 
 
 class Stream:
-    """Carries out an itinerary: one request at a time, every byte to the tapes, wanted bytes to whoever takes them."""
+    """Carries out a read plan: one request at a time, every byte to the hashers, wanted bytes to whoever takes them."""
 
     def __init__(
         self,
         source: Source,
         files: Sequence[StoredFile],
-        legs: Sequence[Leg],
-        tapes: Mapping[int, Tape],
+        segments: Sequence[ReadSegment],
+        hashers: Mapping[int, FileHasher],
         tick: Tick,
     ) -> None:
         self._place = str(source.place)
         self._source = source
         self._files = files
-        self._tapes = tapes
+        self._hashers = hashers
         self._tick = tick
-        self._wanted = self._walk(legs)
+        self._wanted = self._walk(segments)
         self._view = memoryview(b"")
         self._read = 0
 
@@ -85,7 +85,7 @@ class Stream:
         return read
 
     def take(self, place: ByteRange) -> Iterator[memoryview]:
-        """The bytes of ``place``, which must be what the itinerary wants next."""
+        """The bytes of ``place``, which must be what the read plan wants next."""
         left = place.stop - place.start
         while left:
             if not self._view:
@@ -97,25 +97,25 @@ class Stream:
     def finish(self) -> None:
         """What is left to be attested once everything is copied."""
         for _ in self._wanted:
-            raise AssertionError("the itinerary brings bytes that no shard wants")
+            raise AssertionError("the read plan brings bytes that no shard wants")
 
-    def _walk(self, legs: Sequence[Leg]) -> Iterator[memoryview]:
-        """Every view of every wanted leg; what is not wanted only passes the tapes."""
-        for request in requests(legs):
+    def _walk(self, segments: Sequence[ReadSegment]) -> Iterator[memoryview]:
+        """Every view of every wanted segment; what is not wanted only passes the hashers."""
+        for request in requests(segments):
             number = request[0].file
-            file, tape, at = self._files[number], self._tapes.get(number), request[0].start
+            file, hasher, at = self._files[number], self._hashers.get(number), request[0].start
             views = self._source.read(file, at, request[-1].stop)
             view = memoryview(b"")
-            for leg in request:
-                while at < leg.stop:
+            for segment in request:
+                while at < segment.stop:
                     if not view:
                         view = self._next(views, file, at)
-                    some, view = view[: leg.stop - at], view[leg.stop - at :]
-                    if tape is not None and leg.fresh < at + len(some):
-                        skip = max(0, leg.fresh - at)
-                        tape.feed(at + skip, some[skip:], self._place)
+                    some, view = view[: segment.stop - at], view[segment.stop - at :]
+                    if hasher is not None and segment.fresh < at + len(some):
+                        skip = max(0, segment.fresh - at)
+                        hasher.feed(at + skip, some[skip:], self._place)
                     at += len(some)
-                    if leg.wanted:
+                    if segment.wanted:
                         yield some
             if view or next(views, None) is not None:
                 raise SourceChanged(place=self._place, what=f"{file.path} gave more bytes than were asked for")

@@ -31,13 +31,13 @@ from reshard.pipeline.limits import (
     GB,
     MEMORY_FLOOR_XET,
     PROBE_TIMEOUT,
-    SPOOLS,
+    STAGED_SHARDS_MAX,
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
-from reshard.pipeline.stores.retry import OwnPace, describe
+from reshard.pipeline.stores.retry import LocalRateLimiter, describe
 from reshard.pipeline.stores.xet import installed
 
 State = Literal["ok", "warning", "trouble"]
@@ -138,8 +138,8 @@ def _disk(name: str, folder: Path) -> Probe:
     except OSError as error:
         why = error.strerror or str(error)
         return Probe(name, str(folder), error=FolderNotWritable(path=str(folder), why=why))
-    needed = SPOOLS * DEFAULT_SIZE
-    small = f"over LFS {SPOOLS} files of {DEFAULT_SIZE:,} bytes do not fit" if free < needed else ""
+    needed = STAGED_SHARDS_MAX * DEFAULT_SIZE
+    small = f"over LFS {STAGED_SHARDS_MAX} files of {DEFAULT_SIZE:,} bytes do not fit" if free < needed else ""
     return Probe(name, f"{folder}, {free / GB:,.1f} GB free", small, facts={"path": str(folder), "free": free})
 
 
@@ -156,7 +156,7 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     endpoint, credential = reference.endpoint, reference.credential
     name = f"hub {endpoint}"
     what = f"{credential.name}{reference.scope}" if credential else f"no token{reference.scope}"
-    api = HubApi(endpoint, credential, OwnPace())
+    api = HubApi(endpoint, credential, LocalRateLimiter())
     try:
         answer = api.client.get(f"{endpoint}/api/whoami-v2", headers=api.headers, timeout=PROBE_TIMEOUT)
         account = answer.json() if answer.is_success else {}

@@ -24,7 +24,10 @@ from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.model import (
+    CARD,
+    MANIFEST,
     NO_TRANSPORT,
+    ROOT_KEY,
     SCHEMA,
     Edit,
     Group,
@@ -41,8 +44,6 @@ from reshard.pipeline.planning.model import (
 from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
 from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.select import retyped_config, select
-from reshard.pipeline.publishing.card import CARD
-from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.limits import SEAM_UPLOAD
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.planning.ranges import itinerary, joined, parts, requests
+from reshard.pipeline.planning.ranges import joined, parts, read_plan, requests
 
 XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
 
@@ -35,16 +35,14 @@ def forecast(plan: Plan) -> Forecast:
 
     A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers.
     """
-    itineraries = [
-        itinerary([plan.shards[n] for n in group.shards], group.attests, plan.files) for group in plan.groups
-    ]
+    read_plans = [read_plan([plan.shards[n] for n in group.shards], group.attests, plan.files) for group in plan.groups]
     written = sum(shard.size for shard in plan.shards)
     seams = sum(len(joined(place for part in parts(shard) for place in part.ranges)) for shard in plan.shards)
     headers = sum(len(shard.header) for shard in plan.shards)
     cast = sum(entry.size for shard in plan.shards for entry in shard.entries if entry.cast)
     return Forecast(
-        reads=sum(1 for legs in itineraries for _ in requests(legs)),
-        read=sum(leg.stop - leg.start for legs in itineraries for leg in legs),
+        reads=sum(1 for segments in read_plans for _ in requests(segments)),
+        read=sum(segment.stop - segment.start for segments in read_plans for segment in segments),
         written=written,
         seams=seams,
         uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if plan.transports == XET_TO_XET else written,

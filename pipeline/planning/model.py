@@ -11,6 +11,12 @@ from typing import Any, NamedTuple
 from reshard.pipeline.request import Options, key_of
 from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
 
+# What a publication adds beside weights and indexes: the model card, and the manifest of all digests.
+CARD = "README.md"
+MANIFEST = "reshard.manifest.json"
+# What the metadata of an index calls the manifest's root; loaders read nothing there but what they know.
+ROOT_KEY = "reshard_manifest"
+
 # A worker that does not know a plan's schema hands the job back to one that does.
 SCHEMA = 1
 

@@ -15,7 +15,7 @@ from reshard.pipeline.limits import (
     MEMORY_FLOOR,
     MEMORY_FLOOR_XET,
     PREUPLOAD_BATCH,
-    SPOOLS,
+    STAGED_SHARDS_MAX,
     TREE_PAGE,
 )
 from reshard.pipeline.planning.model import Plan
@@ -48,7 +48,7 @@ def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
     """What ``plan`` needs; ``before`` is what the target holds now."""
     largest = max((shard.size for shard in plan.shards), default=0)
     spool = max((_spooled(plan, number) for number in range(len(plan.shards))), default=0)
-    waiting = SPOOLS * largest if to_hub and plan.transports.target != "xet" else 0
+    waiting = STAGED_SHARDS_MAX * largest if to_hub and plan.transports.target != "xet" else 0
     from_hub = plan.pin.endpoint is not None
     written = {shard.path for shard in plan.shards}
     replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
@@ -63,7 +63,7 @@ def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
 
 def _spooled(plan: Plan, number: int) -> int:
     """Bytes of the largest tensor of a shard that has to be laid down to be put in order."""
-    spans = (sum(p.stop - p.start for p in part.ranges) for part in parts(plan.shards[number]) if not part.straight)
+    spans = (sum(p.stop - p.start for p in part.ranges) for part in parts(plan.shards[number]) if not part.contiguous)
     return max(spans, default=0)
 
 

@@ -1,6 +1,6 @@
 """From a shard to the source bytes that make it up, in the order in which they are written. Pure.
 
-A group reads its files once, front to back, wherever the layout allows. `itinerary` says every byte range that it
+A group reads its files once, front to back, wherever the layout allows. `read_plan` says every byte range that it
 will ask for, so what is read, and how much of it twice, is known before a byte moves.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from reshard.pipeline.copying.gather import runs
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Cut, Entry, Shard
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, StoredFile, Tensor
@@ -20,24 +19,50 @@ from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, StoredFile, T
 class Part:
     """One tensor of a shard and the source ranges that it is read from, in the order of reading.
 
-    ``straight``: the ranges, one after the other, are its bytes. Else each range is what one piece spans, and the
+    ``contiguous``: the ranges, one after the other, are its bytes. Else each range is what one piece spans, and the
     bytes must be put in order before they are written.
     """
 
     entry: Entry
     ranges: tuple[ByteRange, ...]
-    straight: bool
+    contiguous: bool
 
 
 def part(entry: Entry) -> Part:
     """Where the bytes of ``entry`` come from."""
     whole = entry.tensor.range
     if whole is not None:
-        return Part(entry, (whole,) if whole.start < whole.stop else (), straight=True)
+        return Part(entry, (whole,) if whole.start < whole.stop else (), contiguous=True)
     in_order = runs(entry.tensor)
     if in_order is not None:
-        return Part(entry, in_order, straight=True)
-    return Part(entry, tuple(_span(piece, entry.tensor) for piece in entry.tensor.pieces), straight=False)
+        return Part(entry, in_order, contiguous=True)
+    return Part(entry, tuple(_span(piece, entry.tensor) for piece in entry.tensor.pieces), contiguous=False)
+
+
+def runs(tensor: Tensor) -> tuple[ByteRange, ...] | None:
+    """The stretches that are the tensor's bytes as they stand, one after the other; None when it must be gathered.
+
+    A tensor that is sharded by rows, as FSDP does, has them: one long read per shard.
+    """
+    if tensor.size == 0:
+        return ()
+    found = []
+    position = 0
+    for piece in sorted(tensor.pieces, key=lambda piece: piece.at):
+        size = prod(piece.shape) * DTYPE_BITS[tensor.dtype] // 8
+        if size == 0:
+            continue
+        if piece.strides is not None or piece.order != "little" or not _is_run(piece, tensor.shape):
+            return None
+        found.append(ByteRange(piece.file, piece.offset, piece.offset + size))
+        position += size
+    return tuple(found) if position == tensor.size else None
+
+
+def _is_run(piece: Piece, shape: Sequence[int]) -> bool:
+    """Whether the piece's elements follow each other in the tensor: only its first real dimension may be a part."""
+    parted = next((axis for axis in range(len(shape)) if piece.shape[axis] != 1), len(shape))
+    return piece.shape[parted + 1 :] == tuple(shape[parted + 1 :])
 
 
 def _span(piece: Piece, tensor: Tensor) -> ByteRange:
@@ -62,10 +87,10 @@ def cuts_of(number: int, shard: Shard) -> Iterator[Cut]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
-    """One stretch of an itinerary: ``start <= byte < stop`` of a file, read in one go.
+class ReadSegment:
+    """One stretch of a read plan: ``start <= byte < stop`` of a file, read in one go.
 
-    Bytes from ``fresh`` on pass for the first time and are attested; the bytes of a ``wanted`` leg make up shards.
+    Bytes from ``fresh`` on pass for the first time and are attested; the bytes of a ``wanted`` segment make up shards.
     """
 
     file: int
@@ -75,42 +100,42 @@ class Leg:
     wanted: bool
 
 
-def itinerary(
+def read_plan(
     shards: Sequence[Shard], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
-) -> list[Leg]:
+) -> list[ReadSegment]:
     """Every stretch that a group reads, in order: the shards' ranges, and between them what is only attested.
 
     Files in ``attests`` pass whole and in order, whatever was copied before or is copied by others.
     """
-    return route((place for shard in shards for part in parts(shard) for place in part.ranges), attests, files)
+    return read_segments((place for shard in shards for part in parts(shard) for place in part.ranges), attests, files)
 
 
-def route(
+def read_segments(
     places: Iterable[ByteRange], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
-) -> list[Leg]:
+) -> list[ReadSegment]:
     """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole."""
     cursor = dict.fromkeys(attests, 0)
     wanted = joined(places)
     last = {place.file: i for i, place in enumerate(wanted)}
-    legs: list[Leg] = []
+    segments: list[ReadSegment] = []
     for i, place in enumerate(wanted):
         if place.file in cursor:
             passed = cursor[place.file]
             if passed < place.start:
-                legs.append(Leg(place.file, passed, place.start, passed, wanted=False))
+                segments.append(ReadSegment(place.file, passed, place.start, passed, wanted=False))
             cursor[place.file] = max(passed, place.stop)
             fresh = min(max(place.start, passed), place.stop)
-            legs.append(Leg(place.file, place.start, place.stop, fresh, wanted=True))
+            segments.append(ReadSegment(place.file, place.start, place.stop, fresh, wanted=True))
         else:
-            previous = legs[-1] if legs else None
+            previous = segments[-1] if segments else None
             if previous and previous.file == place.file and 0 < place.start - previous.stop <= GAP_MAX:
-                legs.append(Leg(place.file, previous.stop, place.start, place.start, wanted=False))
-            legs.append(Leg(place.file, place.start, place.stop, place.stop, wanted=True))
+                segments.append(ReadSegment(place.file, previous.stop, place.start, place.start, wanted=False))
+            segments.append(ReadSegment(place.file, place.start, place.stop, place.stop, wanted=True))
         if last[place.file] == i and place.file in cursor:
-            legs += _rest(place.file, cursor.pop(place.file), files)
+            segments += _rest(place.file, cursor.pop(place.file), files)
     for file, passed in cursor.items():
-        legs += _rest(file, passed, files)
-    return legs
+        segments += _rest(file, passed, files)
+    return segments
 
 
 def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
@@ -124,18 +149,18 @@ def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     return joined
 
 
-def _rest(file: int, passed: int, files: Sequence[StoredFile] | Mapping[int, StoredFile]) -> list[Leg]:
+def _rest(file: int, passed: int, files: Sequence[StoredFile] | Mapping[int, StoredFile]) -> list[ReadSegment]:
     size = files[file].size
-    return [Leg(file, passed, size, passed, wanted=False)] if passed < size else []
+    return [ReadSegment(file, passed, size, passed, wanted=False)] if passed < size else []
 
 
-def requests(legs: Sequence[Leg]) -> Iterator[tuple[Leg, ...]]:
-    """The legs, joined where one ends at the byte where the next begins: each tuple is one request to the store."""
-    joined: list[Leg] = []
-    for leg in legs:
-        if joined and (joined[-1].file != leg.file or joined[-1].stop != leg.start):
+def requests(segments: Sequence[ReadSegment]) -> Iterator[tuple[ReadSegment, ...]]:
+    """The segments, joined where one ends at the byte where the next begins: each tuple is one request to the store."""
+    joined: list[ReadSegment] = []
+    for segment in segments:
+        if joined and (joined[-1].file != segment.file or joined[-1].stop != segment.start):
             yield tuple(joined)
             joined = []
-        joined.append(leg)
+        joined.append(segment)
     if joined:
         yield tuple(joined)

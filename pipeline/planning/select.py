@@ -6,16 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed, wrappers_in
-from reshard.pipeline.copying.casts import Wanted as WantedDtype
-from reshard.pipeline.copying.casts import cast_dtype
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
 AUTO = "auto"
+WantedDtype = Literal["keep", "float16", "bfloat16", "float32"]
 # The floating kinds by the names that configs have for them.
 _CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Kinds that hold packed or scaled values wherever they are weights; I64 and BOOL count and mask.
@@ -24,6 +24,18 @@ _PACKED = frozenset(DTYPE_BITS) - {"BOOL", "F16", "BF16", "F32", "F64", "C64", "
 # `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`.
 _COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB)$")
 _CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTYPES)})(")')
+
+
+def cast_dtype(dtype: str, wanted: WantedDtype) -> str:
+    """What a tensor of ``dtype`` becomes when a user asks for ``wanted``.
+
+    Only F64, F32, BF16 and F16 are cast, and never to something wider: fp8, packed, integer and boolean tensors, and
+    floats that are narrower than what was asked for, stay what they are.
+    """
+    if wanted == "keep" or dtype not in _CONFIG_DTYPES.values():
+        return dtype
+    target = _CONFIG_DTYPES[wanted]
+    return target if DTYPE_BITS[target] <= DTYPE_BITS[dtype] else dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import re
 
 from reshard.pipeline.planning.model import Plan
 
-CARD = "README.md"
 _BEGIN, _END = "<!-- reshard:begin -->", "<!-- reshard:end -->"
 _BLOCK = re.compile(re.escape(_BEGIN) + r".*?" + re.escape(_END) + r"\n?", re.DOTALL)
 _FRONT_MATTER = re.compile(r"\A---\n(?P<yaml>.*?)^---\n", re.DOTALL | re.MULTILINE)

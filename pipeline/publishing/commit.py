@@ -18,7 +18,7 @@ from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
-from reshard.pipeline.planning.model import Plan, Receipt, Shard, index_bytes, weight_files
+from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes, weight_files
 from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
@@ -29,8 +29,8 @@ from reshard.pipeline.protocols import (
     Target,
 )
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.card import CARD, render, without_block
-from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, manifest_of
+from reshard.pipeline.publishing.card import render, without_block
+from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
 from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
 

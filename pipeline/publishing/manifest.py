@@ -24,16 +24,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.pipeline.errors import BadManifest
-from reshard.pipeline.planning.model import Plan, Receipt, Shard
+from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
 from reshard.pipeline.tensors import Attestation
 
 if TYPE_CHECKING:
     from reshard.pipeline.copying.loop import Attested
 
-MANIFEST = "reshard.manifest.json"
-# What the metadata of an index calls the root; loaders read nothing there but what they know.
-ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
 
 

@@ -24,11 +24,11 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
-from reshard.pipeline.stores.retry import OwnPace, Pace
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
-PaceOf = Callable[[str], Pace]
+RateLimiterOf = Callable[[str], RateLimiter]
 Transport = Literal["auto", "xet", "http"]
 T = TypeVar("T")
 
@@ -60,14 +60,14 @@ class _Settings(BaseSettings):
         return value
 
 
-def _own_paces() -> PaceOf:
+def _own_paces() -> RateLimiterOf:
     """One pace for each endpoint and credential, for the life of a context."""
-    paces: dict[str, OwnPace] = {}
+    paces: dict[str, LocalRateLimiter] = {}
     lock = threading.Lock()
 
-    def pace_of(budget: str) -> Pace:
+    def pace_of(budget: str) -> RateLimiter:
         with lock:
-            return paces.setdefault(budget, OwnPace())
+            return paces.setdefault(budget, LocalRateLimiter())
 
     return pace_of
 
@@ -76,18 +76,18 @@ def _own_paces() -> PaceOf:
 class Context:
     """What a process brings to every job: tokens, limits, and the pace of its calls.
 
-    ``pace`` gives the Pace for one budget, which is named by an endpoint and a digest of the credential.
+    ``pace`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
     """
 
     credentials: Credentials
     tmpdir: Path
     memory_limit: int  # bytes
     disk_limit: int | None = None  # bytes; None: what the disk has
-    pace: PaceOf = field(default_factory=_own_paces)
+    pace: RateLimiterOf = field(default_factory=_own_paces)
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_env(cls, pace: PaceOf | None = None) -> Context:
+    def from_env(cls, pace: RateLimiterOf | None = None) -> Context:
         """Read from the environment, now; raises BadSetting, BadCredentials."""
         settings = _Settings()
         return cls(
@@ -99,8 +99,8 @@ class Context:
         )
 
     @cached_property
-    def disk(self) -> Disk:
-        return Disk(self.tmpdir, self.disk_limit)
+    def disk(self) -> ScratchSpace:
+        return ScratchSpace(self.tmpdir, self.disk_limit)
 
     def endpoint(self, place: Hub) -> str:
         return (place.endpoint or self.credentials.default_endpoint).rstrip("/")

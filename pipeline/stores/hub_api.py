@@ -37,7 +37,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
-from reshard.pipeline.stores.retry import Pace, Retry, allowance, describe, is_transient
+from reshard.pipeline.stores.retry import RateLimiter, Retry, allowance, describe, is_transient
 from reshard.pipeline.tensors import StoredFile
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class PullRequest:
 class HubApi:
     """Calls to ``endpoint`` with ``credential``; safe to share between threads, and to inherit through a fork."""
 
-    def __init__(self, endpoint: str, credential: Credential | None, pace: Pace) -> None:
+    def __init__(self, endpoint: str, credential: Credential | None, pace: RateLimiter) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.credential = credential
         self.pace = pace

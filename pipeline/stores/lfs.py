@@ -19,11 +19,11 @@ import httpx2
 from xxhash import xxh3_128
 
 from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
-from reshard.pipeline.limits import ABORT_WAIT, CHUNK, SPOOLS
+from reshard.pipeline.limits import ABORT_WAIT, CHUNK, STAGED_SHARDS_MAX
 from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
 from reshard.pipeline.stores.retry import Retry, is_transient
-from reshard.pipeline.stores.scratch import Disk, Scratch
+from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import StoredFile
 
 
@@ -32,7 +32,7 @@ class LfsSink:
 
     transport = "lfs"
 
-    def __init__(self, api: HubApi, repo: str, disk: Disk) -> None:
+    def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
         self._api = api
         self._repo = repo
         self._disk = disk
@@ -46,74 +46,74 @@ class LfsSink:
 
 
 @dataclass
-class _Spool:
+class StagedShard:
     """A shard on disk; ``done`` is set when the store has it (``sent`` if from us) or its sending failed."""
 
     path: str
     size: int
-    scratch: Scratch
+    scratch: ScratchFile
     sha256: str = ""
     sent: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class LfsBatch:
-    """At most ``SPOOLS`` shards on disk: the one being written, and the one that a background thread sends."""
+    """At most ``STAGED_SHARDS_MAX`` shards on disk: one being written, and one that a background thread sends."""
 
-    def __init__(self, api: HubApi, repo: str, disk: Disk) -> None:
+    def __init__(self, api: HubApi, repo: str, disk: ScratchSpace) -> None:
         self._api = api
         self._repo = repo
         self._disk = disk
-        self._spools: list[_Spool] = []
-        self._sending: queue.SimpleQueue[_Spool | None] = queue.SimpleQueue()
+        self._staged: list[StagedShard] = []
+        self._sending: queue.SimpleQueue[StagedShard | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._aborted = threading.Event()
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> LfsWriter:
-        """Waits until there is room for one more spool; raises DiskFull when there is none even then."""
+        """Waits until there is room for one more staged shard; raises DiskFull when there is none even then."""
         self._raise_failure()
-        pending = [spool for spool in self._spools if not spool.done.is_set()]
-        while len(pending) >= SPOOLS:
+        pending = [staged for staged in self._staged if not staged.done.is_set()]
+        while len(pending) >= STAGED_SHARDS_MAX:
             pending.pop(0).done.wait()
             self._raise_failure()
-        spool = _Spool(path, size, self._disk.open(size))
-        self._spools.append(spool)
-        return LfsWriter(spool, self._send_later, self._forget)
+        staged = StagedShard(path, size, self._disk.open(size))
+        self._staged.append(staged)
+        return LfsWriter(staged, self._send_later, self._forget)
 
     def seal(self) -> list[StoredFile]:
         """Waits for the last object, then asks the store once more about each."""
         self._stop_sender()
         self._raise_failure()
-        stored = [StoredFile(spool.path, spool.size, sha256=spool.sha256) for spool in self._spools]
+        stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in self._staged]
         if lost := missing(self._api, self._repo, stored):
             raise ObjectLost(repo=self._repo, what=", ".join(o.path for o in lost), lost=[o.sha256 for o in lost])
-        sent = sum(spool.size for spool in self._spools if spool.sent)
-        self.traffic = Traffic(uploaded=sent, deduplicated=sum(spool.size for spool in self._spools) - sent)
+        sent = sum(staged.size for staged in self._staged if staged.sent)
+        self.traffic = Traffic(uploaded=sent, deduplicated=sum(staged.size for staged in self._staged) - sent)
         return stored
 
     def abort(self) -> None:
-        """Ends an upload at its next block. A server that takes no byte is not waited for: the spool goes with it."""
+        """Ends an upload at its next block. A server that takes no byte is not waited for: the staged shard goes with it."""
         self._aborted.set()
         self._stop_sender(ABORT_WAIT)
-        for spool in self._spools:
-            if not spool.sha256:  # those that are complete are the sender's to close
-                spool.scratch.close()
-        self._spools.clear()
+        for staged in self._staged:
+            if not staged.sha256:  # those that are complete are the sender's to close
+                staged.scratch.close()
+        self._staged.clear()
 
-    def _forget(self, spool: _Spool) -> None:
-        spool.scratch.close()
-        self._spools.remove(spool)
+    def _forget(self, staged: StagedShard) -> None:
+        staged.scratch.close()
+        self._staged.remove(staged)
 
     # ------------------------------------------------------------------------------------------------ sending
 
-    def _send_later(self, spool: _Spool) -> None:
+    def _send_later(self, staged: StagedShard) -> None:
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, name="reshard-lfs", daemon=True)
             self._sender.start()
-        spool.scratch.leaving = True
-        self._sending.put(spool)
+        staged.scratch.leaving = True
+        self._sending.put(staged)
 
     def _stop_sender(self, wait: float | None = None) -> None:
         if self._sender is not None:
@@ -122,17 +122,17 @@ class LfsBatch:
             self._sender = None
 
     def _send_all(self) -> None:
-        while (spool := self._sending.get()) is not None:
+        while (staged := self._sending.get()) is not None:
             try:
                 if self._failure is None and not self._aborted.is_set():
-                    spool.sent = send(
-                        self._api, self._repo, spool.scratch.file, spool.size, spool.sha256, self._aborted
+                    staged.sent = send(
+                        self._api, self._repo, staged.scratch.file, staged.size, staged.sha256, self._aborted
                     )
             except BaseException as error:  # handed to whoever calls open or seal  # noqa: BLE001
                 self._failure = error
             finally:
-                spool.scratch.close()
-                spool.done.set()
+                staged.scratch.close()
+                staged.done.set()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -140,10 +140,12 @@ class LfsBatch:
 
 
 class LfsWriter:
-    """Writes one spool and takes the one sha256 that its bytes ever get."""
+    """Writes one staged shard and takes the one sha256 that its bytes ever get."""
 
-    def __init__(self, spool: _Spool, sealed: Callable[[_Spool], None], forget: Callable[[_Spool], None]) -> None:
-        self._spool = spool
+    def __init__(
+        self, staged: StagedShard, sealed: Callable[[StagedShard], None], forget: Callable[[StagedShard], None]
+    ) -> None:
+        self._staged = staged
         self._sealed = sealed
         self._forget = forget
         self._sha256 = hashlib.sha256()
@@ -154,17 +156,17 @@ class LfsWriter:
         self._sha256.update(view)
         self._handed.update(view)
         self._written += len(view)
-        self._spool.scratch.write(view)
+        self._staged.scratch.write(view)
 
     def finish(self) -> str:
-        if self._written != self._spool.size:
-            raise ReshardError(what=f"{self._spool.path}: {self._written} of {self._spool.size} bytes were written")
-        self._spool.sha256 = self._sha256.hexdigest()
-        self._sealed(self._spool)
+        if self._written != self._staged.size:
+            raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
+        self._staged.sha256 = self._sha256.hexdigest()
+        self._sealed(self._staged)
         return self._handed.hexdigest()
 
     def abort(self) -> None:
-        self._forget(self._spool)
+        self._forget(self._staged)
 
 
 def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:

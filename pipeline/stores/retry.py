@@ -33,7 +33,7 @@ class Allowance(NamedTuple):
     window: int  # seconds of it
 
 
-class Pace(Protocol):
+class RateLimiter(Protocol):
     """Who decides when the next request to one Hub with one credential may go; may raise to stop the work."""
 
     def before(self, kind: str) -> None:
@@ -57,7 +57,7 @@ class Pace(Protocol):
         ...
 
 
-class OwnPace:
+class LocalRateLimiter:
     """The pace of one process on its own: waits as long as the Hub asked, for all of its threads."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class OwnPace:
 class Retry:
     """Counts attempts without progress, waits between them, and gives up with the right error."""
 
-    def __init__(self, endpoint: str, pace: Pace, attempts: int = ATTEMPTS) -> None:
+    def __init__(self, endpoint: str, pace: RateLimiter, attempts: int = ATTEMPTS) -> None:
         self._endpoint = endpoint
         self._pace = pace
         self._attempts = attempts

@@ -15,13 +15,13 @@ from reshard.pipeline.errors import DiskFull
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 
 
-class Disk:
+class ScratchSpace:
     """A folder for temporary files, and the most bytes that they may take at once; one job's copying shares one."""
 
     def __init__(self, path: Path | None = None, limit: int | None = None) -> None:
         self.path = path or Path(tempfile.gettempdir())
         self._limit = limit
-        self._open: list[Scratch] = []
+        self._open: list[ScratchFile] = []
         self._change = threading.Condition()
 
     def room(self) -> int:
@@ -31,29 +31,29 @@ class Disk:
             return free
         return min(free, self._limit - sum(scratch.size for scratch in self._open))
 
-    def open(self, size: int) -> Scratch:
+    def open(self, size: int) -> ScratchFile:
         """A file for ``size`` bytes; waits while others are leaving, and raises DiskFull without room even then."""
         with self._change:
             while size > self.room():
                 if not any(scratch.leaving for scratch in self._open):
                     raise DiskFull(path=str(self.path), needed=size, free=self.room())
                 self._change.wait()
-            with naming_full_disks(self.path, size):
-                scratch = Scratch(self, size)
+            with full_disk_errors(self.path, size):
+                scratch = ScratchFile(self, size)
             self._open.append(scratch)
             return scratch
 
-    def forget(self, scratch: Scratch) -> None:
+    def forget(self, scratch: ScratchFile) -> None:
         with self._change:
             if scratch in self._open:
                 self._open.remove(scratch)
             self._change.notify_all()
 
 
-class Scratch:
+class ScratchFile:
     """A file without a name, which is gone with the process that made it, however that ends."""
 
-    def __init__(self, disk: Disk, size: int) -> None:
+    def __init__(self, disk: ScratchSpace, size: int) -> None:
         self.size = size  # bytes
         self.leaving = False  # it is complete, and goes without anybody asking
         self.file = tempfile.TemporaryFile(dir=disk.path, prefix="reshard-", buffering=0)  # noqa: SIM115
@@ -61,7 +61,7 @@ class Scratch:
 
     def write(self, view: memoryview) -> None:
         """All of ``view``; raises DiskFull."""
-        with naming_full_disks(self._disk.path, self.size):
+        with full_disk_errors(self._disk.path, self.size):
             while view:
                 view = view[self.file.write(view) :]
 
@@ -71,7 +71,7 @@ class Scratch:
 
 
 @contextmanager
-def naming_full_disks(path: Path, needed: int) -> Iterator[None]:
+def full_disk_errors(path: Path, needed: int) -> Iterator[None]:
     """Inside, a disk without room is DiskFull."""
     try:
         yield

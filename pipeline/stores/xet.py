@@ -42,7 +42,7 @@ from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
-from reshard.pipeline.stores.retry import Pace, Retry
+from reshard.pipeline.stores.retry import RateLimiter, Retry
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
@@ -350,7 +350,7 @@ class XetBatch:
 class _Pulse:
     """Tells the pace what hf_xet sends while we wait for it, which may be long where a line is slow."""
 
-    def __init__(self, upload: Any, pace: Pace) -> None:
+    def __init__(self, upload: Any, pace: RateLimiter) -> None:
         self._upload = upload
         self._pace = pace
         self._ended = threading.Event()

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
-from reshard.pipeline.check import Check, Result, after, failed
+from reshard.pipeline.check import Check, Result, failed, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.safetensors import Header, parse_header
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
-from reshard.pipeline.planning.model import Entry, Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.card import CARD
 from reshard.pipeline.publishing.commit import Published, weights
-from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, recorded, root_of
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
+from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
 from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
 from reshard.pipeline.verifying.structure import Finding, check_files, check_index, compare, signature
@@ -87,7 +86,7 @@ def check(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -
     if not plan.outputs:
         return []
     checks = [check_plan(plan, shards)]
-    with after(checks):
+    with prior_checks(checks):
         return [*checks, *check_model(plan, shards, source, reload)]
 
 
@@ -102,7 +101,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
         name = f"reload {output.name}"
         verdict = _reload(plan, shards, output, source, reload)
         figures = verdict.figures()
-        with after(checks):
+        with prior_checks(checks):
             if verdict.result == "failed":
                 raise ReloadFailed(
                     why=verdict.reason,

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.copying.hashing import Compared, Tape, tensor_digest
+from reshard.pipeline.copying.hashing import Compared, FileHasher, tensor_digest
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.tensors import Name, Tensor
-from reshard.pipeline.verifying.digests import NO_CASTS, NO_TAPES, Stored, digests, first_difference, tapes_of
+from reshard.pipeline.verifying.digests import NO_CASTS, NO_HASHERS, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.layout import entry, moved
 from reshard.pipeline.verifying.side import Pair, Paired, Side
 from reshard.pipeline.verifying.structure import Finding, compare
@@ -104,15 +104,15 @@ def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) ->
     tensors all the same.
     """
     files = side.opened.files if sha256 else [replace(file, sha256=None) for file in side.opened.files]
-    tapes = {c.name: tapes_of(c, files) for c in side.opened.checkpoints}
+    hashers = {c.name: hashers_of(c, files) for c in side.opened.checkpoints}
     try:
-        sums = _sums(side, tick, tmpdir, tapes)
+        sums = _sums(side, tick, tmpdir, hashers)
     except SourceCorrupt:
         corrupt = tuple(_corrupt(side, _files(side), tick))
         return Read(_sums(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
-    passed = [tape for of_one in tapes.values() for tape in of_one.values()]
-    attested = sum(1 for tape in passed if tape.level != "as delivered")
-    return Read(sums, _size(side), attested, Compared.total(tape.records for tape in passed), ())
+    passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
+    attested = sum(1 for hasher in passed if hasher.level != "as delivered")
+    return Read(sums, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
 
 
 def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
@@ -131,12 +131,12 @@ def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tu
 
 
 def _sums(
-    side: Side, tick: Tick, tmpdir: Path | None, tapes: Mapping[Name, Mapping[int, Tape]]
+    side: Side, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
 ) -> dict[Name, Mapping[str, Sums]]:
     taken: dict[Name, Mapping[str, Sums]] = {}
     for checkpoint in side.opened.checkpoints:
-        casts, ours = side.casts.get(checkpoint.name, NO_CASTS), tapes.get(checkpoint.name, NO_TAPES)
-        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, tapes=ours, casts=casts)
+        casts, ours = side.casts.get(checkpoint.name, NO_CASTS), hashers.get(checkpoint.name, NO_HASHERS)
+        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, hashers=ours, casts=casts)
         taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
     return taken
 
@@ -154,10 +154,10 @@ def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     records = [record for checkpoint in side.opened.checkpoints for record in checkpoint.records]
     for number in numbers:
         file = side.opened.files[number]
-        tape, at = Tape(file, (), [record for record in records if record.file == number]), 0
+        hasher, at = FileHasher(file, (), [record for record in records if record.file == number]), 0
         try:
             for view in side.source.read(file, 0, file.size):
-                tape.feed(at, view, str(side.source.place))
+                hasher.feed(at, view, str(side.source.place))
                 at += len(view)
                 tick(len(view))
         except SourceCorrupt as error:

@@ -15,13 +15,13 @@ import numpy as np
 from blake3 import blake3
 
 from reshard.pipeline.copying.casts import Caster
-from reshard.pipeline.copying.hashing import Sum, Tape
+from reshard.pipeline.copying.hashing import FileHasher, Sum
 from reshard.pipeline.copying.stream import Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
-from reshard.pipeline.planning.ranges import Part, part, route
+from reshard.pipeline.planning.ranges import Part, part, read_segments
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile, Tensor
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.
@@ -49,7 +49,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 
 
 NO_CASTS: Mapping[str, str] = {}
-NO_TAPES: Mapping[int, Tape] = {}
+NO_HASHERS: Mapping[int, FileHasher] = {}
 
 
 def digests(
@@ -60,13 +60,13 @@ def digests(
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
     *,
-    tapes: Mapping[int, Tape] = NO_TAPES,
+    hashers: Mapping[int, FileHasher] = NO_HASHERS,
     casts: Mapping[str, str] = NO_CASTS,
 ) -> dict[str, str]:
     """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
     The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. The
-    files that have one of ``tapes`` pass it whole and must match: raises SourceCorrupt. Raises SourceChanged and the
+    files that have one of ``hashers`` pass it whole and must match: raises SourceCorrupt. Raises SourceChanged and the
     HubError family as reading does.
     """
     names: dict[tuple[object, ...], list[str]] = {}
@@ -77,12 +77,12 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     parts = [part(entry) for entry in entries]
-    legs = route((place for one in parts for place in one.ranges), tapes, files)
-    stream = Stream(source, files, legs, tapes, tick)
+    segments = read_segments((place for one in parts for place in one.ranges), hashers, files)
+    stream = Stream(source, files, segments, hashers, tick)
     found: dict[str, str] = {}
     for one, sharing in zip(parts, names.values(), strict=True):
         digest = new()
-        for view in _cast(one.entry, packed(one, stream.take, Disk(tmpdir))):
+        for view in _cast(one.entry, packed(one, stream.take, ScratchSpace(tmpdir))):
             digest.update(view)
         found |= dict.fromkeys(sharing, digest.hexdigest())
     stream.finish()
@@ -100,13 +100,13 @@ def _cast(entry: Entry, views: Iterator[memoryview]) -> Iterator[memoryview]:
     caster.finish()
 
 
-def tapes_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int, Tape]:
+def hashers_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int, FileHasher]:
     """One for each file of the checkpoint that says, by a sha256 or in its records, what its bytes should be."""
     records: dict[int, list[Record]] = {number: [] for number in checkpoint.files}
     for record in checkpoint.records:
         records[record.file].append(record)
     return {
-        number: Tape(files[number], (), ours)
+        number: FileHasher(files[number], (), ours)
         for number, ours in records.items()
         if files[number].sha256 is not None or any(record.crc32 is not None for record in ours)
     }
@@ -123,8 +123,8 @@ class Stored(NamedTuple):
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
         one: Part = part(Entry(self.tensor, self.as_dtype))
-        stream = Stream(self.source, self.files, route(one.ranges, (), self.files), {}, lambda count: None)
-        yield from _cast(one.entry, packed(one, stream.take, Disk(tmpdir)))
+        stream = Stream(self.source, self.files, read_segments(one.ranges, (), self.files), {}, lambda count: None)
+        yield from _cast(one.entry, packed(one, stream.take, ScratchSpace(tmpdir)))
         stream.finish()
 
 

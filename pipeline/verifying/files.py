@@ -20,7 +20,7 @@ from reshard.pipeline.planning.build import sort_out
 from reshard.pipeline.planning.select import retyped_config
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.scratch import naming_full_disks
+from reshard.pipeline.stores.scratch import full_disk_errors
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.side import Side
@@ -256,6 +256,6 @@ def _fetch(source: Source, paths: Iterable[str], to: Path) -> None:
         file = source.files().get(path)
         if file is None:
             continue
-        with naming_full_disks(to, file.size), (to / basename(path)).open("wb") as handle:
+        with full_disk_errors(to, file.size), (to / basename(path)).open("wb") as handle:
             for view in source.read(file, 0, file.size):
                 handle.write(view)

@@ -1,6 +1,6 @@
 """Loading a folder's model for real, with a device map, disk offload and a memory limit, and asking it one question.
 
-The dearest of the checks and the only one that reads weights through the loaders that people use. Disk offload
+The dearest of the checks and the only one that reads weights through the loaders that people use. ScratchSpace offload
 follows the index tensor by tensor, so it also notices an index that names the wrong file.
 """
 

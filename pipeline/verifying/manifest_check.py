@@ -15,9 +15,10 @@ from reshard.pipeline.checkpoint.discover import is_numbered, is_weight_index, l
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication, publications
-from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, Manifest, parse, sha256_of
+from reshard.pipeline.publishing.manifest import Manifest, parse, sha256_of
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.compare import Read
 from reshard.pipeline.verifying.side import Side

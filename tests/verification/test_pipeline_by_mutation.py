@@ -140,16 +140,16 @@ def spoil_what_is_taken(patch: pytest.MonkeyPatch, letters: str) -> None:
 
 def spoil_what_is_written(patch: pytest.MonkeyPatch, letters: str) -> None:
     """Between the loop's first tap and what it writes; headers are left alone."""
-    spoiler, write = Spoiler(letters), taps.Written.write
+    spoiler, write = Spoiler(letters), taps.HashingWriter.write
 
-    def spoiled(self: taps.Written, view: memoryview) -> None:
+    def spoiled(self: taps.HashingWriter, view: memoryview) -> None:
         if self._tensors is None:
             return write(self, view)
         for some in spoiler.views(view):
             write(self, some)
         return None
 
-    patch.setattr(taps.Written, "write", spoiled)
+    patch.setattr(taps.HashingWriter, "write", spoiled)
 
 
 MISTAKES: dict[str, Break] = {
@@ -174,7 +174,7 @@ def test_a_loop_that_spoils_bytes_never_publishes(
 
 def without_attestation(patch: pytest.MonkeyPatch) -> None:
     """Source files pass unseen: no sha256, and no digests to hold a copy against."""
-    patch.setattr(taps.Tape, "feed", lambda *_: None)
+    patch.setattr(taps.FileHasher, "feed", lambda *_: None)
     check = publishing.check_receipts
 
     def receipts_only(shards: Any, receipts: Any, attested: Any, plan: Any) -> None:
@@ -198,7 +198,7 @@ def without_second_tap(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_comparison_with_the_store(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(taps.Written, "finish", lambda self: self._writer.finish())
+    patch.setattr(taps.HashingWriter, "finish", lambda self: self._writer.finish())
 
 
 def faults(name: str, patch: pytest.MonkeyPatch, letters: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.retry import OwnPace
+from reshard.pipeline.stores.retry import LocalRateLimiter
 from reshard.worker.catalogs import Catalogs, Definition, Entry
 from reshard.worker.expander import Expander, expanded
 from reshard.worker.jobs import JobStore
@@ -98,7 +98,7 @@ def test_what_changed_becomes_a_job_and_nothing_else(hub: HubProcess, store: Job
 def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
     hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnPace, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr(LocalRateLimiter, "sleep", lambda self, seconds: None)
     hub.admin.fault("/commits/", "status", status=503, skip=20)
     catalogs = Catalogs(store)
     with pytest.raises(HubError):

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from reshard.pipeline.copying.hashing import Written
+from reshard.pipeline.copying.hashing import HashingWriter
+from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.publishing import commit as publish
-from reshard.pipeline.publishing.manifest import MANIFEST
 from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
 from reshard.worker.scripts import job_key
 from reshard.worker.states import JobState
@@ -52,15 +52,15 @@ def test_a_job_that_is_done_reports_what_was_compared_in_the_copy(bench: Bench) 
 
 
 def test_what_the_two_taps_disagree_on_is_named_by_tensor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiler, write = Spoiler("rrf"), Written.write
+    spoiler, write = Spoiler("rrf"), HashingWriter.write
 
-    def spoiled(self: Written, view: memoryview) -> None:
+    def spoiled(self: HashingWriter, view: memoryview) -> None:
         for some in spoiler.views(view):
             write(self, some)
 
     while not bench.job.state.ended:
         with monkeypatch.context() as patch:
-            patch.setattr(Written, "write", spoiled)
+            patch.setattr(HashingWriter, "write", spoiled)
             spoiler = Spoiler("rrf")
             bench.step()
     facts, text = report(bench)

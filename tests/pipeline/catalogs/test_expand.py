@@ -14,7 +14,7 @@ from reshard.pipeline.errors import HubError, HubRefused, SourceNotFound
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.stores.retry import OwnPace
+from reshard.pipeline.stores.retry import LocalRateLimiter
 from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -266,7 +266,7 @@ def test_a_hub_that_is_away_says_nothing_of_a_target(
 ) -> None:
     model(space, "m-cut")
     one = one_of(space, weights)
-    monkeypatch.setattr(OwnPace, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr(LocalRateLimiter, "sleep", lambda self, seconds: None)
     space.admin.fault("/commits/", "status", status=503)
     with pytest.raises(HubError):
         stands(one, Context.from_env())

@@ -103,7 +103,7 @@ def test_an_output_that_equals_a_damaged_archive_does_not_pass(
     with flipped(path, record.start):
         # As somebody without sums would have copied it.
         with monkeypatch.context() as blind:
-            blind.setattr("reshard.pipeline.copying.hashing.Tape._finish", lambda tape, place: None)
+            blind.setattr("reshard.pipeline.copying.hashing.FileHasher._finish", lambda hasher, place: None)
             go(folder, tmp_path / "out")
         checks = verify(source_of(tmp_path / "out"), source_of(folder), reload, deep=True)
         (bytes_,) = [check for check in checks if check.name == "same bytes"]

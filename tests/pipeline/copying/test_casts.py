@@ -11,8 +11,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reshard.pipeline.copying.casts import Caster, cast, cast_dtype
+from reshard.pipeline.copying.casts import Caster, cast
 from reshard.pipeline.errors import CastOverflow
+from reshard.pipeline.planning.select import cast_dtype
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 BITS = {"F64": 64, "F32": 32, "BF16": 16, "F16": 16}

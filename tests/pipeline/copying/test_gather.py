@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.copying.gather import Window, assemble, gather, runs, windows
+from reshard.pipeline.copying.gather import Window, assemble, gather, windows
 from reshard.pipeline.limits import GATHER_READ
+from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Tensor
 
 NUMPY = {"U8": "u1", "I16": "u2", "F32": "u4", "F64": "u8", "C64": "u8"}
@@ -69,7 +70,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 def expected_bytes(tensor: Tensor, files: list[bytes]) -> bytes:
-    """The tensor's packed little-endian bytes, element by element, straight from the definition of a piece."""
+    """The tensor's packed little-endian bytes, element by element, contiguous from the definition of a piece."""
     width = DTYPE_BITS[tensor.dtype] // 8
     part = 4 if tensor.dtype == "C64" else width
     made = bytearray(tensor.size)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, SPOOLS
+from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.needs import Needs, licence, needs, warnings
@@ -69,7 +69,7 @@ def test_memory_and_disk_follow_the_transport(tmp_path: Path, on_hub: Namespace)
     largest = max(shard.size for shard in made.shards)
     xet = os.environ[TRANSPORT] == "xet"
     assert need.memory == (MEMORY_FLOOR_XET if xet else MEMORY_FLOOR)
-    assert need.disk == (0 if xet else SPOOLS * largest)
+    assert need.disk == (0 if xet else STAGED_SHARDS_MAX * largest)
 
 
 def test_a_tensor_that_must_be_put_in_order_lies_on_the_disk_meanwhile(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Entry, Shard
 from reshard.pipeline.planning.pack import greedy
-from reshard.pipeline.planning.ranges import Leg, itinerary, parts, requests
+from reshard.pipeline.planning.ranges import ReadSegment, parts, read_plan, requests
 from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file
@@ -30,7 +30,7 @@ def layout(sizes: list[list[int]], limit: int) -> tuple[list[StoredFile], list[S
     return files, [Shard(f"s{i}", tuple(b), b"", 0, f"d{i}") for i, b in enumerate(bins)]
 
 
-def content_of(place: Leg | ByteRange) -> bytes:
+def content_of(place: ReadSegment | ByteRange) -> bytes:
     """What a file holds there, made up so that every byte of every file tells where it is from."""
     return b"".join(b"%d:%d," % (place.file, at) for at in range(place.start, place.stop))
 
@@ -46,13 +46,13 @@ def test_an_attested_file_passes_whole_once_and_in_order(
     some = data.draw(st.lists(st.sampled_from(shards), unique_by=lambda s: s.path))
     some.sort(key=lambda s: shards.index(s))
     attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
-    legs = itinerary(some, attests, files)
+    segments = read_plan(some, attests, files)
     for number in attests:
         passed = 0
-        for leg in legs:
-            if leg.file == number and leg.fresh < leg.stop:
-                assert leg.fresh == passed
-                passed = leg.stop
+        for segment in segments:
+            if segment.file == number and segment.fresh < segment.stop:
+                assert segment.fresh == passed
+                passed = segment.stop
         assert passed == files[number].size
 
 
@@ -62,17 +62,17 @@ def test_what_is_copied_is_what_the_shards_hold_in_their_order(
 ) -> None:
     files, shards = layout(sizes, limit)
     attests = data.draw(st.sets(st.sampled_from(range(len(files)))))
-    legs = itinerary(shards, attests, files)
-    wanted = b"".join(content_of(leg) for leg in legs if leg.wanted)
+    segments = read_plan(shards, attests, files)
+    wanted = b"".join(content_of(segment) for segment in segments if segment.wanted)
     assert wanted == b"".join(content_of(place) for shard in shards for part in parts(shard) for place in part.ranges)
 
 
 @given(sources, st.integers(200, 3000))
 def test_requests_join_legs_and_change_nothing(sizes: list[list[int]], limit: int) -> None:
     files, shards = layout(sizes, limit)
-    legs = itinerary(shards, range(len(files)), files)
-    joined = list(requests(legs))
-    assert [leg for request in joined for leg in request] == legs
+    segments = read_plan(shards, range(len(files)), files)
+    joined = list(requests(segments))
+    assert [segment for request in joined for segment in request] == segments
     for request in joined:
         assert all(a.stop == b.start and a.file == b.file for a, b in pairwise(request))
 
@@ -80,17 +80,17 @@ def test_requests_join_legs_and_change_nothing(sizes: list[list[int]], limit: in
 def test_a_file_cut_in_order_is_one_long_read() -> None:
     files, shards = layout([[500] * 10], 1500)
     assert len(shards) > 3
-    legs = itinerary(shards, [0], files)
-    assert len(list(requests(legs))) == 1
-    assert sum(leg.stop - leg.start for leg in legs) == files[0].size
+    segments = read_plan(shards, [0], files)
+    assert len(list(requests(segments))) == 1
+    assert sum(segment.stop - segment.start for segment in segments) == files[0].size
 
 
 def test_files_merged_into_one_are_one_read_each() -> None:
     files, shards = layout([[500] * 3] * 5, 10_000_000)
     assert len(shards) == 1
-    legs = itinerary(shards, range(5), files)
-    assert len(list(requests(legs))) == 5
-    assert sum(leg.stop - leg.start for leg in legs) == sum(file.size for file in files)
+    segments = read_plan(shards, range(5), files)
+    assert len(list(requests(segments))) == 5
+    assert sum(segment.stop - segment.start for segment in segments) == sum(file.size for file in files)
 
 
 def test_the_neighbours_part_of_a_file_is_read_but_not_copied() -> None:
@@ -98,21 +98,21 @@ def test_the_neighbours_part_of_a_file_is_read_but_not_copied() -> None:
     mine = [shard for shard in shards if shard.entries[0].tensor.pieces[0].file == 1]
     first = mine[0].entries[0].tensor.pieces[0].offset
     assert first > HEADER, "the first shard of the second file should belong to its neighbour"
-    legs = itinerary(mine, [1], files)
-    assert legs[0] == Leg(1, 0, first, 0, wanted=False)
+    segments = read_plan(mine, [1], files)
+    assert segments[0] == ReadSegment(1, 0, first, 0, wanted=False)
 
 
 def test_a_large_tensor_that_overtakes_costs_no_second_read_of_itself() -> None:
     files, shards = layout([[50, 5000, 50, 50]], 3000)
     assert [len(shard.entries) for shard in shards] == [1, 3]
-    legs = itinerary(shards, [0], files)
-    assert sum(leg.stop - leg.start for leg in legs) == files[0].size + 50
+    segments = read_plan(shards, [0], files)
+    assert sum(segment.stop - segment.start for segment in segments) == files[0].size + 50
 
 
 def test_small_gaps_are_read_through_where_nothing_is_attested() -> None:
     files, shards = layout([[500, 10, 500]], 10_000)
     holed = Shard("s", (shards[0].entries[0], shards[0].entries[2]), b"", 0, "d")
-    assert len(list(requests(itinerary([holed], [], files)))) == 1
+    assert len(list(requests(read_plan([holed], [], files)))) == 1
     far = layout([[500, GAP_MAX + 1, 500]], 10**9)[1]
     holed = Shard("s", (far[0].entries[0], far[0].entries[2]), b"", 0, "d")
-    assert len(list(requests(itinerary([holed], [], layout([[500, GAP_MAX + 1, 500]], 10**9)[0])))) == 2
+    assert len(list(requests(read_plan([holed], [], layout([[500, GAP_MAX + 1, 500]], 10**9)[0])))) == 2

@@ -20,7 +20,8 @@ from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadManifest, CheckpointError, ReadBackDiffers
 from reshard.pipeline.limits import MANIFEST_MAX
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.publishing.manifest import MANIFEST, ROOT_KEY, parse, render
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
+from reshard.pipeline.publishing.manifest import parse, render
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import check_manifest, described_by

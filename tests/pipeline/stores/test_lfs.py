@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import DiskFull, HubError, HubRefused, ObjectLost
-from reshard.pipeline.limits import ATTEMPTS, SPOOLS
+from reshard.pipeline.limits import ATTEMPTS, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.lfs import LfsBatch, LfsSink
-from reshard.pipeline.stores.scratch import Disk
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient, noise
 from tests.support.full_disk import small_files
@@ -133,7 +133,7 @@ def test_the_failure_of_one_shard_stops_the_next(sink: LfsSink, hub: HubAdmin) -
     write(batch, 4)
     hub.wait_for_fault(rule, hits=1)
     with pytest.raises(HubRefused):
-        for seed in range(5, 5 + SPOOLS + 1):
+        for seed in range(5, 5 + STAGED_SHARDS_MAX + 1):
             write(batch, seed)
     batch.abort()
 
@@ -157,12 +157,12 @@ def test_one_shard_is_sent_while_the_next_is_written(sink: LfsSink, hub: HubAdmi
     write(batch, 1)
     hub.wait_for_fault(rule, waiting=1)
     write(batch, 2)
-    assert spools(context.tmpdir) == SPOOLS
+    assert spools(context.tmpdir) == STAGED_SHARDS_MAX
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(write, batch, 3)
         with pytest.raises(FutureTimeout):
             third.result(timeout=1)
-        assert spools(context.tmpdir) == SPOOLS
+        assert spools(context.tmpdir) == STAGED_SHARDS_MAX
         hub.release(rule)
         third.result()
     assert len(batch.seal()) == 3
@@ -170,7 +170,7 @@ def test_one_shard_is_sent_while_the_next_is_written(sink: LfsSink, hub: HubAdmi
 
 
 def test_with_room_for_one_shard_they_take_turns(context: Context, sink: LfsSink) -> None:
-    tight = LfsSink(sink._api, sink._repo, Disk(context.tmpdir, SIZE + 1000))
+    tight = LfsSink(sink._api, sink._repo, ScratchSpace(context.tmpdir, SIZE + 1000))
     batch = tight.batch([])
     for seed in (1, 2, 3):
         write(batch, seed)
@@ -178,7 +178,7 @@ def test_with_room_for_one_shard_they_take_turns(context: Context, sink: LfsSink
 
 
 def test_without_room_for_a_shard_it_says_so_at_once(context: Context, sink: LfsSink, hub: HubAdmin) -> None:
-    tight = LfsSink(sink._api, sink._repo, Disk(context.tmpdir, SIZE - 1))
+    tight = LfsSink(sink._api, sink._repo, ScratchSpace(context.tmpdir, SIZE - 1))
     with pytest.raises(DiskFull) as full:
         write(tight.batch([]), 1)
     assert full.value.facts["needed"] == SIZE and full.value.facts["free"] == SIZE - 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
-from reshard.pipeline.stores.retry import Allowance, OwnPace, Retry, allowance, is_transient, wait_asked
+from reshard.pipeline.stores.retry import Allowance, LocalRateLimiter, Retry, allowance, is_transient, wait_asked
 from tests.pipeline.stores.conftest import Impatient
 
 BROKEN = httpx2.ReadError("reset")
@@ -114,7 +114,7 @@ def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
     waited: list[float] = []
     held = threading.Event()
 
-    class Observed(OwnPace):
+    class Observed(LocalRateLimiter):
         def sleep(self, seconds: float) -> None:
             waited.append(seconds)
             self._not_before = 0.0

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.stores.scratch import Disk, Scratch
+from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from tests.support.full_disk import small_files
 
 __all__ = ["small_files"]
 
 
 def test_all_temporary_files_share_one_limit(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, limit=1000)
+    disk = ScratchSpace(tmp_path, limit=1000)
     first = disk.open(600)
     with pytest.raises(DiskFull) as full:
         disk.open(500)
@@ -26,16 +26,16 @@ def test_all_temporary_files_share_one_limit(tmp_path: Path) -> None:
 
 
 def test_no_more_than_the_disk_has_is_begun(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
+    disk = ScratchSpace(tmp_path)
     with pytest.raises(DiskFull, match=str(tmp_path)):
         disk.open(1 << 60)
 
 
 def test_what_does_not_fit_waits_for_what_is_leaving(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, limit=1000)
+    disk = ScratchSpace(tmp_path, limit=1000)
     first = disk.open(600)
     first.leaving = True
-    opened: list[Scratch] = []
+    opened: list[ScratchFile] = []
     later = threading.Thread(target=lambda: opened.append(disk.open(500)))
     later.start()
     later.join(0.2)
@@ -47,7 +47,7 @@ def test_what_does_not_fit_waits_for_what_is_leaving(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_files")
 def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
-    scratch = Disk(tmp_path).open(3_000_000)
+    scratch = ScratchSpace(tmp_path).open(3_000_000)
     with pytest.raises(DiskFull, match=str(tmp_path)):
         scratch.write(memoryview(bytes(3_000_000)))
     scratch.close()

@@ -21,7 +21,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.tensors import StoredFile, Tensor
-from reshard.pipeline.verifying.digests import Stored, digests, first_difference, tapes_of
+from reshard.pipeline.verifying.digests import Stored, digests, first_difference, hashers_of
 from tests.support.giants import save_sparse
 from tests.support.measured import measured
 from tests.support.models import arrays, numbered, save_sharded, save_single
@@ -91,9 +91,9 @@ def opened(folder: Path, sha256: dict[str, str] | None = None) -> tuple[Counting
 
 
 def attested(found: Opened, source: Source) -> None:
-    """Reads everything, with every tape that the files allow."""
+    """Reads everything, with every hasher that the files allow."""
     (checkpoint,) = found.checkpoints
-    digests(checkpoint, found.files, source, tapes=tapes_of(checkpoint, found.files))
+    digests(checkpoint, found.files, source, hashers=hashers_of(checkpoint, found.files))
 
 
 def digests_of(folder: Path) -> dict[str, str]:

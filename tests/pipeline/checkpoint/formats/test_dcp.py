@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.metadata import (
 from reshard.pipeline.checkpoint.formats.dcp import SafetensorsPart, is_sharded, merged, read_dcp
 from reshard.pipeline.checkpoint.formats.safetensors import parse_header
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
-from reshard.pipeline.copying.gather import runs
 from reshard.pipeline.errors import (
     BadArchive,
     BadIndex,
@@ -40,6 +39,7 @@ from reshard.pipeline.errors import (
     UnsafePickle,
     Unsupported,
 )
+from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import Piece, StoredFile, Tensor
 from tests.support.canary import touch
 from tests.support.pieces import Disk, content, flat_memory, stored
