@@ -94,7 +94,7 @@ class LfsBatch:
         return stored
 
     def abort(self) -> None:
-        """Ends an upload at its next block. A server that takes no byte is not waited for: the staged shard goes with it."""
+        """Ends an upload at its next block. A server that takes no byte is not waited for."""
         self._aborted.set()
         self._stop_sender(ABORT_WAIT)
         for staged in self._staged:
