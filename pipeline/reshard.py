@@ -30,6 +30,7 @@ from reshard.pipeline.planning.build import Before, Known, drift, excluded, make
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -94,7 +95,8 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
         return plan(request, source, target, reload)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
-    return make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    return _with_card_notes(made, source, target, last)
 
 
 def _draft(
@@ -141,7 +143,12 @@ def _draft(
     made = make_plan(known)
     if made.shards:
         check_structure(made, opened, known.ties)
-    return made, known
+    return _with_card_notes(made, source, target, last), known
+
+
+def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:
+    notes = card_for(made, source, target, made.base, lambda: last).notes
+    return replace(made, notes=(*made.notes, *notes)) if notes else made
 
 
 def _nothing(

@@ -255,6 +255,41 @@ def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespac
     assert now.count("reshard:begin") == 1
 
 
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        (b"# Caf\xe9\n", "it is not UTF-8"),
+        (b"# A\n<!-- reshard:begin -->\nMine.\n", "reshard's markers in it are not one pair"),
+        (b"# A\n" * (CONFIG_MAX // 4 + 1), "it is larger than 10,000,000 bytes"),
+    ],
+    ids=["latin-1", "unclosed", "large"],
+)
+def test_a_card_that_cannot_be_edited_is_published_as_it_is(
+    model: Path, tmp_path: Path, go: Run, card: bytes, why: str
+) -> None:
+    (model / "README.md").write_bytes(card)
+    for size in (SIZE, 2 * SIZE):
+        report = go(model, tmp_path / "out", size=size)
+        assert (tmp_path / "out" / "README.md").read_bytes() == card
+        assert report.plan.notes[-1] == f"README.md is published as it is, without reshard's block: {why}"
+
+
+def test_an_owners_card_that_cannot_be_edited_stays(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"README.md": b"# Caf\xe9\n"})
+    go(repo, target, size=2 * SIZE)
+    assert from_hub(on_hub.endpoint, target)("README.md") == b"# Caf\xe9\n"
+
+
+@pytest.mark.parametrize("card", [b"# Caf\xe9\n", b"# A\n" * (CONFIG_MAX // 4 + 1)], ids=["latin-1", "large"])
+def test_a_card_goes_to_a_hub_byte_for_byte(model: Path, on_hub: Namespace, go: Run, card: bytes) -> None:
+    repo = upload(on_hub, "source", model)
+    on_hub.admin.put_files(repo, {"README.md": card}, lfs=["README.md"] if len(card) > CONFIG_MAX else [])
+    go(repo, on_hub.repo("target"), size=SIZE)
+    assert from_hub(on_hub.endpoint, on_hub.repo("target"))("README.md") == card
+
+
 def test_force_copies_again_what_is_there(model: Path, tmp_path: Path, go: Run) -> None:
     first = go(model, tmp_path / "out", size=SIZE)
     assert go(model, tmp_path / "out", size=SIZE).moved.read == 0
