@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from posixpath import join
 from uuid import uuid4
 
@@ -23,7 +24,14 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_wei
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.copying.loop import Attested, Moved, copy
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetDrifted, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import (
+    FoldersNested,
+    RevisionNotFound,
+    SourceChanged,
+    TargetDrifted,
+    TargetMoreVisible,
+    TargetNotFound,
+)
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
@@ -103,6 +111,7 @@ def _draft(
     request: Request, source: Source, target: Target, reload: Reload | None, *, replaces: bool
 ) -> tuple[Plan, Known]:
     """``replaces``: the plan is made although others changed the target."""
+    _refuse_nested_folders(request)
     state = target.state()
     _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
@@ -198,6 +207,23 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
         then = files if last.commit == head else target.at(last.commit).files()
         published = {path: file for path, file in then.items() if path not in last.kept}
     return Before(head, files, indexes, published)
+
+
+def _refuse_nested_folders(request: Request) -> None:
+    """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
+    if not isinstance(request.target, Folder):
+        return
+    target = Path(request.target.path).resolve()
+    for place in (request.source, request.options.config_from):
+        if not isinstance(place, Folder):
+            continue
+        source = Path(place.path).resolve()
+        if source in target.parents:
+            what = "the result would become part of its own source"
+            raise FoldersNested(inner=request.target.path, outer=place.path, what=what)
+        if target in source.parents:
+            what = "replacing the target would replace the source"
+            raise FoldersNested(inner=place.path, outer=request.target.path, what=what)
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:
