@@ -338,8 +338,11 @@ class AmbiguousWeights(BadIndex):
 
 class UnsafePath(CheckpointError):
     code = "checkpoint.unsafe_path"
-    message = "{file} names {path}, which leaves the repository"
+    message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
+
+    def __init__(self, why: str = "leaves the repository", **facts: Any) -> None:
+        super().__init__(why=why, **facts)
 
 
 class DuplicateTensor(CheckpointError):
