@@ -179,7 +179,6 @@ def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
     """What the job needs, and what to think of before it runs."""
-    from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.limits import CONFIG_MAX
     from reshard.pipeline.planning.model import CARD
     from reshard.pipeline.planning.needs import licence, needs, warnings
@@ -187,7 +186,10 @@ def needs_facts(plan: Plan, source: Source, target: Target, context: Context) ->
     before = target.at(plan.base).files() if plan.base else {}
     need = needs(plan, target.place.kind == "hub", before)
     card = source.files().get(CARD)
-    text = read_file(source, card, CONFIG_MAX).decode("utf-8", "replace") if card and plan.pin.endpoint else None
+    text = None
+    if card and plan.pin.endpoint:
+        head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
+        text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     free = shutil.disk_usage(context.tmpdir).free
     warned = warnings(plan, need, source.visibility, text, free)
     return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}

@@ -116,6 +116,12 @@ class BadPlace(UsageError):
     hint = "a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /"
 
 
+class FoldersNested(UsageError):
+    code = "usage.nested_folders"
+    message = "{inner} is inside {outer}, so that {what}"
+    hint = "choose a target folder that neither holds a source nor lies inside one"
+
+
 class Oversize(UsageError):
     code = "usage.oversize"
     message = "{tensor} is {bytes} bytes, more than --size {size}, and --oversize is fail"
@@ -332,8 +338,11 @@ class AmbiguousWeights(BadIndex):
 
 class UnsafePath(CheckpointError):
     code = "checkpoint.unsafe_path"
-    message = "{file} names {path}, which leaves the repository"
+    message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
+
+    def __init__(self, why: str = "leaves the repository", **facts: Any) -> None:
+        super().__init__(why=why, **facts)
 
 
 class DuplicateTensor(CheckpointError):

@@ -44,6 +44,7 @@ BACKOFF_MAX = 30.0  # seconds
 
 # -------------------------------------------------------------------------------------------------------- publish
 COMMIT_RACES = 8  # times that a commit is re-parented because others commit beside us
+COMPONENT_MAX = 255  # bytes; of one component of a path: NAME_MAX of Linux's file systems
 REGULAR_MAX = 10 * MB  # bytes; a carried file above it always goes as an object, never inside the commit
 
 # -------------------------------------------------------------------------------------- pickles and torch archives

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from posixpath import join
 from uuid import uuid4
 
@@ -23,13 +24,21 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_wei
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.copying.loop import Attested, Moved, copy
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import RevisionNotFound, SourceChanged, TargetDrifted, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import (
+    FoldersNested,
+    RevisionNotFound,
+    SourceChanged,
+    TargetDrifted,
+    TargetMoreVisible,
+    TargetNotFound,
+)
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -94,13 +103,15 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
         return plan(request, source, target, reload)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
-    return make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    return _with_card_notes(made, source, target, last)
 
 
 def _draft(
     request: Request, source: Source, target: Target, reload: Reload | None, *, replaces: bool
 ) -> tuple[Plan, Known]:
     """``replaces``: the plan is made although others changed the target."""
+    _refuse_nested_folders(request)
     state = target.state()
     _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
@@ -141,7 +152,12 @@ def _draft(
     made = make_plan(known)
     if made.shards:
         check_structure(made, opened, known.ties)
-    return made, known
+    return _with_card_notes(made, source, target, last), known
+
+
+def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:
+    notes = card_for(made, source, target, made.base, lambda: last).notes
+    return replace(made, notes=(*made.notes, *notes)) if notes else made
 
 
 def _nothing(
@@ -191,6 +207,23 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
         then = files if last.commit == head else target.at(last.commit).files()
         published = {path: file for path, file in then.items() if path not in last.kept}
     return Before(head, files, indexes, published)
+
+
+def _refuse_nested_folders(request: Request) -> None:
+    """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
+    if not isinstance(request.target, Folder):
+        return
+    target = Path(request.target.path).resolve()
+    for place in (request.source, request.options.config_from):
+        if not isinstance(place, Folder):
+            continue
+        source = Path(place.path).resolve()
+        if source in target.parents:
+            what = "the result would become part of its own source"
+            raise FoldersNested(inner=request.target.path, outer=place.path, what=what)
+        if target in source.parents:
+            what = "replacing the target would replace the source"
+            raise FoldersNested(inner=place.path, outer=request.target.path, what=what)
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:

@@ -1,51 +1,160 @@
-"""Our block in the model card: the one part of a README that is ours to rewrite."""
+"""The model card: reshard writes one marked block in it and, with ``--lineage``, one line of its front matter.
+
+Everything here works on bytes, so that the rest of a README stays byte for byte what its owner wrote. A card that
+cannot be edited exactly is published as it is, and a note says why.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
-from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.errors import SourceChanged
+from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.planning.model import CARD, Plan, weight_files
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing.history import Publication
+from reshard.pipeline.tensors import StoredFile, same_by_hash
 
-_BEGIN, _END = "<!-- reshard:begin -->", "<!-- reshard:end -->"
-_BLOCK = re.compile(re.escape(_BEGIN) + r".*?" + re.escape(_END) + r"\n?", re.DOTALL)
-_FRONT_MATTER = re.compile(r"\A---\n(?P<yaml>.*?)^---\n", re.DOTALL | re.MULTILINE)
+_BEGIN, _END = b"<!-- reshard:begin -->", b"<!-- reshard:end -->"
+_BLOCK = re.compile(re.escape(_BEGIN) + rb".*?" + re.escape(_END) + rb"(?:\r?\n)?", re.DOTALL)
+# What the Hub takes for front matter, also behind a byte order mark or blank lines; closed by the end of the file too.
+_OPENING = re.compile(rb"\A(?:\xef\xbb\xbf|\s)*---[ \t]*(?:\r\n?|\n)")
+_CLOSING = re.compile(rb"^---\r?$", re.MULTILINE)
+# Lines of a YAML mapping in block style, after which a line with another key changes none of the others.
+_PLAIN_YAML = re.compile(rb"""(?:(?:["']?[\w.-]+["']?[ \t]*:(?:[ \t].*)?|[ \t].*|-[ \t].*|-|\#.*|)\r?\n)*""")
+_BASE_MODEL = re.compile(rb"""^["']?base_model["']?[ \t]*:""", re.MULTILINE)
 
 
-def block(plan: Plan, files: int) -> str:
+class CannotEdit(Exception):
+    """The card has something that cannot be changed without a risk to the rest; its text says what."""
+
+
+def block(plan: Plan) -> bytes:
     """The marked block: where the weights come from and how they are cut; the same for the same plan anywhere."""
-    pin = plan.pin
+    pin, files = plan.pin, weight_files(plan)
     source = f"[{pin.repo}]({pin.endpoint}/{pin.repo}/tree/{pin.commit})" if pin.endpoint else "a local checkpoint"
     at = f" at `{pin.commit[:12]}`" if pin.endpoint else ""
     count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
     alone = "" if files == 1 else "\n> (a larger tensor has a file of its own)"
-    return f"{_BEGIN}\n> These are the weights of {source}{at} in {count}{alone}.\n> {plan.options.told()}\n{_END}\n"
+    text = f"> These are the weights of {source}{at} in {count}{alone}.\n> {plan.options.told()}\n"
+    return _BEGIN + b"\n" + text.encode() + _END + b"\n"
 
 
-def without_block(card: str) -> str:
-    """The card as its owner wrote it."""
-    return _BLOCK.sub("", card).rstrip("\n") + "\n"
+def without_block(card: bytes) -> bytes:
+    """The card as its owner wrote it, but for line ends at its end."""
+    return _BLOCK.sub(b"", card).rstrip(b"\r\n")
 
 
-def with_block(card: str, text: str) -> str:
-    """``card`` with our block in its place: where it stood before, else at the end."""
-    if _BLOCK.search(card):
-        return _BLOCK.sub(lambda _: text, card, count=1)
-    return f"{card.rstrip()}\n\n{text}" if card.strip() else text
+def with_block(card: bytes, text: bytes) -> bytes:
+    r"""``card`` with our block in its place: where it stood before, else at the end, with the card's own line ends.
+
+    Raises CannotEdit unless the card has exactly one pair of our markers, or none.
+
+    >>> with_block(b"# Title\n", b"<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n")
+    b'# Title\n\n<!-- reshard:begin -->\n> ours\n<!-- reshard:end -->\n'
+    """
+    before = _BLOCK.search(card)
+    if not card.count(_BEGIN) == card.count(_END) == (before is not None):
+        raise CannotEdit("reshard's markers in it are not one pair")
+    end = _line_end(before[0] if before else card)
+    text = text.replace(b"\n", end)
+    if before:
+        return card[: before.start()] + text + card[before.end() :]
+    between = b"" if not card else end * (1 if card.endswith(b"\n") else 2)
+    return card + between + text
 
 
-def with_lineage(card: str, base_model: str) -> str:
-    """``card`` with ``base_model`` in its front matter; a card that names one already stays as it is."""
-    match = _FRONT_MATTER.match(card)
-    if match is None:
-        return f"---\nbase_model: {base_model}\n---\n{card}"
-    if re.search(r"^base_model\s*:", match["yaml"], re.MULTILINE):
+def with_lineage(card: bytes, base_model: str) -> bytes:
+    r"""``card`` with ``base_model`` in its front matter; a card that names one already stays as it is.
+
+    Raises CannotEdit where the front matter is not closed or not a plain YAML mapping.
+
+    >>> with_lineage(b"---\r\nlicense: mit\r\n---\r\n# A\r\n", "a/b")
+    b'---\r\nlicense: mit\r\nbase_model: a/b\r\n---\r\n# A\r\n'
+    """
+    end = _line_end(card)
+    line = b"base_model: " + base_model.encode() + end
+    opening = _OPENING.match(card)
+    if opening is None:
+        mark = b"\xef\xbb\xbf" if card.startswith(b"\xef\xbb\xbf") else b""
+        return mark + b"---" + end + line + b"---" + end + card[len(mark) :]
+    closing = _CLOSING.search(card, opening.end())
+    if closing is None:
+        raise CannotEdit("its front matter is not closed")
+    yaml = card[opening.end() : closing.start()]
+    if _BASE_MODEL.search(yaml):
         return card
-    return f"---\n{match['yaml']}base_model: {base_model}\n---\n{card[match.end() :]}"
+    if not _PLAIN_YAML.fullmatch(yaml):
+        raise CannotEdit("its front matter is not a plain YAML mapping")
+    return card[: closing.start()] + line + card[closing.start() :]
 
 
-def render(plan: Plan, files: int, theirs: str | None, source: str | None) -> str:
-    """The card to publish: the target's own text if it has one, else the source's, with our block in it."""
-    card = theirs if theirs is not None else (source or "")
-    if plan.options.lineage and plan.pin.endpoint:
-        card = with_lineage(card, plan.pin.repo)
-    return with_block(card, block(plan, files))
+def _line_end(card: bytes) -> bytes:
+    first = card.find(b"\n")
+    return b"\r\n" if first > 0 and card[first - 1] == ord("\r") else b"\n"
+
+
+class Card(NamedTuple):
+    """The card to publish: ``content``, or, where that is None, ``file`` of the source or the target as it is."""
+
+    content: bytes | None
+    file: StoredFile | None
+    of_source: bool
+    notes: tuple[str, ...]
+
+
+def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callable[[], Publication | None]) -> Card:
+    """The card on top of ``head``: the owner's as soon as there is one, refreshed while nobody touched ours.
+
+    ``last`` finds our last publication before ``head``.
+    """
+    there = target.at(head) if head else None
+    ours, theirs = source.files().get(CARD), there.files().get(CARD) if there else None
+    home, file = source, ours
+    if there is not None and theirs is not None:
+        refresh = last() if ours is not None and plan.pin.repo != str(target.place) else None
+        if refresh is None or not _untouched(target.at(refresh.commit), there):
+            home, file = there, theirs
+    content, notes = _edited(plan, b"" if file is None else _read(home, file))
+    return Card(content, file, home is source, notes)
+
+
+def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
+    """The card with what is ours in it, None where it is published as it is; and notes."""
+    notes = []
+    try:
+        if card is None:
+            raise CannotEdit(f"it is larger than {CONFIG_MAX:,} bytes")
+        try:
+            card.decode()
+        except UnicodeDecodeError:
+            raise CannotEdit("it is not UTF-8") from None
+        try:
+            if plan.options.lineage and plan.pin.endpoint:
+                card = with_lineage(card, plan.pin.repo)
+        except CannotEdit as why:
+            notes.append(f"{CARD} does not get base_model: {why}")
+        return with_block(card, block(plan)), tuple(notes)
+    except CannotEdit as why:
+        return None, (f"{CARD} is published as it is, without reshard's block: {why}",)
+
+
+def _untouched(then: Source, now: Source) -> bool:
+    """Whether the card that we published is still there, whatever the owner did to our block in it."""
+    before, after = then.files().get(CARD), now.files().get(CARD)
+    if before is None or after is None:
+        return False
+    if same := same_by_hash(before, after):
+        return same
+    try:
+        texts = _read(then, before), _read(now, after)
+    except SourceChanged:
+        return False  # a folder keeps no more than small texts of what it was
+    return None not in texts and len({without_block(text) for text in texts if text is not None}) == 1
+
+
+def _read(source: Source, file: StoredFile) -> bytes | None:
+    """The content of a card; None for one that is too large to be edited."""
+    return b"".join(source.read(file, 0, file.size)) if file.size <= CONFIG_MAX else None

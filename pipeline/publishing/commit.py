@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.pipeline.check import Check, failed
-from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
-from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES, CONFIG_MAX
-from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes, weight_files
+from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
+from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
@@ -29,7 +28,7 @@ from reshard.pipeline.protocols import (
     Target,
 )
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.card import render, without_block
+from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
 from reshard.pipeline.publishing.manifest import render as render_manifest
 from reshard.pipeline.tensors import StoredFile, git_blob, same_by_hash
@@ -137,7 +136,7 @@ def publish(
     ]
     begin()
     goal = target.request(plan.digest, plan.base, title, message)
-    return _commit(plan, shards, additions, title, message, source, goal)
+    return _commit(plan, additions, title, message, source, goal, token)
 
 
 def _there(file: StoredFile, there: StoredFile | None) -> bool:
@@ -146,12 +145,12 @@ def _there(file: StoredFile, there: StoredFile | None) -> bool:
 
 def _commit(
     plan: Plan,
-    shards: Sequence[Shard],
     additions: Sequence[Addition],
     title: str,
     message: str,
     source: Source,
     goal: Target,
+    token: str,
 ) -> Published:
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
@@ -160,8 +159,12 @@ def _commit(
         there = goal.at(head).files()
         if head != plan.base:
             _refuse_conflict(plan, goal, additions, there)
-        card = Addition(CARD, content=_card(plan, shards, source, goal, head, there).encode())
-        news = tuple(a for a in (*additions, card) if not same_content(a, there.get(a.path)))
+        card = card_for(plan, source, goal, head, lambda: next(publication.publications(goal, head, None), None))
+        if card.content is not None:
+            cards = [Addition(CARD, content=card.content)]
+        else:
+            cards = goal.carry([card.file], source, token) if card.file and card.of_source else []
+        news = tuple(a for a in (*additions, *cards) if not same_content(a, there.get(a.path)))
         deletes = tuple(path for path in plan.deletes if path in there)
         return Change(title, message, news, deletes) if news or deletes else head
 
@@ -213,26 +216,3 @@ def _refuse_conflict(
         then, now = before.get(path), there.get(path)
         if (then and (then.size, then.sha256 or then.oid)) != (now and (now.size, now.sha256 or now.oid)):
             raise TargetConflict(target=str(target.place), what=f"{path} is no longer what it was")
-
-
-def _card(
-    plan: Plan, shards: Sequence[Shard], source: Source, target: Target, head: str, there: Mapping[str, StoredFile]
-) -> str:
-    """The card on top of ``head``: the owner's as soon as there is one, refreshed while nobody touched ours."""
-    from_source = _text(source, source.files().get(CARD))
-    theirs = _text(target.at(head), there.get(CARD))
-    if theirs is not None and from_source is not None and plan.pin.repo != str(target.place):
-        last = next(publication.publications(target, head, None), None)
-        if last is not None and _untouched(target, last.commit, theirs):
-            theirs = from_source
-    return render(plan, weight_files(plan), theirs, from_source)
-
-
-def _untouched(target: Target, ours: str, now: str) -> bool:
-    then = target.at(ours)
-    text = _text(then, then.files().get(CARD))
-    return text is not None and without_block(text) == without_block(now)
-
-
-def _text(source: Source, file: StoredFile | None) -> str | None:
-    return None if file is None else read_file(source, file, CONFIG_MAX).decode("utf-8", "replace")

@@ -19,7 +19,8 @@ from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
-from reshard.pipeline.stores.folder import FolderSource, FolderTarget
+from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore

@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -34,8 +36,9 @@ from reshard.pipeline.errors import (
     TargetNotFound,
     TokenMissing,
     TokenRefused,
+    UnsafePath,
 )
-from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
+from reshard.pipeline.limits import COMPONENT_MAX, CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.retry import RateLimiter, Retry, allowance, describe, is_transient
 from reshard.pipeline.tensors import StoredFile
@@ -230,10 +233,12 @@ class HubApi:
         self.call("GET", f"/api/models/{repo}/auth-check/write")
 
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
-        """Every file at ``commit``."""
+        """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
         path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
         for item in self.pages(path, {"recursive": "true", "expand": "false"}):
             if item["type"] == "file":
+                if why := unsafe_path(item["path"]):
+                    raise UnsafePath(file=f"{repo} at {commit[:12]}", path=repr(item["path"])[:300], why=why)
                 lfs = item.get("lfs")
                 yield StoredFile(
                     path=item["path"],
@@ -358,6 +363,26 @@ class HubApi:
                     raise HubRefused(endpoint=self.endpoint, what=f"the object {item['oid']}", why=why)
                 found[item["oid"]] = item.get("actions") or {}
         return found
+
+
+def unsafe_path(path: object) -> str:
+    """Why a path that a Hub lists must not be put into a URL, a folder or a commit; empty for one that may.
+
+    >>> unsafe_path("unet/model.safetensors"), unsafe_path("../../other/repo/resolve/main/secret")
+    ('', 'leaves the repository')
+    """
+    if not isinstance(path, str) or not path:
+        return "is not a path"
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts or PureWindowsPath(path).drive:
+        return "leaves the repository"
+    if "" in parts or "." in parts:
+        return "has an empty component"
+    if "\\" in path or any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
+        return "has a character that no path may have"
+    if max(len(part.encode()) for part in parts) > COMPONENT_MAX:
+        return f"has a component of more than {COMPONENT_MAX} bytes"
+    return ""
 
 
 @cache

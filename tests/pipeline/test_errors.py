@@ -12,7 +12,7 @@ import pytest
 from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.errors import GO_ON, NoWeights, ReshardError, TargetDrifted, by_code
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 
 
 def kept(error: ReshardError) -> ReshardError:

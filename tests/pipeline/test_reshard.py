@@ -17,6 +17,7 @@ from huggingface_hub import HfApi
 from reshard.pipeline import reshard
 from reshard.pipeline.errors import (
     BadIndex,
+    FoldersNested,
     ModelCheckRequired,
     Oversize,
     ProofError,
@@ -32,9 +33,9 @@ from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.build import Known, make_plan
 from reshard.pipeline.planning.model import Plan, Shard
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import source_of
-from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying import checks
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
@@ -253,6 +254,77 @@ def test_a_card_that_its_owner_edited_stays_theirs(model: Path, on_hub: Namespac
     now = (from_hub(on_hub.endpoint, target)("README.md") or b"").decode()
     assert now.startswith("# Mine\n") and "A new text" not in now
     assert now.count("reshard:begin") == 1
+
+
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        (b"# Caf\xe9\n", "it is not UTF-8"),
+        (b"# A\n<!-- reshard:begin -->\nMine.\n", "reshard's markers in it are not one pair"),
+        (b"# A\n" * (CONFIG_MAX // 4 + 1), "it is larger than 10,000,000 bytes"),
+    ],
+    ids=["latin-1", "unclosed", "large"],
+)
+def test_a_card_that_cannot_be_edited_is_published_as_it_is(
+    model: Path, tmp_path: Path, go: Run, card: bytes, why: str
+) -> None:
+    (model / "README.md").write_bytes(card)
+    for size in (SIZE, 2 * SIZE):
+        report = go(model, tmp_path / "out", size=size)
+        assert (tmp_path / "out" / "README.md").read_bytes() == card
+        assert report.plan.notes[-1] == f"README.md is published as it is, without reshard's block: {why}"
+
+
+def test_an_owners_card_that_cannot_be_edited_stays(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"README.md": b"# Caf\xe9\n"})
+    go(repo, target, size=2 * SIZE)
+    assert from_hub(on_hub.endpoint, target)("README.md") == b"# Caf\xe9\n"
+
+
+@pytest.mark.parametrize("card", [b"# Caf\xe9\n", b"# A\n" * (CONFIG_MAX // 4 + 1)], ids=["latin-1", "large"])
+def test_a_card_goes_to_a_hub_byte_for_byte(model: Path, on_hub: Namespace, go: Run, card: bytes) -> None:
+    repo = upload(on_hub, "source", model)
+    on_hub.admin.put_files(repo, {"README.md": card}, lfs=["README.md"] if len(card) > CONFIG_MAX else [])
+    go(repo, on_hub.repo("target"), size=SIZE)
+    assert from_hub(on_hub.endpoint, on_hub.repo("target"))("README.md") == card
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize("nested", ["out", "deep/er/out", "link", "source", "lender"])
+def test_a_folder_inside_the_other_is_refused(model: Path, tmp_path: Path, go: Run, command: str, nested: str) -> None:
+    target, options = model / nested, {}
+    if nested == "link":
+        (tmp_path / "link").symlink_to(model)
+        target = tmp_path / "link" / "out"
+    elif nested == "source":
+        target = model.parent
+    elif nested == "lender":
+        options = {"config_from": parse_place(str(model))}
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "model.safetensors").write_bytes(next(iter(shards_of(model))).read_bytes())
+        target = model / "out"
+    source = tmp_path / "other" if nested == "lender" else model
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FoldersNested):
+        if command == "run":
+            go(source, target, size=SIZE, **options)
+        else:
+            request = Request(
+                source=parse_place(str(source)), target=parse_place(str(target)), options=Options(size=SIZE, **options)
+            )
+            context = Context.from_env()
+            target_ = open_target(request.target, request.options, context)
+            reshard.draft(request, source_of(request, context), target_)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_beside_the_other_and_the_same_folder_are_not_nested(model: Path, tmp_path: Path, go: Run) -> None:
+    weights = read_checkpoint(from_folder(model))
+    go(model, tmp_path / "model-out", size=SIZE)
+    go(model, model, size=SIZE)
+    assert read_checkpoint(from_folder(model)) == read_checkpoint(from_folder(tmp_path / "model-out")) == weights
 
 
 def test_force_copies_again_what_is_there(model: Path, tmp_path: Path, go: Run) -> None:

@@ -28,7 +28,7 @@ from reshard.pipeline.publishing import commit as publishing
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import confirm, copy, plan, publish
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import ByteRange, StoredFile
 from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.failing_stores import FailingSink, FailingSource, Spoiler

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
-from reshard.pipeline.stores.folder import list_folder
+from reshard.pipeline.stores.folder.source import list_folder
 from tests.pipeline.conftest import Run, upload
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded

@@ -19,7 +19,7 @@ from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.places import Folder
 from reshard.pipeline.reshard import Report
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import Record
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.verify import verify

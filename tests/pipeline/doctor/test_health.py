@@ -18,7 +18,7 @@ from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.meta_load import Reload
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 

@@ -28,9 +28,10 @@ from reshard.pipeline.limits import KEPT_MAX, STAGING_AGE
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewritten
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores import folder as module
 from reshard.pipeline.stores.connect import Context, open_source, open_target
-from reshard.pipeline.stores.folder import FolderSource, FolderTarget
+from reshard.pipeline.stores.folder import swap as module
+from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.stores.folder.target import FolderTarget
 from tests.pipeline.stores.conftest import noise, read, write_files
 
 OLD = {"a.safetensors": b"old weights", "notes/mine.txt": b"mine", "config.json": b"{}"}

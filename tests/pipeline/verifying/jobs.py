@@ -8,7 +8,7 @@ from reshard.pipeline.checkpoint.discover import find_checkpoints
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.stores.connect import Context, open_source
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.digests import digests
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.verify import verify

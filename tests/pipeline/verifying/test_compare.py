@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reshard.pipeline.places import Folder
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.compare import check_headers
 from reshard.pipeline.verifying.side import Side, paired
 from tests.support.models import Arrays, arrays, numbered, save_sharded, save_single

@@ -19,7 +19,7 @@ from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import StoredFile, Tensor
 from reshard.pipeline.verifying.digests import Stored, digests, first_difference, hashers_of
 from tests.support.giants import save_sparse

@@ -19,7 +19,7 @@ from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.files import _json_difference, check_files, check_tokenizers
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.side import UNCHANGED, Side

@@ -17,7 +17,7 @@ from reshard.pipeline.check import Check
 from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.verifying import models

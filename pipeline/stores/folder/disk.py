@@ -1,0 +1,75 @@
+"""Small steps on the disk that every part of a folder target takes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from reshard.pipeline.errors import DiskFull, FolderNotWritable
+from reshard.pipeline.stores.scratch import FULL
+
+log = logging.getLogger(__name__)
+
+
+def make_folder(folder: Path) -> None:
+    """Raises FolderNotWritable where one cannot be made, as in /proc, unless the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise FolderNotWritable(path=error.filename or str(folder), why=error.strerror or str(error)) from error
+
+
+def write_file(file: Path, content: bytes) -> None:
+    with file.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a tree; what cannot be removed is logged, because by now the commit stands or never will."""
+
+    def failed(_function: object, path: str, info: Any) -> None:
+        if not isinstance(info[1], FileNotFoundError):
+            log.warning("cannot remove %s: %s", path, info[1])
+
+    shutil.rmtree(folder, onerror=failed)
+
+
+def remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+            raise
+
+
+@contextmanager
+def disk_errors(path: Path, needed: int) -> Iterator[None]:
+    """A full disk and a forbidden folder in our own words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            existing = next(folder for folder in (path, *path.parents) if folder.exists())
+            free = shutil.disk_usage(existing).free
+            raise DiskFull(path=str(path), needed=needed, free=free) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY):
+            raise FolderNotWritable(path=error.filename or str(path), why=error.strerror or str(error)) from error
+        raise

@@ -1,0 +1,142 @@
+"""A folder as a source: what it lists, and reads that fail when a file was touched since."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from reshard.pipeline.checkpoint.tool_files import is_tool_folder
+from reshard.pipeline.errors import FolderNotFound, SourceChanged, UnsafePath
+from reshard.pipeline.limits import CHUNK
+from reshard.pipeline.places import Folder
+from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.request import key_of
+from reshard.pipeline.tensors import Pin, StoredFile
+
+
+class FileStat(NamedTuple):
+    """What tells whether a file was touched."""
+
+    size: int  # bytes
+    mtime_ns: int
+
+
+def list_folder(root: Path) -> dict[str, FileStat]:
+    """Every file below ``root`` by its POSIX path, sorted. Links to files are followed as far as the repository goes.
+
+    A snapshot of the huggingface_hub cache is made of links to its ``blobs`` folder, which belong to it. Raises
+    FolderNotFound, and UnsafePath for any other link out of the folder and for links to folders.
+    """
+    real = root.resolve()
+    homes = [real]
+    if real.parent.name == "snapshots":
+        homes.append(real.parent.parent / "blobs")
+    found: dict[str, FileStat] = {}
+
+    def failed(error: OSError) -> None:
+        raise FolderNotFound(path=str(error.filename or root), why=error.strerror or str(error)) from error
+
+    for folder, subfolders, names in os.walk(root, onerror=failed):
+        prefix = Path(folder).relative_to(root).as_posix()
+        prefix = "" if prefix == "." else f"{prefix}/"
+        subfolders[:] = [name for name in subfolders if not is_tool_folder(prefix + name)]
+        for name in subfolders:
+            if Path(folder, name).is_symlink():
+                raise UnsafePath(file=str(root), path=f"{prefix}{name}")
+        for name in names:
+            seen = _stat(Path(folder, name), homes, root, prefix + name)
+            if seen is not None:
+                found[prefix + name] = seen
+    return dict(sorted(found.items()))
+
+
+def _stat(file: Path, homes: Sequence[Path], root: Path, path: str) -> FileStat | None:
+    """A regular file's size and time; None for what is no file at all (a socket, a pipe)."""
+    try:
+        path.encode()
+        if file.is_symlink() and not any(file.resolve().is_relative_to(home) for home in homes):
+            raise UnsafePath(file=str(root), path=path)
+        status = file.stat()
+    except UnicodeEncodeError as error:
+        raise FolderNotFound(path=repr(path), why="its name is no UTF-8") from error
+    except OSError as error:
+        raise FolderNotFound(path=str(file), why=error.strerror or str(error)) from error
+    return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def digest_of(listing: Mapping[str, FileStat]) -> str:
+    """What a folder's state is called: a digest of its files' paths, sizes and times."""
+    return key_of([[path, *seen] for path, seen in listing.items()])
+
+
+EMPTY = digest_of({})  # the state of a folder that is not there
+
+
+class FolderSource:
+    """A Source. Its files have no sha256, unless they were published by us and nobody touched them since."""
+
+    transport = "file"
+    # A local folder is its owner's; nothing of it becomes public unasked.
+    visibility: Visibility = "private"
+
+    def __init__(
+        self, place: Folder, listing: Mapping[str, FileStat], commit: str, sha256: Mapping[str, str] | None = None
+    ) -> None:
+        self.place = place
+        self.pin = Pin(None, place.path, commit)
+        self._listing = listing
+        known = sha256 or {}
+        files = {path: StoredFile(path, seen.size, sha256=known.get(path)) for path, seen in listing.items()}
+        self._files = MappingProxyType(files)
+
+    @classmethod
+    def open(cls, place: Folder) -> FolderSource:
+        """The folder as it is now; raises FolderNotFound, UnsafePath."""
+        root = Path(place.path)
+        _require_folder(root)
+        listing = list_folder(root)
+        return cls(place, listing, digest_of(listing))
+
+    def files(self) -> Mapping[str, StoredFile]:
+        return self._files
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        if not 0 <= start <= stop:
+            raise ValueError(f"{start} to {stop} is no range")
+        if stop > file.size:
+            raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
+        try:
+            descriptor = os.open(Path(self.place.path, file.path), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._changed(f"{file.path}: {error.strerror}") from error
+        try:
+            self._untouched(file, descriptor)
+            at = start
+            while at < stop:
+                chunk = os.pread(descriptor, min(CHUNK, stop - at), at)
+                if not chunk:
+                    raise self._changed(f"{file.path} ends at byte {at}")
+                at += len(chunk)
+                yield memoryview(chunk)
+            self._untouched(file, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _untouched(self, file: StoredFile, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if FileStat(status.st_size, status.st_mtime_ns) != self._listing.get(file.path):
+            raise self._changed(f"{file.path} was written to")
+
+    def _changed(self, what: str) -> SourceChanged:
+        return SourceChanged(place=self.place.path, what=what)
+
+
+def _require_folder(root: Path) -> None:
+    if not root.exists():
+        raise FolderNotFound(path=str(root), why="there is nothing")
+    if not root.is_dir():
+        raise FolderNotFound(path=str(root), why="it is a file")

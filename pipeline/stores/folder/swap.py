@@ -1,0 +1,158 @@
+"""The step in which a folder's next state takes the place of the last.
+
+The next state is built beside the target, from hard links of what stays and the staged files of what is new, and takes
+its place in one step: ``renameat2(RENAME_EXCHANGE)`` where the file system has it, else two renames under a journal
+that the next run completes. Beside a target ``x`` lie, while a job works and never after it:
+
+    .x.reshard/<token>/     files that somebody is writing
+    .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
+    .x.reshard.new          the next state, or, after the swap, the last one on its way out
+    .x.reshard.old, .x.reshard.intent    the last state and the journal, where there is no exchange
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.stores.folder.disk import remove_if_empty, remove_tree, sync_folder, write_file
+
+
+class Swap:
+    """The paths beside one target, and the steps that exchange its states."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.staging = root.parent / f".{root.name}.reshard"
+        self.new = self.staging.with_name(f"{self.staging.name}.new")
+        self._old = self.staging.with_name(f"{self.staging.name}.old")
+        self._intent = self.staging.with_name(f"{self.staging.name}.intent")
+
+    def swap(self) -> None:
+        if not self.root.exists():
+            self.new.rename(self.root)
+        elif not exchange(self.new, self.root):
+            self._replace()
+        sync_folder(self.root.parent)
+        remove_tree(self.new)
+
+    def _replace(self) -> None:
+        """Two renames; the journal says that the second belongs to the first."""
+        write_file(self._intent, b"swap\n")
+        sync_folder(self.root.parent)
+        self.root.rename(self._old)
+        self.new.rename(self.root)
+        sync_folder(self.root.parent)
+        remove_tree(self._old)
+        self._intent.unlink()
+
+    def recover(self) -> None:
+        """Complete and tidy up what a killed commit left, unless a living one is at it."""
+        if self._intent.exists() or self.new.exists() or self._published():
+            with self.lock(wait=False) as locked:
+                if locked:
+                    self.complete()
+
+    def complete(self) -> None:
+        """A swap that was begun goes forward; without its journal, what lies beside the target is of no use."""
+        if self._intent.exists():
+            if not self.root.exists() and self.new.exists():
+                self.new.rename(self.root)
+                sync_folder(self.root.parent)
+            remove_tree(self._old)
+            self._intent.unlink()
+        remove_tree(self.new)
+        for path in self._published():
+            path.unlink()
+        self.remove_empty_staging()
+
+    def _published(self) -> list[Path]:
+        """Staged objects that are files of the target by now."""
+        return [path for path in self.staging.glob("objects/*") if _links(path) > 1]
+
+    @contextmanager
+    def lock(self, wait: bool) -> Iterator[bool]:
+        """One committer at a time. The lock is the parent folder itself, so that no lock file is left behind."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield _flock(descriptor, wait)
+        finally:
+            os.close(descriptor)
+
+    def sweep(self) -> None:
+        """Remove what jobs that nobody went on with left in the staging folder."""
+        for path in (*self.staging.glob("objects/*"), *self.staging.glob("t-*/*")):
+            try:
+                if time.time() - path.stat().st_mtime > STAGING_AGE:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # another process was faster
+
+    def remove_empty_staging(self) -> None:
+        for folder in (self.staging / "objects", self.staging):
+            remove_if_empty(folder)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; False where the kernel or the file system cannot (renameat2(2))."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    at_cwd, rename_exchange = -100, 2  # linux/fcntl.h, linux/fs.h
+    if renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def link_tree(old: Path, new: Path, without: set[str]) -> None:
+    """Every folder, link and file of ``old`` in ``new``, as the same files, except the paths ``without``."""
+    for folder, subfolders, names in os.walk(old):
+        here = Path(folder).relative_to(old)
+        for name in [*subfolders, *names]:
+            source, goal = Path(folder, name), new / here / name
+            if source.is_symlink():
+                if (here / name).as_posix() not in without:
+                    goal.symlink_to(source.readlink())
+            elif source.is_dir():
+                goal.mkdir()
+            elif (here / name).as_posix() not in without:
+                _link(source, goal)
+    for folder, _, _ in os.walk(old):
+        shutil.copystat(folder, new / Path(folder).relative_to(old))
+
+
+def _link(source: Path, goal: Path) -> None:
+    try:
+        goal.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy2(source, goal)  # a file system without hard links
+
+
+def _flock(descriptor: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _links(file: Path) -> int:
+    try:
+        return file.stat().st_nlink
+    except FileNotFoundError:
+        return 0  # another process was faster

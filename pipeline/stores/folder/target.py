@@ -1,0 +1,205 @@
+"""A folder as a target: it changes by one swap (swap.py), from one complete state to the next."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from reshard.pipeline.errors import FolderNotWritable, ObjectLost, SourceCorrupt, TargetConflict, UnsafePath
+from reshard.pipeline.limits import KEPT_MAX
+from reshard.pipeline.places import Folder
+from reshard.pipeline.protocols import (
+    Addition,
+    Change,
+    Commit,
+    HeadMoved,
+    HistoryRewritten,
+    Source,
+    TargetState,
+)
+from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
+from reshard.pipeline.stores.folder.sink import FolderSink, token_folder
+from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
+from reshard.pipeline.stores.folder.swap import Swap, link_tree
+from reshard.pipeline.tensors import StoredFile, git_blob
+
+
+class FolderTarget:
+    """A Target that is a folder, or becomes one with its first commit."""
+
+    branch = ""
+    transport = "file"
+
+    def __init__(self, place: Folder) -> None:
+        self.place = place
+        self._root = Path(place.path).resolve()
+        self._swap = Swap(self._root)
+
+    def state(self) -> TargetState:
+        self._swap.recover()
+        if not self._root.exists():
+            return TargetState(False, "private", None)
+        return TargetState(True, "private", self._now())
+
+    def prepare(self, private: bool) -> str:
+        """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
+        if self._root.exists() and not self._root.is_dir():
+            raise FolderNotWritable(path=self.place.path, why="it is a file")
+        if self._root.is_mount():
+            raise FolderNotWritable(path=self.place.path, why="it is a mount point, which cannot be swapped")
+        existing = next(parent for parent in self._root.parents if parent.exists())
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise FolderNotWritable(path=str(existing), why="no permission")
+        self._swap.sweep()
+        return self.head()
+
+    def request(self, digest: str, base: str, title: str, message: str) -> FolderTarget:
+        return self
+
+    def head(self) -> str:
+        self._swap.recover()
+        return self._now()
+
+    def _now(self) -> str:
+        return digest_of(list_folder(self._root)) if self._root.exists() else EMPTY
+
+    def at(self, commit: str) -> Source:
+        """The folder as it is, or as we last left it; raises TargetConflict for any other state, which is gone."""
+        listing = list_folder(self._root) if self._root.exists() else {}
+        record = Record.load(self._root)
+        if digest_of(listing) == commit:
+            return FolderSource(self.place, listing, commit, record.sha256(listing))
+        if record.publications and record.publications[-1].id == commit:
+            return LastPublication(self.place, record)
+        raise TargetConflict(target=self.place.path, what="somebody wrote to it")
+
+    def history(self, at: str, since: str | None) -> Iterator[Commit]:
+        """Our publications; whatever lies between them and did not come from us is one commit of nobody's."""
+        publications = Record.load(self._root).publications
+        known = [ours.id for ours in publications]
+        reached = at
+        for ours in reversed(publications[: known.index(at) + 1] if at in known else publications):
+            if reached == since:
+                return
+            if ours.id != reached:
+                yield Commit(reached, "changed by somebody else", "", "")
+                if ours.id == since:
+                    return
+            yield Commit(ours.id, ours.title, ours.message, "reshard")
+            reached = ours.parent
+        if since is not None and reached != since:
+            raise HistoryRewritten(since)
+
+    def sink(self, token: str) -> FolderSink:
+        return FolderSink(self._swap.staging, token)
+
+    def discard(self, token: str) -> None:
+        remove_tree(token_folder(self._swap.staging, token))
+        self._swap.recover()
+        self._swap.remove_empty_staging()
+
+    def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
+        return [file for file in stored if not self._object(file)]
+
+    def _object(self, file: StoredFile) -> Path | None:
+        path = self._swap.staging / "objects" / (file.sha256 or "")
+        return path if path.is_file() and path.stat().st_size == file.size else None
+
+    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
+        """Copies, never links: a file that is later edited in place must not change in two folders."""
+        batch = self.sink(token).batch(files)
+        try:
+            for file in files:
+                writer = batch.open(file.path, file.size)
+                blob = git_blob(file.size)
+                for view in source.read(file, 0, file.size):
+                    blob.update(view)
+                    writer.write(view)
+                writer.finish()
+                if file.oid and blob.hexdigest() != file.oid:
+                    raise SourceCorrupt(
+                        file=file.path, place=str(source.place), expected=file.oid, actual=blob.hexdigest()
+                    )
+            sealed = batch.seal()
+        finally:
+            batch.abort()
+        for file, stored in zip(files, sealed, strict=True):
+            if file.sha256 and file.sha256 != stored.sha256:
+                raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.sha256, actual=stored.sha256)
+        return [Addition(stored.path, stored=stored) for stored in sealed]
+
+    # -------------------------------------------------------------------------------------------------- commit
+
+    def commit(self, change: Change, parent: str) -> str:
+        with self._swap.lock(wait=True), disk_errors(self._root, 0):
+            self._swap.complete()
+            if self._now() != parent:
+                raise HeadMoved(parent)
+            commit = self._build(change, parent)
+            self._swap.swap()
+            remove_tree(self._swap.staging)
+            return commit
+
+    def _build(self, change: Change, parent: str) -> str:
+        """The next state in ``.new``; returns what it is called."""
+        remove_tree(self._swap.new)
+        self._swap.new.mkdir(parents=True)
+        replaced = {addition.path for addition in change.additions} | set(change.deletes)
+        if self._root.exists():
+            link_tree(self._root, self._swap.new, replaced)
+        for addition in change.additions:
+            self._add(addition)
+        for path in change.deletes:
+            _remove_emptied(self._swap.new, PurePosixPath(path))
+        listing = list_folder(self._swap.new)
+        commit = digest_of(listing)
+        self._updated_record(change, parent, commit, listing).save(self._swap.new)
+        for folder, _, _ in os.walk(self._swap.new):
+            sync_folder(Path(folder))
+        return commit
+
+    def _add(self, addition: Addition) -> None:
+        path = PurePosixPath(addition.path)
+        if path.is_absolute() or ".." in path.parts or path.parts[0] == RECORD:
+            raise UnsafePath(file=addition.path, path=addition.path)
+        goal = self._swap.new / path
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        if addition.stored is None:
+            write_file(goal, addition.content or b"")
+            return
+        staged = self._object(addition.stored)
+        if staged is None:
+            lost = [addition.stored.sha256]
+            raise ObjectLost(repo=self.place.path, what=addition.path, lost=lost)
+        if staged.stat().st_nlink > 1:  # two paths with equal content stay two files
+            shutil.copyfile(staged, goal)
+        else:
+            goal.hardlink_to(staged)
+
+    def _updated_record(self, change: Change, parent: str, commit: str, listing: Mapping[str, FileStat]) -> Record:
+        old = Record.load(self._root)
+        sha256 = old.sha256(listing)
+        kept = {path: content for path, content in old.kept.items() if path in sha256}
+        for addition in change.additions:
+            if addition.stored is not None:
+                sha256[addition.path] = addition.stored.sha256 or ""
+                kept.pop(addition.path, None)
+            else:
+                content = addition.content or b""
+                sha256[addition.path] = hashlib.sha256(content).hexdigest()
+                if len(content) <= KEPT_MAX:
+                    kept[addition.path] = base64.b64encode(content).decode()
+        files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
+        ours = RecordedPublication(commit, parent, change.title, change.message)
+        return Record([*old.publications, ours], files, kept)
+
+
+def _remove_emptied(root: Path, deleted: PurePosixPath) -> None:
+    """Folders exist for their files, as in git: those that a deletion emptied go with it."""
+    for parent in list(deleted.parents)[:-1]:
+        remove_if_empty(root / parent)
