@@ -26,13 +26,12 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 def run(request: Request, output: Output) -> None:
     """Reshard SRC into DST now, in this process; needs no broker."""
     from reshard.pipeline import reshard
-    from reshard.pipeline.stores.connect import Context
 
     with bar(output) as shown:
         view = _View(request, output, shown)
         watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
         try:
-            report = reshard.run(request, Context.from_env(), watcher)
+            report = reshard.run(request, watcher=watcher)
         except ProofError as error:
             if checks := error.facts.get("checks"):
                 shown.say(Text("\n".join(checks_text(checks))))

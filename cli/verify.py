@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,15 +14,11 @@ from typer import Argument, Option
 from reshard.cli.arguments import DType, read_output, takes
 from reshard.cli.outcome import told_check
 from reshard.cli.output import Output
-from reshard.cli.progress import Bar, bar
+from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.places import Folder, Hub, parse_place
 from reshard.pipeline.request import Options, parse_size
 
 if TYPE_CHECKING:
-    from reshard.pipeline.protocols import Source
-    from reshard.pipeline.publishing.history import Publication
-    from reshard.pipeline.stores.connect import Context
     from reshard.pipeline.verifying.load import LoadOptions
 
 
@@ -97,60 +92,30 @@ def verify(
 
     It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
     """
-    from reshard.pipeline.stores.connect import Context, open_source
-    from reshard.pipeline.verifying.loading import check_load
-    from reshard.pipeline.verifying.meta_load import Reload
-    from reshard.pipeline.verifying.verify import verify as make_checks
+    from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
     changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
     if against is None and changes != Options():
         raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
-    context = Context.from_env()
-    ours = open_source(parse_place(place), context)
-    described = _described(parse_place(place), ours, context)
-    theirs = open_source(parse_place(against), context) if against else None
-    with bar(output) as shown, closing(Reload(tmpdir=context.tmpdir)) as reload:
-        progress = _Progress(shown, ours, theirs)
-        # First, because it may end in an error of what was asked for, and reading every byte takes longer.
-        loaded = [check_load(ours, theirs, reload, loads, progress.tick, context.tmpdir)] if loads else []
-        checks = make_checks(
-            ours,
-            theirs,
-            reload,
-            deep=deep,
-            changes=changes,
-            described=described,
-            tick=progress.tick,
-            tmpdir=context.tmpdir,
-        )
-        checks += loaded
-    failed = [check for check in checks if check.result == "failed"]
-    ends = Counter(check.result for check in checks)
-    result = next((end for end in ("failed", "inconclusive") if ends[end]), "passed")
+    with bar(output) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.show("reading" if done else "checking", done, total if done else 0)
+
+        verified = api.verify(place, against, deep=deep, changes=changes, load=loads, progress=progress)
     facts = {
-        "place": str(ours.place),
-        "commit": ours.pin.commit,
-        "against": str(theirs.pin) if theirs else None,
+        "place": str(verified.place),
+        "commit": verified.pin.commit,
+        "against": str(verified.against) if verified.against else None,
         "deep": deep,
-        "result": result,
-        "checks": [check.to_dict() for check in checks],
+        "result": verified.result,
+        "checks": [check.to_dict() for check in verified.checks],
     }
-    output.result(facts, _text(facts), result)
-    if failed:
+    output.result(facts, _text(facts), verified.result)
+    if failed := [check for check in verified.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
-        raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
-
-
-def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
-    """The commit that brought the manifest; a repository that speaks of none is not asked for its history."""
-    from reshard.pipeline.planning.model import MANIFEST
-    from reshard.pipeline.stores.connect import open_target
-    from reshard.pipeline.verifying.manifest_check import described_by
-
-    if isinstance(place, Hub) and MANIFEST not in output.files():
-        return None
-    return described_by(open_target(place, Options(), context), output.pin.commit)
+        raise VerifyFailed(place=facts["place"], failed=len(failed), checks=len(verified.checks), first=first)
 
 
 def _load_options(
@@ -172,24 +137,6 @@ def _load_options(
         max_memory=parse_max_memory(max_memory) if max_memory else None,
         memory=parse_size(memory, "--memory") if memory else None,
     )
-
-
-class _Progress:
-    """Bytes of both sides, on one bar."""
-
-    def __init__(self, shown: Bar, *sides: Source | None) -> None:
-        from reshard.pipeline.checkpoint.discover import foreign_format
-        from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-
-        self._bar = shown
-        self._done = 0
-        files = [file for side in sides if side is not None for file in side.files().values()]
-        self._total = sum(f.size for f in files if f.path.endswith(SUFFIX) or foreign_format(f.path))
-        shown.show("checking", 0, 0)
-
-    def tick(self, count: int) -> None:
-        self._done += count
-        self._bar.show("reading", self._done, self._total)
 
 
 def _text(facts: dict[str, Any]) -> RenderableType:

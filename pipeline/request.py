@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from reshard.pipeline.errors import BadSize
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
-from reshard.pipeline.places import Folder, Hub, Place, Strict
+from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
@@ -58,10 +58,14 @@ def parse_size(value: str, option: str = "--size") -> int:
     return size
 
 
+def _parsed(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
 class Options(Strict):
     """How to cut, what to carry, how to publish. The first block decides the bytes of the weights."""
 
-    size: int = Field(default=DEFAULT_SIZE, gt=0)  # bytes
+    size: Annotated[int, BeforeValidator(_parsed)] = Field(default=DEFAULT_SIZE, gt=0)  # bytes
     oversize: Literal["own-shard", "fail"] = "own-shard"
     pack: Literal["greedy", "balanced", "layers"] = "greedy"
     dtype: Literal["keep", "float16", "bfloat16", "float32"] = "keep"
@@ -118,6 +122,14 @@ class Request(Strict):
     options: Options = Options()
     priority: Literal["interactive", "bulk"] = "interactive"
     asked_by: str = ""  # who submitted it, for the record
+
+    @classmethod
+    def of(cls, source: str, target: str, **options: Any) -> Request:
+        """The request of two places as they are typed and the fields of ``Options``; a size may be ``"200MB"``.
+
+        Raises BadPlace, BadSize, and pydantic's ValidationError, a ValueError, for other options that make no sense.
+        """
+        return cls(source=parse_place(source), target=parse_place(target), options=Options(**options))
 
     def key(self) -> str:
         """The same for requests that come to the same commit.
