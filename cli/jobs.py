@@ -14,7 +14,7 @@ from reshard.cli.arguments import Job, read_output, takes
 from reshard.cli.outcome import checks_text, moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
-from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
+from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError, UsageError, WrongState
 from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
@@ -214,13 +214,6 @@ def report_text(facts: Mapping[str, Any]) -> Text:
         error = ReshardError.from_dict(facts["error"])
         told.append(f"{error.code}: {error}")
     return Text("\n".join([*told, f"job {facts['job']}, {facts['state']}: {facts['result']}"]))
-
-
-def end(job: JobRecord) -> ReshardError | None:
-    """Why an ended job is not done; None if it is."""
-    if job.error:
-        return ReshardError.from_dict(job.error)
-    return JobCancelled(job=job.id) if job.state == "cancelled" else None
 
 
 def _progress(job: JobRecord) -> str:

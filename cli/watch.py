@@ -11,12 +11,11 @@ from typer import Exit
 
 from reshard.cli.describe import plan_facts, plan_text
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.jobs import end
 from reshard.cli.outcome import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.cli.waits import waits
-from reshard.pipeline.errors import BrokerUnavailable
+from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.jobs import Job, JobStore
 
 LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
@@ -33,7 +32,7 @@ def follow(store: JobStore, id: str, output: Output) -> None:
     except KeyboardInterrupt:
         output.say(Text(f"\njob {id} goes on; follow it again with `reshard watch {id}`"))
         raise Exit(INTERRUPTED) from None
-    if error := end(job):
+    if error := _end(job):
         raise error
     published = job.published or {}
     bytes_ = source_bytes(follower.read, store.attested(id))
@@ -42,6 +41,13 @@ def follow(store: JobStore, id: str, output: Output) -> None:
         *outcome(str(job.request.target), job.checks, bytes_, published),
     ]
     output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
+
+
+def _end(job: Job) -> ReshardError | None:
+    """Why an ended job is not done; None if it is."""
+    if job.error:
+        return ReshardError.from_dict(job.error)
+    return JobCancelled(job=job.id) if job.state == "cancelled" else None
 
 
 class _Follower:
