@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from reshard.cli.arguments import Job, read_output, takes
+from reshard.cli.arguments import Job, read_output, read_request, takes
 from reshard.cli.outcome import checks_text, moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError, UsageError, WrongState
+from reshard.pipeline.request import Priority, Request
 from reshard.worker.states import JobState
 
 if TYPE_CHECKING:
@@ -36,6 +37,33 @@ def open_store() -> Iterator[JobStore]:
 
     with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
         yield store
+
+
+@takes(request=read_request, output=read_output)
+def submit(
+    *,
+    request: Request,
+    priority: Annotated[Priority, Option(help="bulk jobs wait for interactive ones.")] = "interactive",
+    watch: Annotated[bool, Option("--watch", help="Follow the job to its end and take over its exit code.")] = False,
+    output: Output,
+) -> None:
+    """Queue a job that reshards SRC into DST; exits 0 when it is queued."""
+    from reshard.cli.watch import follow
+
+    request = request.model_copy(update={"priority": priority})
+    with open_store() as store:
+        job, existed = (submitted := store.submit(request)).id, submitted.existed
+        said = "is this request already" if existed else "is queued"
+        text = Text(f"job {job} {said}: {request.source} -> {request.target}")
+        if not watch:
+            text.append(f"\nfollow it with `reshard watch {job}`")
+        for kind in missing(store.processes()):
+            output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
+        if why := waits(store, request.priority == "bulk"):
+            output.say(Text(why))
+        output.result({"job": job, "existed": existed, "waits": why}, text, job)
+        if watch:
+            follow(store, job, output)
 
 
 @takes(output=read_output)
@@ -115,9 +143,10 @@ def retry(
     *,
     job: Job,
     anew: Annotated[bool, Option("--anew", help="Plan again, from what source and target are now.")] = False,
-    onto_head: Annotated[
-        bool, Option("--onto-head", help="Plan again, and replace what others changed in the target since.")
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Plan again, and replace what others changed in the target since.")
     ] = False,
+    onto_head: Annotated[bool, Option("--onto-head", hidden=True, help="The former name of --overwrite.")] = False,
     follow_it: Annotated[
         bool, Option("--watch", help="Follow the job to its end and take over its exit code.")
     ] = False,
@@ -128,7 +157,7 @@ def retry(
 
     with open_store() as store:
         id = store.resolve(job)
-        was = store.retry(id, anew=anew, onto_head=onto_head)
+        was = store.retry(id, anew=anew, onto_head=overwrite or onto_head)
         if why := waits(store, store.get(id).request.priority == "bulk"):
             output.say(Text(why))
         facts = {"job": id, "was": was, "state": "queued", "waits": why}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.text import Text
 from typer import Argument, Option, Typer
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
 Name = Annotated[str, Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
-
-
-class Missed(StrEnum):
-    once = "once"
-    skip = "skip"
 
 
 schedule = Typer(
@@ -58,15 +52,15 @@ def add(
     ],
     tz: Annotated[str, Option(metavar="ZONE", help="By whose clock: a name as Europe/Berlin.")] = "UTC",
     missed: Annotated[
-        Missed, Option(help="What becomes of times at which no control ran: one run when it is back, or none.")
-    ] = Missed.once,
+        Literal["once", "skip"], Option(help="After times at which no control ran: run once, or not at all.")
+    ] = "once",
     output: Output,
 ) -> None:
     """Keep a schedule that submits SRC into DST as a bulk job, or a catalog."""
     from reshard.worker.schedules import Schedule
 
     what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
-    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed.value, **what})
+    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed, **what})
     with _open() as (store, schedules):
         first = schedules.add(kept)
         if "control" in missing(store.processes()):

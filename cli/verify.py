@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 from typer import Argument, Option
 
-from reshard.cli.arguments import DType, read_output, takes
+from reshard.cli.arguments import PLACE, read_output, takes
 from reshard.cli.outcome import told_check
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.request import DType, Options, parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.load import LoadOptions
 
 
-class Loader(StrEnum):
-    transformers = "transformers"
-    accelerate = "accelerate"
-
-
+Loader = Literal["transformers", "accelerate"]
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 
@@ -37,7 +32,7 @@ def verify(
         str,
         Argument(
             metavar="REPO_OR_DIR",
-            help="What to look at: user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path).",
+            help=f"The checkpoint: {PLACE}",
             show_default=False,
         ),
     ],
@@ -46,7 +41,7 @@ def verify(
     ] = None,
     dtype: Annotated[
         DType, Option(help="For --against: SRC should be this after a cast, as `--dtype` of `run` makes it.")
-    ] = DType.keep,
+    ] = "keep",
     strip_prefix: Annotated[
         str | None,
         Option(
@@ -95,7 +90,7 @@ def verify(
     from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
-    changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
+    changes = Options(dtype=dtype, strip_prefix=strip_prefix)
     if against is None and changes != Options():
         raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
     with bar(output) as shown:
@@ -132,7 +127,7 @@ def _load_options(
     if max_memory and device_map:
         raise UsageError(what="--max-memory and --device-map exclude each other")
     return LoadOptions(
-        loader=(loader or Loader.transformers).value,
+        loader=loader or "transformers",
         device_map=read_device_map(device_map) if device_map else "auto",
         max_memory=parse_max_memory(max_memory) if max_memory else None,
         memory=parse_size(memory, "--memory") if memory else None,
