@@ -23,8 +23,6 @@ from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
-Job = Annotated[str, Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)]
-
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from reshard.cli.arguments import read_output, read_request, takes
-from reshard.cli.outcome import checks_text, moved, outcome, source_bytes
+from reshard.cli.job_text import checks_text, moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import ProofError
@@ -24,7 +24,7 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 
 @takes(request=read_request, output=read_output)
 def run(request: Request, output: Output) -> None:
-    """Reshard SRC into DST now, in this process; needs no broker."""
+    """Reshard SRC into DST now, without a broker."""
     from reshard.pipeline import reshard
 
     with bar(output) as shown:
@@ -53,7 +53,7 @@ class _View:
         self._step, self._done, self._total = "", 0, 0
 
     def planned(self, plan: Plan) -> None:
-        from reshard.cli.describe import plan_facts, plan_text
+        from reshard.cli.plan_text import plan_facts, plan_text
 
         self._total = sum(file.size for file in plan.files)
         facts = plan_facts(self._request, plan)

@@ -1,4 +1,4 @@
-"""`reshard verify`: whether a checkpoint is whole, and whether it is another one's equal."""
+"""`reshard verify`: whether a checkpoint is complete, and whether it equals another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from reshard.cli.arguments import PLACE, read_output, takes
-from reshard.cli.outcome import told_check
+from reshard.cli.job_text import told_check
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
@@ -37,27 +37,23 @@ def verify(
         ),
     ],
     against: Annotated[
-        str | None, Option(metavar="SRC", help="The checkpoint that it should equal, however cut.", show_default=False)
+        str | None, Option(metavar="SRC", help="The source it should equal, however it is cut.", show_default=False)
     ] = None,
-    dtype: Annotated[
-        DType, Option(help="For --against: SRC should be this after a cast, as `--dtype` of `run` makes it.")
-    ] = "keep",
+    dtype: Annotated[DType, Option(help="With --against: expect the cast that `reshard run --dtype` does.")] = "keep",
     strip_prefix: Annotated[
         str | None,
-        Option(
-            metavar="PREFIX", help="For --against: SRC's names should lack this, as `run` does it.", show_default=False
-        ),
+        Option(metavar="PREFIX", help="With --against: expect names without this prefix.", show_default=False),
     ] = None,
-    deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Read every byte of each side once.")] = False,
     load: Annotated[
         bool,
-        Option("--load", help="Load the model for real and run it once; with --against, both, to the same output."),
+        Option("--load", help="Load and run the model; with --against, compare both outputs."),
     ] = False,
     max_memory: Annotated[
         str | None,
         Option(
             metavar="DEVICE=SIZE,...",
-            help="For --load: what each device may hold, as cpu=2GB; the rest is offloaded to disk.",
+            help="With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk.",
             show_default=False,
         ),
     ] = None,
@@ -65,34 +61,34 @@ def verify(
         Path | None,
         Option(
             metavar="FILE",
-            help="For --load: JSON of devices by module; disk is one of them.",
+            help="With --load: JSON of devices by module, disk included.",
             show_default=False,
         ),
     ] = None,
     loader: Annotated[
         Loader | None,
-        Option(help="For --load: accelerate is its load_checkpoint_and_dispatch.", show_default="transformers"),
+        Option(help="With --load: accelerate uses load_checkpoint_and_dispatch.", show_default="transformers"),
     ] = None,
     memory: Annotated[
         str | None,
         Option(
             metavar="SIZE",
-            help="For --load: what the loading process may hold beside mapped files before it is ended; on Linux.",
+            help="With --load: memory limit of the loading process, mapped files not counted (Linux).",
             show_default=False,
         ),
     ] = None,
     output: Output,
 ) -> None:
-    """Check a checkpoint, whoever made it: alone, or against the source that it should equal.
+    """Check a checkpoint, optionally against its source.
 
-    It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
+    It exits with 6 if a check failed, else with 0; the last line counts inconclusive and skipped checks.
     """
     from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
     changes = Options(dtype=dtype, strip_prefix=strip_prefix)
     if against is None and changes != Options():
-        raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
+        raise UsageError(what="--dtype and --strip-prefix need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:
@@ -122,7 +118,7 @@ def _load_options(
 
     if not load:
         if loader or device_map or max_memory or memory:
-            raise UsageError(what="--loader, --device-map, --max-memory and --memory say how to load: they need --load")
+            raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
         return None
     if max_memory and device_map:
         raise UsageError(what="--max-memory and --device-map exclude each other")
@@ -143,7 +139,7 @@ def _text(facts: dict[str, Any]) -> RenderableType:
         findings = check["findings"]
         shown += [Text(f"    {finding}") for finding in findings[:FINDINGS_SHOWN]]
         if len(findings) > FINDINGS_SHOWN:
-            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them"))
+            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them all"))
     against = f" against {facts['against']}" if facts["against"] else ""
     shown.append(Text(f"{facts['place']}{against}: {_end(facts)}"))
     return Group(*shown)

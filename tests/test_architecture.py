@@ -67,6 +67,15 @@ ROOMS = {
         {"places", "tensors"},
         {"limits", "errors"},
     ],
+    "cli": [
+        {"main"},
+        {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service"},
+        {"catalog"},
+        {"watch", "catalog_report"},
+        {"queue", "plan_text", "job_text", "devices"},
+        {"arguments", "progress"},
+        {"output", "profiles", "errors"},
+    ],
 }
 LINES_MAX = 450
 # By the names they are imported by.

@@ -92,6 +92,21 @@ def test_hints_name_only_commands_that_exist() -> None:
     assert {(code, name) for code, name in named if name not in COMMANDS} == set()
 
 
+def modules(folder: str) -> list[str]:
+    """Each module of a folder as docs/architecture.md names it: by its file, with `child/` before the child's."""
+    paths = sorted(path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.py"))
+    return [f"child/{path.name}" if "child" in path.parts else path.name for path in paths]
+
+
+# worker joins them once its section names all of its rooms.
+@pytest.mark.parametrize("folder", ["pipeline", "cli"])
+def test_the_architecture_names_every_module(folder: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (told,) = [part for part in section if part.startswith(f"{folder}/\n")]
+    assert [name for name in modules(folder) if f"`{name}`" not in told] == []
+
+
 def test_the_example_of_the_library_runs_and_has_ten_lines(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line]) == 10
