@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +12,9 @@ from rich.text import Text
 from typer import Argument, Option, Typer
 
 from reshard.cli.arguments import Limits, asked_by, read_limits, read_output, takes
-from reshard.cli.jobs import missing, open_store
-from reshard.cli.outcome import moved
+from reshard.cli.job_text import moved
 from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
-from reshard.cli.waits import waits
+from reshard.cli.queue import open_queue
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, NoSuchFailures, UsageError
 from reshard.pipeline.places import Hub
 
@@ -24,20 +22,15 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.pipeline.stores.retry import RateLimiter
-    from reshard.worker.catalogs import Catalogs, Definition, Seen, Standing
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.catalogs import Definition, Seen, Standing
 
 SHOWN = 20  # lines of one kind; --json has all of them
-SUBMIT_AGAIN = "mend the file, then `reshard catalog submit FILE`"
+SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
 File = Annotated[Path, Argument(metavar="FILE", help="The catalog, a YAML file.", show_default=False)]
 Name = Annotated[str, Argument(metavar="NAME", help="The catalog's name.", show_default=False)]
 
-catalog = Typer(
-    name="catalog",
-    help="Keep many models in a cut of your own, by one YAML file.",
-    no_args_is_help=True,
-)
+catalog = Typer(name="catalog", help="Reshard many models from one YAML file.", no_args_is_help=True)
 
 
 def read_catalog(file: Path) -> tuple[str, Catalog]:
@@ -47,7 +40,7 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(what=f"{file} cannot be read: {error}") from None
+        raise UsageError(what=f"cannot read {file}: {error}") from None
     return text, parse(text, str(file))
 
 
@@ -60,18 +53,13 @@ def read_definition(file: Path, limits: Limits) -> Definition:
     return Definition(name=parsed.name, text=text, asked_by=asked_by(), **given)
 
 
-@contextmanager
-def _open() -> Iterator[tuple[JobStore, Catalogs]]:
-    from reshard.worker.catalogs import Catalogs
-
-    with open_store() as store:
-        yield store, Catalogs(store)
-
-
 @catalog.command("check")
 @takes(output=read_output)
 def check(file: File, output: Output) -> None:
-    """Show what a catalog comes to now, and queue nothing. Asks the Hub with your own token."""
+    """Show what a catalog would do now, and queue nothing.
+
+    It asks the Hub with your own token.
+    """
     from reshard.pipeline.catalogs.expand import expand
     from reshard.pipeline.doctor.probes import unwritable
     from reshard.pipeline.stores.connect import Context
@@ -114,16 +102,16 @@ def submit(
     limits: Limits,
     output: Output,
 ) -> None:
-    """Queue every model of a catalog that changed, a few at a time; returns at once."""
+    """Queue the models of a catalog that changed.
+
+    It returns at once; a few jobs run at a time.
+    """
     definition = read_definition(file, limits)
-    with _open() as (store, catalogs):
-        started = catalogs.submit(definition)
-        for kind in missing(store.processes()):
-            output.say(Text(f"no {kind} is running: start one with `reshard {kind}`, or all of it with `reshard up`"))
-        if why := waits(store, bulk=True):
-            output.say(Text(why))
+    with open_queue() as queue:
+        started = queue.catalogs.submit(definition)
+        why = queue.warn(output, bulk=True)
     name = definition.name
-    said = f"catalog {name} is {'submitted' if started else 'under way already'}"
+    said = f"catalog {name} is {'submitted' if started else 'already running'}"
     facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
     output.result(facts, Text(f"{said}\nfollow it with `reshard catalog status {name}`"), name)
 
@@ -134,15 +122,15 @@ def status(
     *,
     name: Annotated[str | None, Argument(metavar="NAME", help="A catalog's name.", show_default=False)] = None,
     report: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a report in Markdown there.", show_default=False)
+        Path | None, Option(metavar="FILE", help="Write a Markdown report to FILE.", show_default=False)
     ] = None,
     output: Output,
 ) -> None:
-    """Show how far a catalog is, or without NAME all of them."""
+    """Show the progress of a catalog, or list all of them."""
     if report and name is None:
         raise UsageError(what="--report is about one catalog: give its NAME")
-    with _open() as (_, catalogs):
-        found = [catalogs.get(name) for name in ([name] if name else catalogs.names())]
+    with open_queue() as queue:
+        found = [queue.catalogs.get(name) for name in ([name] if name else queue.catalogs.names())]
     if report:
         from reshard.cli.catalog_report import markdown
 
@@ -150,26 +138,23 @@ def status(
             report.write_text(markdown(found[0]), encoding="utf-8")
         except OSError as error:
             raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
-    if output.json:
-        for seen in found:
-            output.document(seen.to_dict())
-    elif name:
-        output.text(lines(_status(found[0])), found[0].state)
-    else:
-        names = [seen.definition.name for seen in found]
-        rows = [
-            (name, seen.state, ago(seen.since), succeeded(seen.success), _counts(seen))
-            for name, seen in zip(names, found, strict=True)
-        ]
-        output.text(lines(rows) if rows else Text("no catalogs"), "\n".join(names))
+    if name:
+        output.result(found[0].to_dict(), lines(_status(found[0])), found[0].state)
+        return
+    names = [seen.definition.name for seen in found]
+    rows = [
+        (name, seen.state, ago(seen.since), succeeded(seen.success), _counts(seen))
+        for name, seen in zip(names, found, strict=True)
+    ]
+    output.listing([seen.to_dict() for seen in found], lines(rows) if rows else Text("no catalogs"), names)
 
 
 @catalog.command("failures")
 @takes(output=read_output)
 def failures(name: Name, output: Output) -> None:
-    """Show what failed, by error code, with what to do about it."""
-    with _open() as (_, catalogs):
-        groups = catalogs.get(name).failures()
+    """Show failures by error code, with the next step for each."""
+    with open_queue() as queue:
+        groups = queue.catalogs.get(name).failures()
     facts = {
         code: [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in group]
         for code, group in groups.items()
@@ -184,7 +169,7 @@ def failures(name: Name, output: Output) -> None:
         rows += [("", f"{len(group) - SHOWN:,} more", "--json has them all")] if len(group) > SHOWN else []
     then = [f"{code}: {SUBMIT_AGAIN}" for code, group in groups.items() if group[0][1].in_file]
     if len(then) < len(groups):
-        then.insert(0, f"when it is mended, `reshard catalog retry {name} --only CODE`")
+        then.insert(0, f"once fixed, `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
     output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
 
@@ -195,16 +180,19 @@ def retry(
     *,
     name: Name,
     only: Annotated[
-        str | None, Option(metavar="CODE", help="Only what failed with this error code.", show_default=False)
+        str | None, Option(metavar="CODE", help="Only failures with this error code.", show_default=False)
     ] = None,
     output: Output,
 ) -> None:
-    """Give what failed another turn, from what it had copied. What only the file can mend is left as it is."""
-    with _open() as (_, catalogs):
-        failed = catalogs.get(name).failures()
+    """Retry failed models with what they had copied.
+
+    Models whose error is in the file itself are left alone.
+    """
+    with open_queue() as queue:
+        failed = queue.catalogs.get(name).failures()
         if only is not None and only not in failed:
             raise NoSuchFailures(name=name, only=only, there=", ".join(failed) or "nothing")
-        again = catalogs.retry(name, only)
+        again = queue.catalogs.retry(name, only)
     left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
     rows = [(f"{count(again, 'model')} of {name} again",)]
     rows += [(f"{count(number, 'model')} not, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
@@ -214,29 +202,32 @@ def retry(
 @catalog.command("pause")
 @takes(output=read_output)
 def pause(name: Name, output: Output) -> None:
-    """Begin nothing more; what is at work goes on."""
-    with _open() as (_, catalogs):
-        catalogs.pause(name)
+    """Start no more models; those at work continue."""
+    with open_queue() as queue:
+        queue.catalogs.pause(name)
     output.result({"catalog": name, "state": "paused"}, Text(f"catalog {name} is paused"), name)
 
 
 @catalog.command("resume")
 @takes(output=read_output)
 def resume(name: Name, output: Output) -> None:
-    """Go on where a catalog was paused, or stopped by a limit, which then counts anew."""
-    with _open() as (_, catalogs):
-        catalogs.resume(name)
-        state = catalogs.get(name).state
-    said = f"catalog {name} goes on" if state == "running" else f"catalog {name} is {state}"
+    """Resume a catalog that was paused or stopped by a limit.
+
+    Its limits count from zero again.
+    """
+    with open_queue() as queue:
+        queue.catalogs.resume(name)
+        state = queue.catalogs.get(name).state
+    said = f"catalog {name} continues" if state == "running" else f"catalog {name} is {state}"
     output.result({"catalog": name, "state": state}, Text(said), name)
 
 
 @catalog.command("cancel")
 @takes(output=read_output)
 def cancel(name: Name, output: Output) -> None:
-    """Begin nothing more, and cancel what is at work."""
-    with _open() as (_, catalogs):
-        jobs = catalogs.cancel(name)
+    """Start no more models, and cancel those at work."""
+    with open_queue() as queue:
+        jobs = queue.catalogs.cancel(name)
     said = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
     output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, Text(said), name)
 
@@ -244,12 +235,10 @@ def cancel(name: Name, output: Output) -> None:
 @catalog.command("remove")
 @takes(output=read_output)
 def remove(name: Name, output: Output) -> None:
-    """Forget a catalog that has ended, and what it knows of its targets; these stay, and so do its jobs."""
-    from reshard.worker.schedules import Schedules
-
-    with _open() as (store, catalogs):
-        catalogs.remove(name)
-        kept = [seen.schedule for seen in Schedules(store).all()]
+    """Remove a catalog that has ended; its targets and jobs stay."""
+    with open_queue() as queue:
+        queue.catalogs.remove(name)
+        kept = [seen.schedule for seen in queue.schedules.all()]
     schedules = [one.name for one in kept if one.catalog is not None and one.catalog.name == name]
     said = [f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"]
     said += [f"schedule {one} submits it again: `reshard schedule remove {one}` ends that" for one in schedules]
@@ -286,8 +275,8 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
     from reshard.worker.catalogs import entry_of
 
     try:
-        with _open() as (_, catalogs):
-            return catalogs.standings(name, map(entry_of, wanted))
+        with open_queue() as queue:
+            return queue.catalogs.standings(name, map(entry_of, wanted))
     except NoBroker:
         return None
 

@@ -57,7 +57,7 @@ def _failed(seen: Seen) -> Iterator[str]:
         if len(hints) == 1:
             yield from (f"{_flat(hints[0])}. Then `reshard catalog {command}`.", "")
         else:
-            yield from (f"When these are mended: `reshard catalog {command}`.", "")
+            yield from (f"Once these are fixed: `reshard catalog {command}`.", "")
         for repo, ended in group:
             job = f" (job `{ended.job}`)" if ended.job else ""
             then = f"; {_flat(_hint(ended))}" if len(hints) > 1 else ""

@@ -57,9 +57,9 @@ def read_device_map(path: Path) -> dict[str, str]:
     except OSError as error:
         raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(what=f"--device-map {path} is no JSON: {error}") from error
+        raise UsageError(what=f"--device-map {path}: not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise UsageError(what=f"--device-map {path} is no JSON object of devices by module")
+        raise UsageError(what=f"--device-map {path}: not a JSON object of devices by module")
     for module, device in content.items():
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
             why = f"{json.dumps(module)} is on {json.dumps(device)}, and a device is a number, cpu, disk or like cuda:0"

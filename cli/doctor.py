@@ -1,4 +1,4 @@
-"""`reshard doctor`: whether this installation can do its work, or what is amiss with a repository."""
+"""`reshard doctor`: problems of this installation or of a repository."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ def doctor(
         str | None,
         Argument(
             metavar="[REPO_OR_DIR]",
-            help="What to look at; left out, this installation and its queue.",
+            help="The repository or folder (default: this installation and its queue).",
             show_default=False,
         ),
     ] = None,
     notify: Annotated[
         bool,
-        Option("--notify", help="Send a test notice through the hooks that are set, and look at nothing else."),
+        Option("--notify", help="Only send a test notice through the hooks that are set."),
     ] = False,
     output: Output,
 ) -> None:
-    """Look over this installation, or over a repository and what a reshard would put right."""
+    """Find problems of this installation or of a repository.
+
+    For a repository it shows which of them resharding would repair.
+    """
     if notify and place is not None:
-        raise UsageError(what="--notify tries the hooks and looks at no repository: give one or the other")
+        raise UsageError(what="--notify and a repository exclude each other")
     if place is None:
         _installation(output, notify)
     else:
@@ -107,10 +110,10 @@ def _text(facts: dict[str, Any]) -> RenderableType:
     symptoms = facts["symptoms"]
     head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
     if not symptoms:
-        return Text(f"{head}; nothing is amiss")
-    shown: list[RenderableType] = [Text(f"{head}; {count(len(symptoms), 'thing')} amiss")]
+        return Text(f"{head}; no problems found")
+    shown: list[RenderableType] = [Text(f"{head}; {count(len(symptoms), 'problem')}")]
     for symptom in symptoms[:SYMPTOMS_SHOWN]:
         shown.append(Text(f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}"))
     if len(symptoms) > SYMPTOMS_SHOWN:
-        shown.append(Text(f"and {len(symptoms) - SYMPTOMS_SHOWN:,} more; --json has them"))
+        shown.append(Text(f"and {len(symptoms) - SYMPTOMS_SHOWN:,} more; --json has them all"))
     return Group(*shown)

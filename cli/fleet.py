@@ -1,9 +1,8 @@
-"""`reshard fleet ...`: what is said to all workers at once, or to one of them."""
+"""`reshard fleet ...`: all workers at once, or one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,36 +10,26 @@ from rich.text import Text
 from typer import Argument, Option, Typer
 
 from reshard.cli.arguments import asked_by, read_output, takes
-from reshard.cli.jobs import missing, open_store, process_text, worker_state
 from reshard.cli.output import Output, count, human_bytes, lines
-from reshard.cli.waits import moment, pause_text, rest_text
+from reshard.cli.queue import START, missing, moment, open_queue, pause_text, process_text, rest_text, worker_state
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Fleet, Limits, Seen
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.fleet import Limits, Seen
 
 Worker = Annotated[
     str,
     Argument(metavar="WORKER", help="Its name in `reshard fleet status`, or the start of it.", show_default=False),
 ]
 
-fleet = Typer(name="fleet", help="Pause all workers, drain one, or limit what they do together.", no_args_is_help=True)
-
-
-@contextmanager
-def _open() -> Iterator[tuple[JobStore, Fleet]]:
-    from reshard.worker.fleet import Fleet
-
-    with open_store() as store:
-        yield store, Fleet(store)
+fleet = Typer(name="fleet", help="Pause all workers, drain one, or set shared limits.", no_args_is_help=True)
 
 
 @fleet.command("status")
 @takes(output=read_output)
 def status(output: Output) -> None:
-    """Show the limits in force, what rests and why, and what each worker is at."""
-    with _open() as (store, fleet):
-        seen, held, processes = fleet.seen(), fleet.held_by(), store.processes()
+    """Show the limits in force and the state of each worker."""
+    with open_queue() as queue:
+        seen, held, processes = queue.fleet.seen(), queue.fleet.held_by(), queue.jobs.processes()
     workers = [process for process in processes if process.kind == "worker"]
     told = [
         ("service", pause_text(seen.paused) if seen.paused else "takes work"),
@@ -54,7 +43,7 @@ def status(output: Output) -> None:
         told.append(("worker", process_text(process, process.name in seen.drained)))
         told += [("", f"has {what}") for what in held.get(process.name, ())]
     if "worker" in missing(processes):
-        told.append(("worker", "none is running: start one with `reshard worker`, or all of it with `reshard up`"))
+        told.append(("worker", f"none is running: {START.format('worker')}"))
     facts = seen.to_dict() | {
         "workers": [
             {
@@ -74,71 +63,78 @@ def status(output: Output) -> None:
 def pause(
     *,
     reason: Annotated[
-        str | None, Option(metavar="TEXT", help="Why, for whoever sees that it is paused.", show_default=False)
+        str | None, Option(metavar="TEXT", help="The reason, shown to everyone who waits.", show_default=False)
     ] = None,
     output: Output,
 ) -> None:
-    """Let no worker begin anything, until resume. Copies are handed back at their next file, other steps end."""
-    with _open() as (_, fleet):
-        was = fleet.paused() is not None
-        paused = fleet.pause(asked_by(), reason)
-    said = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` lets it go on"
+    """Stop all workers from starting anything, until resume.
+
+    Copies are handed back at their next file; other steps run to their end.
+    """
+    with open_queue() as queue:
+        was = queue.fleet.paused() is not None
+        paused = queue.fleet.pause(asked_by(), reason)
+    said = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` continues it"
     output.result({"paused": asdict(paused), "was_paused": was}, Text(said), "paused")
 
 
 @fleet.command("resume")
 @takes(output=read_output)
 def resume(output: Output) -> None:
-    """Let a paused service go on where it was."""
-    with _open() as (_, fleet):
-        was = fleet.resume()
-    output.result({"paused": None, "was_paused": was}, Text("it goes on" if was else "it was not paused"), "resumed")
+    """Let a paused service continue."""
+    with open_queue() as queue:
+        was = queue.fleet.resume()
+    output.result({"paused": None, "was_paused": was}, Text("resumed" if was else "it was not paused"), "resumed")
 
 
 @fleet.command("drain")
 @takes(output=read_output)
 def drain(worker: Worker, output: Output) -> None:
-    """Have one worker hand back what it holds and take nothing more, until undrain or its end."""
-    with _open() as (_, fleet):
-        name = fleet.drain(worker)
-    said = f"worker {name} is drained; stop it when `reshard fleet status` shows nothing at it, or `undrain` it"
+    """Make one worker hand back its work and take no more.
+
+    It stays drained until `reshard fleet undrain`, or until it ends.
+    """
+    with open_queue() as queue:
+        name = queue.fleet.drain(worker)
+    said = f"worker {name} is drained; stop it once `reshard fleet status` shows it without work, or `undrain` it"
     output.result({"worker": name, "drained": True}, Text(said), name)
 
 
 @fleet.command("undrain")
 @takes(output=read_output)
 def undrain(worker: Worker, output: Output) -> None:
-    """Have a drained worker take work again."""
-    with _open() as (_, fleet):
-        name, was = fleet.undrain(worker)
+    """Let a drained worker take work again."""
+    with open_queue() as queue:
+        name, was = queue.fleet.undrain(worker)
     said = f"worker {name} takes work again" if was else f"worker {name} was not drained"
     output.result({"worker": name, "drained": False, "was_drained": was}, Text(said), name)
 
 
 def _limit(metavar: str, help: str) -> Any:
-    return Option(metavar=metavar, help=f"{help}; none takes it off.", show_default=False)
+    return Option(metavar=metavar, help=f"{help}; `none` removes it.", show_default=False)
 
 
 @fleet.command("limit")
 @takes(output=read_output)
 def limit(
     *,
-    bandwidth: Annotated[
-        str | None, _limit("RATE", "At most so many bytes a second for all copies together, as 200MB/s")
-    ] = None,
+    bandwidth: Annotated[str | None, _limit("RATE", "Bandwidth limit of all copies together, as 200MB/s")] = None,
     night_bytes: Annotated[
-        str | None, _limit("SIZE", "At most so many bytes of weights read by bulk jobs in a night, as 2TB")
+        str | None, _limit("SIZE", "Limit of weights that bulk jobs read in a night, as 2TB")
     ] = None,
-    window: Annotated[str | None, _limit("HOURS", "Bulk work only at these hours, as 22:00-06:00")] = None,
-    closed: Annotated[str | None, _limit("HOURS", "Bulk work at all hours but these, as 08:00-18:00")] = None,
-    tz: Annotated[str | None, _limit("ZONE", "By whose clock hours and nights are, as Europe/Berlin")] = None,
+    window: Annotated[str | None, _limit("HOURS", "Run bulk work only in these hours, as 22:00-06:00")] = None,
+    closed: Annotated[str | None, _limit("HOURS", "Run bulk work outside these hours, as 08:00-18:00")] = None,
+    tz: Annotated[str | None, _limit("ZONE", "Time zone of hours and nights, as Europe/Berlin")] = None,
     output: Output,
 ) -> None:
-    """Set limits for all workers together; those that are not named stay as they are."""
+    """Set limits for all workers together.
+
+    Limits that are not given stay as they are.
+    """
     typed = {"bandwidth": bandwidth, "night_bytes": night_bytes, "window": window, "closed": closed, "tz": tz}
-    with _open() as (_, fleet):
-        fleet.limit({name: value for name, value in typed.items() if value is not None})
-        seen = fleet.seen()
+    with open_queue() as queue:
+        queue.fleet.limit({name: value for name, value in typed.items() if value is not None})
+        seen = queue.fleet.seen()
     limits = seen.limits
     told = [
         ("bandwidth", _most(limits.bandwidth, _rate)),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, submit, verify
+from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify
 from reshard.cli.errors import guarded
 
 app = Typer(
@@ -25,7 +25,7 @@ app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
-app.command("submit")(submit.submit)
+app.command("submit")(jobs.submit)
 app.command("status")(jobs.status)
 app.command("list")(jobs.list_)
 app.command("watch")(jobs.watch)

@@ -38,6 +38,14 @@ class Output:
         elif bare:
             sys.stdout.write(f"{bare}\n")
 
+    def listing(self, data: Sequence[Mapping[str, Any]], text: RenderableType, bare: Sequence[str]) -> None:
+        """Many answers of one kind: a document for each, or all of them in ``text`` or in ``bare``."""
+        if self.json:
+            for one in data:
+                self.document(one)
+        else:
+            self.text(text, "\n".join(bare))
+
     def document(self, data: Mapping[str, Any]) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
         sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")

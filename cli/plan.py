@@ -22,19 +22,19 @@ def plan(
         str | None,
         Option(
             metavar="DEVICE=SIZE,...",
-            help="Also show which device would hold which block: 0=10GiB,1=10GiB,cpu=30GiB.",
+            help="Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.",
             show_default=False,
         ),
     ] = None,
     device_map: Annotated[
         Path | None,
-        Option(metavar="FILE", help="The same for a given map, as JSON of devices by module.", show_default=False),
+        Option(metavar="FILE", help="The same for a device map, as JSON of devices by module.", show_default=False),
     ] = None,
     output: Output,
 ) -> None:
-    """Show what a job would write, carry and delete, and change nothing."""
-    from reshard.cli.describe import needs_facts, plan_facts, plan_text
+    """Show what a job would write and delete; change nothing."""
     from reshard.cli.devices import device_facts, device_text, parse_max_memory, read_device_map
+    from reshard.cli.plan_text import needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.connect import Context, open_target
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from reshard.pipeline.limits import GB, GIB, HUB_FILE_MAX, MB
+
+Use = Literal["browser", "fat32", "colab", "hub"]
 
 
 class Profile(NamedTuple):
@@ -14,7 +16,7 @@ class Profile(NamedTuple):
     reason: str
 
 
-PROFILES: dict[str, Profile] = {
+PROFILES: dict[Use, Profile] = {
     # https://github.com/ngxson/wllama, README: "Limitations" and "Split model".
     "browser": Profile(
         512 * MB,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from reshard.cli.arguments import read_output, read_request, takes
-from reshard.cli.outcome import checks_text, moved, outcome, source_bytes
+from reshard.cli.job_text import checks_text, moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import ProofError
@@ -24,15 +24,14 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 
 @takes(request=read_request, output=read_output)
 def run(request: Request, output: Output) -> None:
-    """Reshard SRC into DST now, in this process; needs no broker."""
+    """Reshard SRC into DST now, without a broker."""
     from reshard.pipeline import reshard
-    from reshard.pipeline.stores.connect import Context
 
     with bar(output) as shown:
         view = _View(request, output, shown)
         watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
         try:
-            report = reshard.run(request, Context.from_env(), watcher)
+            report = reshard.run(request, watcher=watcher)
         except ProofError as error:
             if checks := error.facts.get("checks"):
                 shown.say(Text("\n".join(checks_text(checks))))
@@ -54,7 +53,7 @@ class _View:
         self._step, self._done, self._total = "", 0, 0
 
     def planned(self, plan: Plan) -> None:
-        from reshard.cli.describe import plan_facts, plan_text
+        from reshard.cli.plan_text import plan_facts, plan_text
 
         self._total = sum(file.size for file in plan.files)
         facts = plan_facts(self._request, plan)

@@ -1,50 +1,28 @@
-"""`reshard schedule ...`: submissions that control makes again and again."""
+"""`reshard schedule ...`: requests and catalogs that control submits by the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.text import Text
 from typer import Argument, Option, Typer
 
 from reshard.cli.arguments import Limits, read_output, read_request_or_catalog, takes
 from reshard.cli.catalog import read_definition
-from reshard.cli.jobs import missing, open_store
 from reshard.cli.output import Output, lines, succeeded
-from reshard.cli.waits import moment, waits
+from reshard.cli.queue import START, Queue, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import JobStore
-    from reshard.worker.schedules import Run, Schedule, Schedules, Seen
+    from reshard.worker.schedules import Run, Schedule, Seen
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
 Name = Annotated[str, Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
 
 
-class Missed(StrEnum):
-    once = "once"
-    skip = "skip"
-
-
-schedule = Typer(
-    name="schedule",
-    help="Submit a request or a catalog again and again, when a cron expression is due; control does it.",
-    no_args_is_help=True,
-)
-
-
-@contextmanager
-def _open() -> Iterator[tuple[JobStore, Schedules]]:
-    from reshard.worker.schedules import Schedules
-
-    with open_store() as store:
-        yield store, Schedules(store)
+schedule = Typer(name="schedule", help="Submit a request or a catalog by a cron expression.", no_args_is_help=True)
 
 
 @schedule.command("add")
@@ -56,21 +34,24 @@ def add(
     cron: Annotated[
         str, Option(metavar="CRON", help="When: minute hour day month weekday, as in '0 3 * * *'.", show_default=False)
     ],
-    tz: Annotated[str, Option(metavar="ZONE", help="By whose clock: a name as Europe/Berlin.")] = "UTC",
+    tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
     missed: Annotated[
-        Missed, Option(help="What becomes of times at which no control ran: one run when it is back, or none.")
-    ] = Missed.once,
+        Literal["once", "skip"], Option(help="After times at which no control ran: run once, or not at all.")
+    ] = "once",
     output: Output,
 ) -> None:
-    """Keep a schedule that submits SRC into DST as a bulk job, or a catalog."""
+    """Submit SRC into DST, or a catalog, at regular times.
+
+    SRC is submitted as a bulk job. `reshard control` fires schedules.
+    """
     from reshard.worker.schedules import Schedule
 
     what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
-    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed.value, **what})
-    with _open() as (store, schedules):
-        first = schedules.add(kept)
-        if "control" in missing(store.processes()):
-            output.say(Text("no control is running, and nothing fires without one: start one with `reshard control`"))
+    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed, **what})
+    with open_queue() as queue:
+        first = queue.schedules.add(kept)
+        if "control" in missing(queue.jobs.processes()):
+            output.say(Text(f"no control is running, so nothing fires: {START.format('control')}"))
     said = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
     output.result({"schedule": name, "next": first}, Text(said), name)
 
@@ -78,28 +59,28 @@ def add(
 @schedule.command("list")
 @takes(output=read_output)
 def list_(output: Output) -> None:
-    """List schedules: when each fires next, what became of its last time, and when it last ended well."""
-    with _open() as (store, schedules):
-        found = [(seen, _last(store, seen)) for seen in schedules.all()]
-    if output.json:
-        for seen, last in found:
-            output.document(seen.to_dict() | {"last": last})
-    else:
-        rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
-        output.text(lines(rows) if rows else Text("no schedules"), "\n".join(seen.schedule.name for seen, _ in found))
+    """List schedules with their next time and last outcome."""
+    with open_queue() as queue:
+        found = [(seen, _last(queue, seen)) for seen in queue.schedules.all()]
+    rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
+    output.listing(
+        [seen.to_dict() | {"last": last} for seen, last in found],
+        lines(rows) if rows else Text("no schedules"),
+        [seen.schedule.name for seen, _ in found],
+    )
 
 
 @schedule.command("show")
 @takes(output=read_output)
 def show(name: Name, output: Output) -> None:
-    """Show a schedule and what became of its last times."""
-    with _open() as (store, schedules):
-        seen = schedules.get(name)
-        last = _last(store, seen)
+    """Show a schedule and its last runs."""
+    with open_queue() as queue:
+        seen = queue.schedules.get(name)
+        last = _last(queue, seen)
     kept = seen.schedule
     told = [
         ("schedule", kept.name),
-        ("when", f"{kept.cron} in {kept.tz}; a missed time is run {'once' if kept.missed == 'once' else 'never'}"),
+        ("when", f"{kept.cron} in {kept.tz}; missed times run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
         ("last", last),
         ("success", succeeded(seen.success)),
@@ -113,11 +94,10 @@ def show(name: Name, output: Output) -> None:
 @schedule.command("run")
 @takes(output=read_output)
 def run(name: Name, output: Output) -> None:
-    """Fire a schedule now, beside its times."""
-    with _open() as (store, schedules):
-        done = schedules.run(name)
-        if why := waits(store, bulk=True):
-            output.say(Text(why))
+    """Fire a schedule now, in addition to its times."""
+    with open_queue() as queue:
+        done = queue.schedules.run(name)
+        why = queue.warn(output, bulk=True)
     facts = {"schedule": name, "outcome": done.outcome, "job": done.job, "waits": why}
     output.result(facts, Text(f"schedule {name}: {_outcome(done)}"), done.job or "")
 
@@ -125,28 +105,31 @@ def run(name: Name, output: Output) -> None:
 @schedule.command("pause")
 @takes(output=read_output)
 def pause(name: Name, output: Output) -> None:
-    """Let a schedule rest; a job that it fired goes on."""
-    with _open() as (_, schedules):
-        schedules.pause(name)
+    """Pause a schedule; a job that it fired continues."""
+    with open_queue() as queue:
+        queue.schedules.pause(name)
     output.result({"schedule": name, "next": None}, Text(f"schedule {name} is paused"), name)
 
 
 @schedule.command("resume")
 @takes(output=read_output)
 def resume(name: Name, output: Output) -> None:
-    """Let a paused schedule go on; times that passed in the pause are not run."""
-    with _open() as (_, schedules):
-        first = schedules.resume(name)
-        tz = schedules.get(name).schedule.tz
-    output.result({"schedule": name, "next": first}, Text(f"schedule {name} goes on, on {moment(first, tz)}"), name)
+    """Resume a paused schedule.
+
+    Times that passed during the pause are not run.
+    """
+    with open_queue() as queue:
+        first = queue.schedules.resume(name)
+        tz = queue.schedules.get(name).schedule.tz
+    output.result({"schedule": name, "next": first}, Text(f"schedule {name} resumes on {moment(first, tz)}"), name)
 
 
 @schedule.command("remove")
 @takes(output=read_output)
 def remove(name: Name, output: Output) -> None:
-    """Forget a schedule; a job that it fired goes on."""
-    with _open() as (_, schedules):
-        schedules.remove(name)
+    """Remove a schedule; a job that it fired continues."""
+    with open_queue() as queue:
+        queue.schedules.remove(name)
     output.result({"schedule": name, "removed": True}, Text(f"schedule {name} is removed"), name)
 
 
@@ -162,10 +145,9 @@ def _next(seen: Seen) -> str:
     return "paused" if seen.next is None else moment(seen.next, seen.schedule.tz)
 
 
-def _last(store: JobStore, seen: Seen) -> str:
-    """What became of the last time, and of the job that it fired."""
+def _last(queue: Queue, seen: Seen) -> str:
+    """The last run, and the state of the job that it fired."""
     from reshard.pipeline.errors import CatalogNotFound, JobNotFound
-    from reshard.worker.catalogs import Catalogs
 
     if not seen.runs:
         return "never fired"
@@ -173,13 +155,13 @@ def _last(store: JobStore, seen: Seen) -> str:
     if run.outcome == "fired" and seen.schedule.catalog is not None:
         name = seen.schedule.catalog.name
         try:
-            return f"catalog {name}, {Catalogs(store).get(name).state}"
+            return f"catalog {name}, {queue.catalogs.get(name).state}"
         except CatalogNotFound:
             return f"catalog {name}, removed since"
     if run.outcome != "fired" or run.job is None:
         return _outcome(run)
     try:
-        return f"job {run.job}, {store.get(run.job).state}"
+        return f"job {run.job}, {queue.jobs.get(run.job).state}"
     except JobNotFound:
         return f"job {run.job}, deleted since"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 from rich.text import Text
@@ -14,30 +15,26 @@ from reshard.cli.output import Output, lines
 
 @takes(output=read_output)
 def up(output: Output) -> None:
-    """Start a broker, a worker and control on this machine, or find those that run."""
+    """Start a broker, a worker and control on this machine.
+
+    Those that run already are left running.
+    """
     from reshard.pipeline.stores.credentials import Credentials
     from reshard.worker import local
     from reshard.worker.settings import settings
 
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(settings())
+    notes = _notes(service.started, service.found, has_token)
     told = [("broker", service.broker)]
     told += [("started", name) for name in service.started] + [("found", name) for name in service.found]
-    told.append(("logs", str(service.data_dir)))
-    notes = _notes(service.started, service.found, has_token)
-    told += [("note", note) for note in notes]
-    facts = {
-        "broker": service.broker,
-        "started": service.started,
-        "found": service.found,
-        "data_dir": str(service.data_dir),
-        "notes": notes,
-    }
+    told += [("logs", str(service.data_dir)), *(("note", note) for note in notes)]
+    facts = asdict(service) | {"data_dir": str(service.data_dir), "notes": notes}
     output.result(facts, lines(told), service.broker)
 
 
 def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
-    """What the environment of these processes, which is this one's or an older one's, means for their jobs."""
+    """How the environment of these processes, which is this one's or an older one's, affects their jobs."""
     notes = []
     if kept := [name for name in found if name != "broker"]:
         they = "they keep the environment that they were" if len(kept) > 1 else "it keeps the environment that it was"
@@ -49,21 +46,27 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
 
 @takes(output=read_output)
 def down(output: Output) -> None:
-    """Stop what `reshard up` started. Jobs stay on disk and go on at the next `up`."""
+    """Stop everything that `reshard up` started.
+
+    Jobs stay on disk and continue at the next `up`.
+    """
     from reshard.worker import local
     from reshard.worker.settings import settings
 
     stopped = local.down(settings())
-    output.result({"stopped": stopped}, Text(f"stopped {', '.join(stopped) or 'nothing: none ran'}"))
+    output.result({"stopped": stopped}, Text(f"stopped {', '.join(stopped) or 'nothing: none was running'}"))
 
 
 def worker(
     concurrency: Annotated[
         int | None,
-        Option(min=1, max=64, help="Copies at once; left out, RESHARD_CONCURRENCY.", show_default=False),
+        Option(min=1, max=64, help="Copies at once (default: RESHARD_CONCURRENCY).", show_default=False),
     ] = None,
 ) -> None:
-    """Be a worker until stopped. SIGTERM hands back what cannot be finished soon."""
+    """Run a worker in the foreground.
+
+    SIGTERM stops it; it hands back what it cannot finish soon.
+    """
     from reshard.worker import local
     from reshard.worker.settings import settings
 
@@ -71,7 +74,7 @@ def worker(
 
 
 def control() -> None:
-    """Be the process that sends again what was lost, until stopped."""
+    """Run the scheduler: fire schedules, recover lost work."""
     from reshard.worker.control import main
     from reshard.worker.settings import settings
 

@@ -1,37 +1,27 @@
-"""`reshard verify`: whether a checkpoint is whole, and whether it is another one's equal."""
+"""`reshard verify`: whether a checkpoint is complete, and whether it equals another one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 from typer import Argument, Option
 
-from reshard.cli.arguments import DType, read_output, takes
-from reshard.cli.outcome import told_check
+from reshard.cli.arguments import PLACE, read_output, takes
+from reshard.cli.job_text import told_check
 from reshard.cli.output import Output
-from reshard.cli.progress import Bar, bar
+from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.places import Folder, Hub, parse_place
-from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.request import DType, Options, parse_size
 
 if TYPE_CHECKING:
-    from reshard.pipeline.protocols import Source
-    from reshard.pipeline.publishing.history import Publication
-    from reshard.pipeline.stores.connect import Context
     from reshard.pipeline.verifying.load import LoadOptions
 
 
-class Loader(StrEnum):
-    transformers = "transformers"
-    accelerate = "accelerate"
-
-
+Loader = Literal["transformers", "accelerate"]
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 
@@ -42,32 +32,28 @@ def verify(
         str,
         Argument(
             metavar="REPO_OR_DIR",
-            help="What to look at: user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path).",
+            help=f"The checkpoint: {PLACE}",
             show_default=False,
         ),
     ],
     against: Annotated[
-        str | None, Option(metavar="SRC", help="The checkpoint that it should equal, however cut.", show_default=False)
+        str | None, Option(metavar="SRC", help="The source it should equal, however it is cut.", show_default=False)
     ] = None,
-    dtype: Annotated[
-        DType, Option(help="For --against: SRC should be this after a cast, as `--dtype` of `run` makes it.")
-    ] = DType.keep,
+    dtype: Annotated[DType, Option(help="With --against: expect the cast that `reshard run --dtype` does.")] = "keep",
     strip_prefix: Annotated[
         str | None,
-        Option(
-            metavar="PREFIX", help="For --against: SRC's names should lack this, as `run` does it.", show_default=False
-        ),
+        Option(metavar="PREFIX", help="With --against: expect names without this prefix.", show_default=False),
     ] = None,
-    deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Read every byte of each side once.")] = False,
     load: Annotated[
         bool,
-        Option("--load", help="Load the model for real and run it once; with --against, both, to the same output."),
+        Option("--load", help="Load and run the model; with --against, compare both outputs."),
     ] = False,
     max_memory: Annotated[
         str | None,
         Option(
             metavar="DEVICE=SIZE,...",
-            help="For --load: what each device may hold, as cpu=2GB; the rest is offloaded to disk.",
+            help="With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk.",
             show_default=False,
         ),
     ] = None,
@@ -75,82 +61,52 @@ def verify(
         Path | None,
         Option(
             metavar="FILE",
-            help="For --load: JSON of devices by module; disk is one of them.",
+            help="With --load: JSON of devices by module, disk included.",
             show_default=False,
         ),
     ] = None,
     loader: Annotated[
         Loader | None,
-        Option(help="For --load: accelerate is its load_checkpoint_and_dispatch.", show_default="transformers"),
+        Option(help="With --load: accelerate uses load_checkpoint_and_dispatch.", show_default="transformers"),
     ] = None,
     memory: Annotated[
         str | None,
         Option(
             metavar="SIZE",
-            help="For --load: what the loading process may hold beside mapped files before it is ended; on Linux.",
+            help="With --load: memory limit of the loading process, mapped files not counted (Linux).",
             show_default=False,
         ),
     ] = None,
     output: Output,
 ) -> None:
-    """Check a checkpoint, whoever made it: alone, or against the source that it should equal.
+    """Check a checkpoint, optionally against its source.
 
-    It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
+    It exits with 6 if a check failed, else with 0; the last line counts inconclusive and skipped checks.
     """
-    from reshard.pipeline.stores.connect import Context, open_source
-    from reshard.pipeline.verifying.loading import check_load
-    from reshard.pipeline.verifying.meta_load import Reload
-    from reshard.pipeline.verifying.verify import verify as make_checks
+    from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
-    changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
+    changes = Options(dtype=dtype, strip_prefix=strip_prefix)
     if against is None and changes != Options():
-        raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
-    context = Context.from_env()
-    ours = open_source(parse_place(place), context)
-    described = _described(parse_place(place), ours, context)
-    theirs = open_source(parse_place(against), context) if against else None
-    with bar(output) as shown, closing(Reload(tmpdir=context.tmpdir)) as reload:
-        progress = _Progress(shown, ours, theirs)
-        # First, because it may end in an error of what was asked for, and reading every byte takes longer.
-        loaded = [check_load(ours, theirs, reload, loads, progress.tick, context.tmpdir)] if loads else []
-        checks = make_checks(
-            ours,
-            theirs,
-            reload,
-            deep=deep,
-            changes=changes,
-            described=described,
-            tick=progress.tick,
-            tmpdir=context.tmpdir,
-        )
-        checks += loaded
-    failed = [check for check in checks if check.result == "failed"]
-    ends = Counter(check.result for check in checks)
-    result = next((end for end in ("failed", "inconclusive") if ends[end]), "passed")
+        raise UsageError(what="--dtype and --strip-prefix need --against")
+    with bar(output) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.show("reading" if done else "checking", done, total if done else 0)
+
+        verified = api.verify(place, against, deep=deep, changes=changes, load=loads, progress=progress)
     facts = {
-        "place": str(ours.place),
-        "commit": ours.pin.commit,
-        "against": str(theirs.pin) if theirs else None,
+        "place": str(verified.place),
+        "commit": verified.pin.commit,
+        "against": str(verified.against) if verified.against else None,
         "deep": deep,
-        "result": result,
-        "checks": [check.to_dict() for check in checks],
+        "result": verified.result,
+        "checks": [check.to_dict() for check in verified.checks],
     }
-    output.result(facts, _text(facts), result)
-    if failed:
+    output.result(facts, _text(facts), verified.result)
+    if failed := [check for check in verified.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
-        raise VerifyFailed(place=str(ours.place), failed=len(failed), checks=len(checks), first=first)
-
-
-def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
-    """The commit that brought the manifest; a repository that speaks of none is not asked for its history."""
-    from reshard.pipeline.planning.model import MANIFEST
-    from reshard.pipeline.stores.connect import open_target
-    from reshard.pipeline.verifying.manifest_check import described_by
-
-    if isinstance(place, Hub) and MANIFEST not in output.files():
-        return None
-    return described_by(open_target(place, Options(), context), output.pin.commit)
+        raise VerifyFailed(place=facts["place"], failed=len(failed), checks=len(verified.checks), first=first)
 
 
 def _load_options(
@@ -162,34 +118,16 @@ def _load_options(
 
     if not load:
         if loader or device_map or max_memory or memory:
-            raise UsageError(what="--loader, --device-map, --max-memory and --memory say how to load: they need --load")
+            raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
         return None
     if max_memory and device_map:
         raise UsageError(what="--max-memory and --device-map exclude each other")
     return LoadOptions(
-        loader=(loader or Loader.transformers).value,
+        loader=loader or "transformers",
         device_map=read_device_map(device_map) if device_map else "auto",
         max_memory=parse_max_memory(max_memory) if max_memory else None,
         memory=parse_size(memory, "--memory") if memory else None,
     )
-
-
-class _Progress:
-    """Bytes of both sides, on one bar."""
-
-    def __init__(self, shown: Bar, *sides: Source | None) -> None:
-        from reshard.pipeline.checkpoint.discover import foreign_format
-        from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-
-        self._bar = shown
-        self._done = 0
-        files = [file for side in sides if side is not None for file in side.files().values()]
-        self._total = sum(f.size for f in files if f.path.endswith(SUFFIX) or foreign_format(f.path))
-        shown.show("checking", 0, 0)
-
-    def tick(self, count: int) -> None:
-        self._done += count
-        self._bar.show("reading", self._done, self._total)
 
 
 def _text(facts: dict[str, Any]) -> RenderableType:
@@ -201,7 +139,7 @@ def _text(facts: dict[str, Any]) -> RenderableType:
         findings = check["findings"]
         shown += [Text(f"    {finding}") for finding in findings[:FINDINGS_SHOWN]]
         if len(findings) > FINDINGS_SHOWN:
-            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them"))
+            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them all"))
     against = f" against {facts['against']}" if facts["against"] else ""
     shown.append(Text(f"{facts['place']}{against}: {_end(facts)}"))
     return Group(*shown)

@@ -1,4 +1,4 @@
-"""Following a job on the queue: its plan, its progress, what troubled it, and how it ended."""
+"""Following a job on the queue: its plan, progress, setbacks and end."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from typing import Any
 from rich.text import Text
 from typer import Exit
 
-from reshard.cli.describe import plan_facts, plan_text
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.jobs import end
-from reshard.cli.outcome import moved, outcome, source_bytes
+from reshard.cli.job_text import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
+from reshard.cli.plan_text import plan_facts, plan_text
 from reshard.cli.progress import Bar, bar
-from reshard.cli.waits import waits
-from reshard.pipeline.errors import BrokerUnavailable
-from reshard.worker.jobs import Job, JobStore
+from reshard.cli.queue import Queue
+from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
+from reshard.worker.jobs import Job
 
 LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
 PAUSE = 2.0  # seconds between tries to reach a broker that is away
 
 
-def follow(store: JobStore, id: str, output: Output) -> None:
+def follow(queue: Queue, id: str, output: Output) -> None:
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
-            follower = _Follower(store, id, output, shown)
+            follower = _Follower(queue, id, output, shown)
             job = follower.to_the_end()
     except KeyboardInterrupt:
-        output.say(Text(f"\njob {id} goes on; follow it again with `reshard watch {id}`"))
+        output.say(Text(f"\njob {id} continues; follow it again with `reshard watch {id}`"))
         raise Exit(INTERRUPTED) from None
-    if error := end(job):
+    if error := _end(job):
         raise error
     published = job.published or {}
-    bytes_ = source_bytes(follower.read, store.attested(id))
+    bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
     told = [
         moved(job.read, job.uploaded, job.deduplicated, job.expected),
         *outcome(str(job.request.target), job.checks, bytes_, published),
@@ -44,9 +43,16 @@ def follow(store: JobStore, id: str, output: Output) -> None:
     output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
 
 
+def _end(job: Job) -> ReshardError | None:
+    """Why an ended job is not done; None if it is."""
+    if job.error:
+        return ReshardError.from_dict(job.error)
+    return JobCancelled(job=job.id) if job.state == "cancelled" else None
+
+
 class _Follower:
-    def __init__(self, store: JobStore, id: str, output: Output, shown: Bar) -> None:
-        self._store, self._id, self._output, self._bar = store, id, output, shown
+    def __init__(self, queue: Queue, id: str, output: Output, shown: Bar) -> None:
+        self._queue, self._id, self._output, self._bar = queue, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
         self._waits: str | None = None
@@ -55,10 +61,10 @@ class _Follower:
         away_since = None
         while True:
             try:
-                for number, event in self._store.events(self._id, self._after, wait=LOOK):
+                for number, event in self._queue.jobs.events(self._id, self._after, wait=LOOK):
                     self._after = number
                     self._tell(event)
-                job = self._store.get(self._id)
+                job = self._queue.jobs.get(self._id)
                 self._show(job)
                 away_since = None
                 if job.state.ended:
@@ -73,7 +79,7 @@ class _Follower:
     def _show(self, job: Job) -> None:
         if job.shards and not self.read:
             self._show_plan(job)
-        why = waits(self._store, job.request.priority == "bulk") or job.note
+        why = self._queue.waits(job.request.priority == "bulk") or job.note
         if why != self._waits and not job.state.ended:
             self._waits = why
             if self._output.json:
@@ -83,7 +89,7 @@ class _Follower:
         self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes)
 
     def _show_plan(self, job: Job) -> None:
-        plan = self._store.plan(self._id)
+        plan = self._queue.jobs.plan(self._id)
         if plan is None:  # it goes some time after the job is done
             return
         self.read = tuple(file.path for file in plan.files)
@@ -96,9 +102,9 @@ class _Follower:
         if self._output.json:
             self._output.document({"event": event | _parsed(event)})
         elif event["kind"] in {"trouble", "voided"}:
-            self._bar.say(Text(f"{event['unit']}: {json.loads(event['error'])['message']}; it is tried again"))
+            self._bar.say(Text(f"{event['unit']}: {json.loads(event['error'])['message']}; trying again"))
         elif event["kind"] == "lost":
-            self._bar.say(Text(f"{event['unit']}: worker {event['worker']} is gone; another goes on"))
+            self._bar.say(Text(f"{event['unit']}: worker {event['worker']} is gone; another continues"))
 
 
 def _parsed(event: dict[str, str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 GO_ON = {
     "again": ("run the same command again", "`reshard retry {job}`"),
     "anew": ("run the same command again", "`reshard retry {job} --anew`"),
-    "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --onto-head`"),
+    "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
     "where": ("", " where the worker runs (start it anew)"),
     "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
     "undo": ("a commit on top", "`reshard rollback {job}`"),

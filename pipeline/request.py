@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from reshard.pipeline.errors import BadSize
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
-from reshard.pipeline.places import Folder, Hub, Place, Strict
+from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
@@ -58,32 +58,68 @@ def parse_size(value: str, option: str = "--size") -> int:
     return size
 
 
+def _parsed(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+DType = Literal["keep", "float16", "bfloat16", "float32"]
+Priority = Literal["interactive", "bulk"]
+Transport = Literal["auto", "xet", "http"]
+
+
 class Options(Strict):
-    """How to cut, what to carry, how to publish. The first block decides the bytes of the weights."""
+    """How to cut, what to carry, how to publish.
 
-    size: int = Field(default=DEFAULT_SIZE, gt=0)  # bytes
-    oversize: Literal["own-shard", "fail"] = "own-shard"
-    pack: Literal["greedy", "balanced", "layers"] = "greedy"
-    dtype: Literal["keep", "float16", "bfloat16", "float32"] = "keep"
-    strict_dtype: bool = False
-    ties: Literal["keep", "source"] = "keep"
-    strip_prefix: str | None = None
-    config_from: Place | None = None
+    Commands and catalogs take their options from here: names, choices, defaults and descriptions.
+    """
 
-    include: tuple[str, ...] = ()  # globs over repository paths
-    exclude: tuple[str, ...] = ()
-
-    branch: str | None = None
-    pr: bool = False
-    visibility: Literal["as-source", "public", "private"] = "as-source"
-    prune: bool = False
-    overwrite: bool = False
-    lineage: bool = False
-    manifest: bool = True
-    force: bool = False
-
-    require: Literal["any", "model"] = "any"
-    transport: Literal["auto", "xet", "http"] = "auto"
+    size: Annotated[int, BeforeValidator(_parsed)] = Field(
+        default=DEFAULT_SIZE,
+        gt=0,
+        description="Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
+    )
+    oversize: Literal["own-shard", "fail"] = Field(
+        default="own-shard", description="Give a tensor larger than SIZE a file of its own, or fail."
+    )
+    pack: Literal["greedy", "balanced", "layers"] = Field(
+        default="greedy",
+        description="How tensors share files: greedy fills each file in source order, balanced makes files of about the"
+        " same size, layers keeps each block of the model in one file.",
+    )
+    dtype: DType = Field(
+        default="keep",
+        description="Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
+    )
+    strict_dtype: bool = Field(default=False, description="Fail if a cast turns a finite value into infinity.")
+    ties: Literal["keep", "source"] = Field(
+        default="keep",
+        description="Tied weights of .bin files: keep every name, or only the one the others are tied to.",
+    )
+    strip_prefix: str | None = Field(
+        default=None, description="Remove this prefix from tensor names; auto removes those of known wrappers."
+    )
+    config_from: Place | None = Field(default=None, description="Take config and tokenizer from here if SRC has none.")
+    include: tuple[str, ...] = Field(default=(), description="Also carry files that match this glob.")
+    exclude: tuple[str, ...] = Field(default=(), description="Do not carry files that match this glob.")
+    branch: str | None = Field(default=None, description="Commit to this branch of the target.")
+    pr: bool = Field(default=False, description="Open a pull request on the target.")
+    visibility: Literal["as-source", "public", "private"] = Field(
+        default="as-source",
+        description="Who may see the target; as-source makes a new one private unless SRC is public.",
+    )
+    prune: bool = Field(default=False, description="Also delete files of the target that the source does not have.")
+    overwrite: bool = Field(default=False, description="Replace what others changed since our last publication.")
+    lineage: bool = Field(default=False, description="Name the source as base_model in the model card.")
+    manifest: bool = Field(
+        default=True, description="Publish a manifest, which verifies the result without its source."
+    )
+    force: bool = Field(default=False, description="Publish again even if the same was published before.")
+    require: Literal["any", "model"] = Field(
+        default="any", description="model: refuse a result that the model's own class cannot check."
+    )
+    transport: Transport = Field(
+        default="auto", description="How weights travel; auto takes xet where the Hub offers it."
+    )
 
     def weights(self) -> dict[str, object]:
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""
@@ -116,8 +152,16 @@ class Request(Strict):
     source: Place
     target: Place
     options: Options = Options()
-    priority: Literal["interactive", "bulk"] = "interactive"
+    priority: Priority = "interactive"
     asked_by: str = ""  # who submitted it, for the record
+
+    @classmethod
+    def of(cls, source: str, target: str, **options: Any) -> Request:
+        """The request of two places as they are typed and the fields of ``Options``; a size may be ``"200MB"``.
+
+        Raises BadPlace, BadSize, and pydantic's ValidationError, a ValueError, for other options that make no sense.
+        """
+        return cls(source=parse_place(source), target=parse_place(target), options=Options(**options))
 
     def key(self) -> str:
         """The same for requests that come to the same commit.

@@ -271,8 +271,14 @@ class Watcher:
     step: Callable[[str], None] = lambda name: None
 
 
-def run(request: Request, context: Context, watcher: Watcher | None = None, reload: Reload | None = None) -> Report:
-    """Carry out ``request`` in this process: what the queue does in many. A given ``reload`` stays warm."""
+def run(
+    request: Request, context: Context | None = None, watcher: Watcher | None = None, reload: Reload | None = None
+) -> Report:
+    """Carry out ``request`` in this process: what the queue does in many. A given ``reload`` stays warm.
+
+    Without a ``context``, tokens and limits come from the environment. Raises ReshardError, whose families say why.
+    """
+    context = context or Context.from_env()
     if reload is None:
         with closing(Reload(tmpdir=context.tmpdir)) as ours:
             return run(request, context, watcher, ours)

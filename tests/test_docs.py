@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 import typer.main
 import yaml
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
+from safetensors.numpy import save_file
 
 from docs.generate import outdated
 from reshard.cli.main import app
@@ -87,6 +90,31 @@ def test_hints_name_only_commands_that_exist() -> None:
     named = {(code, name) for code, kind in by_code().items() for name, _ in typed(kind.hint)}
     named |= {("job", name) for hints in GO_ON.values() for hint in hints for name, _ in typed(hint)}
     assert {(code, name) for code, name in named if name not in COMMANDS} == set()
+
+
+def modules(folder: str) -> list[str]:
+    """Each module of a folder as docs/architecture.md names it: by its file, with `child/` before the child's."""
+    paths = sorted(path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.py"))
+    return [f"child/{path.name}" if "child" in path.parts else path.name for path in paths]
+
+
+# worker joins them once its section names all of its rooms.
+@pytest.mark.parametrize("folder", ["pipeline", "cli"])
+def test_the_architecture_names_every_module(folder: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (told,) = [part for part in section if part.startswith(f"{folder}/\n")]
+    assert [name for name in modules(folder) if f"`{name}`" not in told] == []
+
+
+def test_the_example_of_the_library_runs_and_has_ten_lines(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) == 10
+    (tmp_path / "model").mkdir()
+    save_file({"weight": np.zeros(100, np.float32)}, tmp_path / "model" / "model.safetensors")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in done.stdout and "passed" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

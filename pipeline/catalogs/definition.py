@@ -15,10 +15,10 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
 from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
@@ -31,15 +31,43 @@ NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PLACEHOLDERS = ("owner", "name", "size", "revision")
 
-Size = Annotated[str, Field(examples=["200MB", "5GB"], description="Bytes with a unit; 200MB is 200,000,000.")]
+
+def _with_unit(value: str) -> str:
+    try:
+        parse_size(value)
+    except BadSize as error:
+        raise ValueError(f"{value}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
+    return value
 
 
-class Cut(Strict):
+Size = Annotated[
+    str, AfterValidator(_with_unit), Field(examples=["200MB", "5GB"], description="With a unit: 200MB is 200,000,000.")
+]
+
+if TYPE_CHECKING:
+
+    class _Chosen(Strict):
+        branch: str | None = None
+        pr: bool | None = None
+else:
+    # The options of a request, each of which may be left out; a catalog names no folder and is its own --force.
+    _Chosen = create_model(
+        "_Chosen",
+        __base__=Strict,
+        **{
+            name: (field.annotation | None, Field(default=None, description=field.description))
+            for name, field in Options.model_fields.items()
+            if name not in {"size", "config_from", "force"}
+        },
+    )
+
+
+class Cut(_Chosen):
     """How to cut and where to publish; an entry's own goes before the defaults'."""
 
     to: str | None = Field(default=None, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}.")
-    endpoint: str | None = Field(default=None, description="The source's Hub; left out, the worker's HF_ENDPOINT.")
-    to_endpoint: str | None = Field(default=None, description="The target's Hub; left out, the worker's HF_ENDPOINT.")
+    endpoint: str | None = Field(default=None, description="The source's Hub (default: the worker's HF_ENDPOINT).")
+    to_endpoint: str | None = Field(default=None, description="The target's Hub (default: the worker's HF_ENDPOINT).")
     credential: CredentialName | None = Field(
         default=None, description="Which of the worker's RESHARD_CREDENTIALS reads the source, by its name."
     )
@@ -47,31 +75,7 @@ class Cut(Strict):
         default=None, description="Which of the worker's RESHARD_CREDENTIALS writes the target, by its name."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of the source.")
-    size: Size | None = None
-    oversize: Literal["own-shard", "fail"] | None = None
-    pack: Literal["greedy", "balanced", "layers"] | None = None
-    dtype: Literal["keep", "float16", "bfloat16", "float32"] | None = None
-    strict_dtype: bool | None = None
-    ties: Literal["keep", "source"] | None = None
-    strip_prefix: str | None = None
-    include: tuple[str, ...] | None = Field(default=None, description="Globs of files to carry too.")
-    exclude: tuple[str, ...] | None = Field(default=None, description="Globs of files not to carry.")
-    branch: str | None = Field(default=None, description="Commit to this branch of the target.")
-    pr: bool | None = Field(default=None, description="Open a pull request on the target.")
-    visibility: Literal["as-source", "public", "private"] | None = None
-    prune: bool | None = None
-    overwrite: bool | None = None
-    lineage: bool | None = None
-    manifest: bool | None = None
-    require: Literal["any", "model"] | None = None
-    transport: Literal["auto", "xet", "http"] | None = None
-
-    @field_validator("size")
-    @classmethod
-    def _sized(cls, value: str | None) -> str | None:
-        if value is not None:
-            _bytes(value)
-        return value
+    size: Size | None = Field(default=None, description=Options.model_fields["size"].description)
 
     @field_validator("to")
     @classmethod
@@ -100,13 +104,6 @@ class Query(Strict):
     max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     limit: int | None = Field(default=None, ge=1, description="The most models, those with the most downloads first.")
     collection: str | None = Field(default=None, description="A collection's slug; goes with name and limit alone.")
-
-    @field_validator("min_size", "max_size")
-    @classmethod
-    def _sized(cls, value: str | None) -> str | None:
-        if value is not None:
-            _bytes(value)
-        return value
 
     @model_validator(mode="after")
     def _bounded(self) -> Query:
@@ -201,8 +198,6 @@ def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
     owner, _, name = place.repo.partition("/")
     revision = cut.revision or place.revision
     options = {field: value for field in Options.model_fields if (value := getattr(cut, field, None)) is not None}
-    if cut.size is not None:
-        options["size"] = _bytes(cut.size)
     size = cut.size or f"{Options().size // 10**9}GB"
     target = _fill(cut.to or "", {"owner": owner, "name": name, "size": size, "revision": revision or "main"})
     source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
@@ -227,13 +222,6 @@ def _hub(value: str) -> Hub:
     if not isinstance(place, Hub):
         raise ValueError(f"{value} is a folder; a catalog names repositories: user/repo")
     return place
-
-
-def _bytes(value: str) -> int:
-    try:
-        return parse_size(value)
-    except BadSize as error:
-        raise ValueError(f"{value}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

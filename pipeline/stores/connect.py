@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -17,7 +17,7 @@ from reshard.pipeline.errors import BadSetting, BadSize, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.request import DEFAULT_BRANCH, Options, branch_of, parse_size
+from reshard.pipeline.request import DEFAULT_BRANCH, Options, Transport, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.target import FolderTarget
@@ -30,7 +30,6 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
 RateLimiterOf = Callable[[str], RateLimiter]
-Transport = Literal["auto", "xet", "http"]
 T = TypeVar("T")
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import Use, read_in_place, read_output, read_request, takes
-from reshard.cli.profiles import PROFILES
+from reshard.cli.arguments import read_in_place, read_output, read_request, takes
+from reshard.cli.profiles import PROFILES, Use
+from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import SINGLE, Request
+from reshard.pipeline.request import SINGLE, Options, Request
 
 
 def request(source: str = "a/model", to: str = "b/model", **options: Any) -> Request:
-    return read_request(source, to, **options)
+    return read_request(source=source, to=to, **options)
 
 
 def test_sizes_are_decimal_unless_they_say_otherwise() -> None:
@@ -111,12 +112,30 @@ def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
 
 
 def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
-    places = {"source": "a/b", "to": "c/d"}
+    places: dict[str, Any] = {"source": "a/b", "to": "c/d"}
     assert read_request(**places).options.size == 5_000_000_000
     for use, profile in PROFILES.items():
-        assert read_request(**places, for_=Use(use)).options.size == profile.size
+        assert read_request(**places, for_=use).options.size == profile.size
     assert read_request(**places, single=True).options.size == SINGLE
-    for typed in ({"size": "1GB", "single": True}, {"for_": Use.hub, "size": "1GB"}, {"for_": Use.hub, "single": True}):
+    for typed in ({"size": "1GB", "single": True}, {"for_": "hub", "size": "1GB"}, {"for_": "hub", "single": True}):
         with pytest.raises(UsageError, match="--single"):
             read_request(**places, **typed)
-    assert {use.value for use in Use} == PROFILES.keys()
+    assert set(get_args(Use)) == PROFILES.keys()
+
+
+def test_every_option_is_typed_by_its_name_choices_and_description() -> None:
+    parameters = inspect.signature(read_request).parameters
+    for name, field in Options.model_fields.items():
+        if name in {"visibility", "manifest"}:  # --public, --private, --no-manifest
+            continue
+        kind, option = get_args(parameters[name].annotation)
+        assert field.description and field.description in option.help
+        if get_origin(field.annotation) is Literal:
+            assert kind == field.annotation and parameters[name].default == field.default
+
+
+def test_a_catalog_takes_every_option_but_those_of_one_job() -> None:
+    keys = Cut.model_fields.keys()
+    assert Options.model_fields.keys() - keys == {"config_from", "force"}
+    for name in Options.model_fields.keys() & keys:
+        assert Cut.model_fields[name].description == Options.model_fields[name].description

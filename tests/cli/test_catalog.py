@@ -162,7 +162,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
     add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
     for wrong, says in (
-        ((), "it is not said what to submit: give SRC and --to, or --catalog FILE"),
+        ((), "nothing to submit: give SRC and --to, or --catalog FILE"),
         (("a/b",), "--to is missing"),
         (("--size", "1MB"), "SRC and --to are missing"),
         (("a/b", "--to", "c/d", "--catalog", file), "--catalog says all that is submitted: leave out SRC, --to"),

@@ -32,10 +32,10 @@ def queue(reshard: Run, tmp_path: Path) -> Iterator[Queue]:
 
 def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
     said = queue("catalog", "failures", "mirror").out.splitlines()
-    assert said[-2].split(maxsplit=1) == ["next", "when it is mended, `reshard catalog retry mirror --only CODE`"]
-    assert said[-1].strip() == "usage.collision: mend the file, then `reshard catalog submit FILE`"
+    assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
+    assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"
     first, second = queue("catalog", "retry", "mirror").out.splitlines()
     assert first == "1 model of mirror again"
-    assert second == "2 models not, usage.collision: mend the file, then `reshard catalog submit FILE`"
+    assert second == "2 models not, usage.collision: correct the file, then `reshard catalog submit FILE`"
     (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents
     assert facts == {"catalog": "mirror", "again": 0, "left": {"usage.collision": 2}}

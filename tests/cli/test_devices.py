@@ -83,7 +83,7 @@ def test_limits_that_are_none_are_refused(value: str) -> None:
 @pytest.mark.parametrize("content", ["[]", "not json", '"0"', "[" * 200_000, "\ud800", "9" * 5000])
 def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "map.json").write_bytes(content.encode(errors="surrogatepass"))
-    with pytest.raises(UsageError, match="no JSON"):
+    with pytest.raises(UsageError, match="not .*JSON"):
         read_device_map(tmp_path / "map.json")
 
 

@@ -37,7 +37,7 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     again = queue("fleet", "pause").out
     assert again.startswith("paused already: the service is paused since ")
     assert "the line is down" in again
-    assert queue("fleet", "resume").out == "it goes on\n"
+    assert queue("fleet", "resume").out == "resumed\n"
     assert said not in queue("status").out
 
 
@@ -102,7 +102,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
             assert "here:7: drained" in shown
             assert "2 copies at once" in shown
         job = store.submit(ask("drained")).id
-        said = "every worker is drained; `reshard fleet undrain here:7` has it take work again"
+        said = "every worker is drained; `reshard fleet undrain here:7` lets it take work again"
         assert queue("status", job, "--json").documents[0]["waits"] == said
         assert queue("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
         announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))

@@ -36,7 +36,7 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     (shown,) = queue("schedule", "show", "nightly", "--json").documents
     assert [run["outcome"] for run in shown["runs"]] == ["overlap", "fired"]
     assert shown["request"]["priority"] == "bulk"
-    assert "a missed time is run once" in queue("schedule", "show", "nightly").out
+    assert "missed times run once" in queue("schedule", "show", "nightly").out
 
     assert queue("schedule", "remove", "nightly").code == 0
     assert queue("schedule", "list").out == "no schedules\n"

@@ -55,4 +55,4 @@ def test_a_job_whose_target_drifted_is_retried_onto_what_is_there() -> None:
     error = made(TargetDrifted)
     assert error.next_step.endswith("run the same command with --overwrite")
     error.facts["job"] = "abc123"
-    assert error.next_step.endswith("`reshard retry abc123 --onto-head`")
+    assert error.next_step.endswith("`reshard retry abc123 --overwrite`")

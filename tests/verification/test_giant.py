@@ -1,4 +1,4 @@
-"""A 671B model over the Hub: planned and verified from headers, in seconds and little memory."""
+"""A 671B model over the Hub: planned and verified from headers, with little processor time and memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ __all__ = ["hub", "hub_process", "namespace"]
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 20  # of planning, and of verifying from headers ...
-RELOAD_SECONDS = 30  # ... beside which the model's class may be asked this long
+CPU = 20  # seconds of processor time for planning, and for verifying from headers; the reload child has its own
 MEMORY = 800 * MB
 
 
@@ -45,9 +44,7 @@ def test_it_is_verified_against_its_source(giants: dict[str, str], namespace: Na
     assert {check["result"] for check in cost.result} == {"passed"}, json.dumps(cost.result)[:2000]
     assert results["same tensors"]["figures"]["tensors"] > 90_000
     assert results["class of model"]["level"] == "model"
-    asked = results["class of model"]["figures"]["seconds"]
-    assert asked <= RELOAD_SECONDS
-    assert cost.seconds - asked <= SECONDS
+    assert cost.cpu <= CPU
     assert cost.peak <= MEMORY
 
 
@@ -55,5 +52,5 @@ def test_it_is_planned(giants: dict[str, str], namespace: Namespace) -> None:
     source, target = namespace.repo("source"), namespace.repo("target")
     cost = measured("tests.pipeline.jobs:do_plan", source, target, {"size": 5_000_000_000}, env=giants)
     assert cost.result["tensors"] > 90_000
-    assert cost.seconds <= SECONDS
+    assert cost.cpu <= CPU
     assert cost.peak <= MEMORY

@@ -60,7 +60,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
         failed = store.get(job)
         assert failed.state == JobState.failed and failed.error is not None
         assert failed.error["code"] == "target.conflict" and namespace.admin.head(target) == theirs
-        assert f"reshard retry {job} --onto-head" in failed.error["hint"]
+        assert f"reshard retry {job} --overwrite" in failed.error["hint"]
 
         namespace.admin.clear_faults()
         answer(machine, "retry", job, "--onto-head")

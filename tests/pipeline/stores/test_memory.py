@@ -30,7 +30,6 @@ source = open_source(parse_place(place), context, transport=transport)
 target = open_target(parse_place(goal), Options(transport=transport), context)
 target.prepare(private=True)
 file = source.files()["model.safetensors"]
-began = time.monotonic()
 batch = target.sink("t").batch([file])
 for start in range(0, file.size, shard):
     stop = min(file.size, start + shard)
@@ -43,7 +42,6 @@ sealed = batch.seal()
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 peak = int(status["VmHWM"].split()[0]) * 1024
 print(json.dumps({
-    "seconds": time.monotonic() - began,
     "rss": peak,
     "cpu": time.process_time(),
     "bytes": sum(stored.size for stored in sealed),

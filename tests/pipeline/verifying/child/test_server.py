@@ -91,7 +91,6 @@ def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
     found = reload.check(llama(**changes), NORM, allowed=STRICT)
     assert (found.level, found.result) == ("structural", "inconclusive")
     assert reason in found.reason
-    assert found.seconds < 10
     assert found.peak_rss < 1_000_000_000
     assert child_of(reload) == warm
     assert reload.check(llama(), NORM, allowed=STRICT).result == "report"
@@ -105,8 +104,7 @@ def test_a_config_that_nests_too_deeply_is_inconclusive(reload: Reload) -> None:
 @pytest.mark.slow
 def test_five_thousand_tiny_layers_end_within_the_default_limits(reload: Reload) -> None:
     found = reload.check(llama(num_hidden_layers=5000, hidden_size=2, intermediate_size=2), NORM)
-    assert found.result == "report"
-    assert found.seconds < limits.RELOAD_TIME
+    assert found.result == "report", "what takes longer is inconclusive"
     assert len(found.missing) <= limits.REPORT_NAMES_MAX + 1
 
 
@@ -152,7 +150,7 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         fork = warm.children()[0]
         warm.kill()
         asking.join(timeout=30)
-        assert (found[0].result, found[0].seconds < 15) == ("inconclusive", True)
+        assert found[0].result == "inconclusive"
         assert "killed by SIGKILL" in found[0].reason
         psutil.wait_procs([fork], timeout=10)
         assert not fork.is_running()
@@ -172,7 +170,8 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         until(lambda: third.children() != [])
         reload.close()
         asking.join(timeout=30)
-        assert (found[1].result, found[1].seconds < 15) == ("inconclusive", True)
+        assert found[1].result == "inconclusive"
+        assert "longer than" not in found[1].reason and "no answer" not in found[1].reason
         assert reload.pid is None
 
 
@@ -511,7 +510,7 @@ def test_threads_may_share_one_reload(saved: GetSaved, reload: Reload) -> None:
     assert [check.result for check in found] == ["clean"] * 4
 
 
-def test_a_7b_layout_is_checked_cold_within_6_seconds_and_450_mb() -> None:
+def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb() -> None:
     config, specs = layout(
         transformers.MistralConfig(dtype="bfloat16", architectures=["MistralForCausalLM"], sliding_window=None)
     )
@@ -524,7 +523,7 @@ def test_a_7b_layout_is_checked_cold_within_6_seconds_and_450_mb() -> None:
 
 
 @pytest.mark.slow
-def test_the_671b_layout_in_fp8_is_checked_cold_within_30_seconds_and_800_mb() -> None:
+def test_the_671b_layout_in_fp8_is_checked_cold_in_30_seconds_of_processor_time_and_800_mb() -> None:
     config, specs = deepseek_fp8()
     assert len(specs) == 91_985
     with Reload() as reload:

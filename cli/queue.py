@@ -1,0 +1,123 @@
+"""The queue behind the commands: what is on it, who works on it, and why nothing is begun now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from rich.text import Text
+
+from reshard.cli.output import Output, ago, count
+from reshard.pipeline.errors import BadSchedule
+
+if TYPE_CHECKING:
+    from reshard.worker.catalogs import Catalogs
+    from reshard.worker.fleet import Fleet, Pause, Seen
+    from reshard.worker.jobs import JobStore, Process
+    from reshard.worker.schedules import Schedules
+
+
+class Queue:
+    """Jobs, catalogs, schedules and the fleet of one broker; each is imported when it is used."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self.jobs = jobs
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        from reshard.worker.fleet import Fleet
+
+        return Fleet(self.jobs)
+
+    @cached_property
+    def catalogs(self) -> Catalogs:
+        from reshard.worker.catalogs import Catalogs
+
+        return Catalogs(self.jobs)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        from reshard.worker.schedules import Schedules
+
+        return Schedules(self.jobs)
+
+    def waits(self, bulk: bool) -> str | None:
+        """Why nothing, or no bulk work, is begun now; None when it is."""
+        if (paused := self.fleet.paused()) is not None:
+            return f"{pause_text(paused)}; `reshard fleet resume` continues it"
+        workers = [process.name for process in self.jobs.processes() if process.kind == "worker"]
+        if workers and self.fleet.all_drained().issuperset(workers):
+            return f"every worker is drained; `reshard fleet undrain {workers[0]}` lets it take work again"
+        if not bulk:
+            return None
+        try:
+            seen = self.fleet.seen()
+        except BadSchedule as error:
+            return f"cannot tell here whether bulk work rests: {error}"
+        return f"bulk work {rest_text(seen)}" if seen.rest is not None else None
+
+    def warn(self, output: Output, bulk: bool) -> str | None:
+        """Warns a person who submits of what is not running; returns ``waits``, which is in the warning, too."""
+        for kind in missing(self.jobs.processes()):
+            output.say(Text(f"no {kind} is running: {START.format(kind)}"))
+        if why := self.waits(bulk):
+            output.say(Text(why))
+        return why
+
+
+@contextmanager
+def open_queue() -> Iterator[Queue]:
+    """The queue of the broker that is configured or running here; raises NoBroker, BrokerUnavailable.
+
+    Inside, a broker that stops answering raises BrokerUnavailable, too.
+    """
+    from reshard.worker.broker import broker_url
+    from reshard.worker.jobs import JobStore, broker_errors
+    from reshard.worker.settings import settings
+
+    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
+        yield Queue(store)
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+
+START = "start one with `reshard {0}`, or everything with `reshard up`"
+
+
+def missing(processes: Sequence[Process]) -> list[str]:
+    """The kinds of process that no job moves without, and that are not running."""
+    return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
+
+
+def process_text(process: Process, drained: bool) -> str:
+    """A process by its name, with a worker's state, and since when it runs."""
+    told = [process.version, f"started {ago(process.started)}"]
+    if process.kind == "worker":
+        told = [worker_state(process, drained), *told, f"{count(process.concurrency, 'copy')} at once"]
+    return f"{process.name}: {', '.join(told)}"
+
+
+def worker_state(process: Process, drained: bool) -> str:
+    return "drained" if drained else "finishing" if process.draining else "takes work"
+
+
+def pause_text(paused: Pause) -> str:
+    reason = f": {paused.reason}" if paused.reason else ""
+    return f"the service is paused since {moment(paused.since, 'UTC')}, by {paused.by}{reason}"
+
+
+def rest_text(seen: Seen) -> str:
+    """Of bulk work: until when it rests and why, or that it does not."""
+    if seen.rest is None:
+        return "starts as it arrives"
+    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[seen.rest.why]
+    return f"rests until {moment(seen.rest.until, seen.limits.tz)}: {why}"
+
+
+def moment(seconds: float, tz: str) -> str:
+    """``2026-06-01 22:00 CEST``."""
+    return datetime.fromtimestamp(seconds, ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M %Z")

@@ -1,0 +1,113 @@
+"""The calls of the library on places as they are typed; `run` is in `reshard.pipeline.reshard`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from reshard.pipeline.check import Check, Result
+from reshard.pipeline.checkpoint.discover import foreign_format
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.planning.model import MANIFEST, Plan
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.publishing.history import Publication
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import draft, source_of
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.tensors import Pin
+from reshard.pipeline.verifying.load import LoadOptions
+from reshard.pipeline.verifying.loading import check_load
+from reshard.pipeline.verifying.manifest_check import described_by
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify as check_all
+
+Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
+
+
+def plan(request: Request, context: Context | None = None) -> Plan:
+    """What ``run`` would write, carry and delete; reads headers only and changes nothing.
+
+    Raises the SourceError, AccessError, CheckpointError, TargetError and UsageError families.
+    """
+    context = context or Context.from_env()
+    target = open_target(request.target, request.options, context)
+    return draft(request, source_of(request, context), target)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The checks of one checkpoint, and which state of it and of its source they are about."""
+
+    place: Hub | Folder
+    pin: Pin
+    against: Pin | None
+    checks: tuple[Check, ...]
+
+    @property
+    def result(self) -> Result:
+        """``failed`` if one check is, else ``inconclusive`` if one is, else ``passed``."""
+        ends = {check.result for check in self.checks}
+        return "failed" if "failed" in ends else "inconclusive" if "inconclusive" in ends else "passed"
+
+
+def verify(
+    output: str | Hub | Folder,
+    against: str | Hub | Folder | None = None,
+    *,
+    deep: bool = False,
+    changes: Options | None = None,
+    load: LoadOptions | None = None,
+    context: Context | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Verification:
+    """Check a checkpoint, optionally against its source; ``deep`` reads every byte of each side once.
+
+    ``changes`` has the dtype and the prefix by which the output is meant to differ. With ``load`` the model is also
+    loaded and run. What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a
+    broken source, DeviceMapIncomplete, and what stores raise.
+    """
+    context = context or Context.from_env()
+    place = parse_place(output) if isinstance(output, str) else output
+    other = parse_place(against) if isinstance(against, str) else against
+    ours = open_source(place, context)
+    described = _described(place, ours, context)
+    theirs = open_source(other, context) if other else None
+    tick = _counter(progress, [ours, theirs] if theirs else [ours])
+    with closing(Reload(tmpdir=context.tmpdir)) as reload:
+        # First, because it may end in an error of what was asked for, and reading every byte takes longer.
+        loaded = [check_load(ours, theirs, reload, load, tick, context.tmpdir)] if load else []
+        checks = check_all(
+            ours,
+            theirs,
+            reload,
+            deep=deep,
+            changes=changes or Options(),
+            described=described,
+            tick=tick,
+            tmpdir=context.tmpdir,
+        )
+    return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
+
+
+def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
+    """The commit that brought the manifest; a repository without a manifest is not asked for its history."""
+    if isinstance(place, Hub) and MANIFEST not in output.files():
+        return None
+    return described_by(open_target(place, Options(), context), output.pin.commit)
+
+
+def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:
+    """What adds up the bytes of each view of ``sides`` for ``progress``."""
+    files = [file for side in sides for file in side.files().values()]
+    total = sum(f.size for f in files if f.path.endswith(SUFFIX) or foreign_format(f.path))
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    progress(0, total)
+    return tick

@@ -1,0 +1,46 @@
+"""Help as a person sees it on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from reshard.cli.main import app
+
+SUMMARY = 60  # characters; the list of commands cuts off what is longer
+COLUMNS = 80
+UNIDIOMATIC = r"\bis no\b|\bwhoever\b|\bwhat is\b|\bbe the process\b|\bamiss\b|\bmend"
+
+
+def screens(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group by its words."""
+    yield words, command
+    for word, child in getattr(command, "commands", {}).items():
+        yield from screens(child, *words, word)
+
+
+SCREENS = dict(screens(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("words", [words for words in SCREENS if words], ids=" ".join)
+def test_a_summary_is_one_short_imperative_sentence(words: tuple[str, ...]) -> None:
+    summary = SCREENS[words].help.split("\n\n")[0]
+    assert len(summary) <= SUMMARY
+    assert re.fullmatch(r"[A-Z][a-z]+ [^\n]+\.", summary)
+
+
+@pytest.mark.parametrize("words", SCREENS, ids=lambda words: " ".join(words) or "reshard")
+def test_a_help_screen_cuts_nothing_off(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=COLUMNS)
+    assert shown.exit_code == 0
+    assert max(map(len, shown.output.splitlines())) <= COLUMNS
+    _, _, rest = shown.output.partition("\n\n")
+    assert not re.search(r"\.\.\.$|…", rest, re.MULTILINE)
+    for child in getattr(SCREENS[words], "commands", {}).values():
+        assert child.help.split("\n\n")[0] in rest
+    assert not re.search(UNIDIOMATIC, " ".join(rest.split()), re.IGNORECASE)
