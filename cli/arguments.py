@@ -14,7 +14,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
@@ -24,6 +24,15 @@ from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
+
+
+def argument(metavar: str, help: str) -> Any:
+    return Argument(metavar=metavar, help=help, show_default=False)
+
+
+def value(metavar: str | None, help: str, *names: str, **limits: Any) -> Any:
+    """An option that takes a value and has none unless it is given, or else one that ``help`` states."""
+    return Option(*names, metavar=metavar, help=help, show_default=False, **limits)
 
 
 def read_output(
@@ -62,27 +71,14 @@ def _of_options() -> Iterator[Parameter]:
 
 def read_request(
     *,
-    source: Annotated[str, Argument(metavar="SRC", help=f"The model: {PLACE}", show_default=False)],
-    to: Annotated[
-        str, Option("--to", metavar="DST", help="Where it goes: user/repo, or a folder.", show_default=False)
-    ],
-    size: Annotated[
-        str | None,
-        Option(metavar="SIZE", help=f"{Options.model_fields['size'].description}  [default: 5GB]", show_default=False),
-    ] = None,
-    for_: Annotated[
-        Use | None, Option("--for", help="The size that suits this use, instead of --size.", show_default=False)
-    ] = None,
+    source: Annotated[str, argument("SRC", f"The model: {PLACE}")],
+    to: Annotated[str, value("DST", "Where it goes: user/repo, or a folder.", "--to")],
+    size: Annotated[str | None, value("SIZE", f"{Options.model_fields['size'].description}  [default: 5GB]")] = None,
+    for_: Annotated[Use | None, value(None, "The size that suits this use, instead of --size.", "--for")] = None,
     single: Annotated[bool, Option("--single", help="Write everything into one file, instead of --size.")] = False,
-    revision: Annotated[
-        str | None, Option(metavar="REV", help="Branch, tag or commit of the source.", show_default=False)
-    ] = None,
-    credential: Annotated[
-        str | None, Option(metavar="NAME", help="Read SRC with this entry of RESHARD_CREDENTIALS.", show_default=False)
-    ] = None,
-    to_credential: Annotated[
-        str | None, Option(metavar="NAME", help="Write DST with this entry of RESHARD_CREDENTIALS.", show_default=False)
-    ] = None,
+    revision: Annotated[str | None, value("REV", "Branch, tag or commit of the source.")] = None,
+    credential: Annotated[str | None, value("NAME", "Read SRC with this entry of RESHARD_CREDENTIALS.")] = None,
+    to_credential: Annotated[str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.")] = None,
     config_from: Annotated[str | None, of_options("config_from", "PLACE")] = None,
     public: Annotated[bool, Option("--public", help="Let everyone see the target.")] = False,
     private: Annotated[bool, Option("--private", help="Create the target as a private repository.")] = False,
@@ -176,15 +172,10 @@ class Limits:
 def read_limits(
     *,
     at_once: Annotated[
-        int | None, Option(min=1, help="How many jobs of the catalog run at a time (default: 8).", show_default=False)
+        int | None, value(None, "How many jobs of the catalog run at a time (default: 8).", min=1)
     ] = None,
-    max_failures: Annotated[
-        int | None, Option(min=0, help="Stop the catalog after more failures than this.", show_default=False)
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        Option(metavar="SIZE", help="Stop the catalog after reading this much of weights.", show_default=False),
-    ] = None,
+    max_failures: Annotated[int | None, value(None, "Stop the catalog after more failures than this.", min=0)] = None,
+    max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much of weights.")] = None,
 ) -> Limits:
     return Limits(at_once, max_failures, parse_size(max_bytes, "--max-bytes") if max_bytes is not None else None)
 
@@ -239,6 +230,15 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
     return wrap
 
 
+def commands(group: Typer) -> Callable[..., Callable[[Callable[..., None]], Callable[..., None]]]:
+    """What makes functions commands of ``group``, each of which ``takes`` an Output and what else it names."""
+
+    def command(name: str, **readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        return lambda function: group.command(name)(takes(**readers, output=read_output)(function))
+
+    return command
+
+
 def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     return dict(inspect.signature(function, eval_str=True).parameters)
 
@@ -260,9 +260,7 @@ _sign(read_request, [*_own, *_of_options()])
 _REQUEST, _LIMITS = _parameters(read_request), _parameters(read_limits)
 _in_place = _REQUEST | {"to": _optional(_REQUEST["to"], "Target (default: SRC).")}
 _sign(read_in_place, list(_in_place.values()))
-_file = Annotated[
-    Path | None, Option(metavar="FILE", help="Submit this catalog, as it is now, instead of SRC.", show_default=False)
-]
+_file = Annotated[Path | None, value("FILE", "Submit this catalog, as it is now, instead of SRC.")]
 _either = _REQUEST | {name: _optional(_REQUEST[name]) for name in ("source", "to")}
 _either["catalog"] = Parameter("catalog", Parameter.KEYWORD_ONLY, default=None, annotation=_file)
 _sign(read_request_or_catalog, [*_either.values(), *_LIMITS.values()])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
-from typer import Argument, Option, Typer
+from typer import Typer
 
-from reshard.cli.arguments import Limits, asked_by, read_limits, read_output, takes
+from reshard.cli.arguments import Limits, argument, asked_by, commands, read_limits, value
 from reshard.cli.job_text import moved
-from reshard.cli.output import Output, ago, count, finds_none, human_bytes, lines, succeeded
+from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lines, succeeded
 from reshard.cli.queue import open_queue
 from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, NoSuchFailures, UsageError
 from reshard.pipeline.places import Hub
@@ -21,16 +21,16 @@ from reshard.pipeline.places import Hub
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
-    from reshard.pipeline.stores.retry import RateLimiter
     from reshard.worker.catalogs import Definition, Seen, Standing
 
 SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
-File = Annotated[Path, Argument(metavar="FILE", help="The catalog, a YAML file.", show_default=False)]
-Name = Annotated[str, Argument(metavar="NAME", help="The catalog's name.", show_default=False)]
+File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
+Name = Annotated[str, argument("NAME", "The catalog's name.")]
 
 catalog = Typer(name="catalog", help="Reshard many models from one YAML file.", no_args_is_help=True)
+command = commands(catalog)
 
 
 def read_catalog(file: Path) -> tuple[str, Catalog]:
@@ -53,8 +53,7 @@ def read_definition(file: Path, limits: Limits) -> Definition:
     return Definition(name=parsed.name, text=text, asked_by=asked_by(), **given)
 
 
-@catalog.command("check")
-@takes(output=read_output)
+@command("check")
 def check(file: File, output: Output) -> None:
     """Show what a catalog would do now, and queue nothing.
 
@@ -63,10 +62,18 @@ def check(file: File, output: Output) -> None:
     from reshard.pipeline.catalogs.expand import expand
     from reshard.pipeline.doctor.probes import unwritable
     from reshard.pipeline.stores.connect import Context
+    from reshard.pipeline.stores.retry import LocalRateLimiter
+
+    class Counted(LocalRateLimiter):
+        calls = 0
+
+        def before(self, kind: str) -> None:
+            self.calls += 1
+            super().before(kind)
 
     _, parsed = read_catalog(file)
-    calls = Counter[str]()
-    context = Context.from_env(_counted(calls))
+    budgets = defaultdict[str, Counted](Counted)
+    context = Context.from_env(budgets.__getitem__)
     found = expand(parsed, context)
     wanted = found.models
     denied = list(unwritable(_targets(wanted), context))
@@ -81,7 +88,7 @@ def check(file: File, output: Output) -> None:
         "gated": [one.repo for one in wanted if one.source and one.source.gated],
         "bytes": sum(one.source.bytes for one in wanted if one.source and one.error is None),
         "growth": _growth(wanted, stands),
-        "calls": calls.total(),
+        "calls": sum(budget.calls for budget in budgets.values()),
         "unchanged": None if stands is None else stands.count("unchanged"),
         "drift": None
         if stands is None
@@ -94,14 +101,8 @@ def check(file: File, output: Output) -> None:
         raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
 
 
-@catalog.command("submit")
-@takes(limits=read_limits, output=read_output)
-def submit(
-    *,
-    file: File,
-    limits: Limits,
-    output: Output,
-) -> None:
+@command("submit", limits=read_limits)
+def submit(*, file: File, limits: Limits, output: Output) -> None:
     """Queue the models of a catalog that changed.
 
     It returns at once; a few jobs run at a time.
@@ -116,14 +117,11 @@ def submit(
     output.result(facts, Text(f"{said}\nfollow it with `reshard catalog status {name}`"), name)
 
 
-@catalog.command("status")
-@takes(output=read_output)
+@command("status")
 def status(
     *,
-    name: Annotated[str | None, Argument(metavar="NAME", help="A catalog's name.", show_default=False)] = None,
-    report: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a Markdown report to FILE.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "A catalog's name.")] = None,
+    report: Annotated[Path | None, value("FILE", "Write a Markdown report to FILE.")] = None,
     output: Output,
 ) -> None:
     """Show the progress of a catalog, or list all of them."""
@@ -149,8 +147,7 @@ def status(
     output.listing([seen.to_dict() for seen in found], lines(rows) if rows else Text("no catalogs"), names)
 
 
-@catalog.command("failures")
-@takes(output=read_output)
+@command("failures")
 def failures(name: Name, output: Output) -> None:
     """Show failures by error code, with the next step for each."""
     with open_queue() as queue:
@@ -174,14 +171,11 @@ def failures(name: Name, output: Output) -> None:
     output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
 
 
-@catalog.command("retry")
-@takes(output=read_output)
+@command("retry")
 def retry(
     *,
     name: Name,
-    only: Annotated[
-        str | None, Option(metavar="CODE", help="Only failures with this error code.", show_default=False)
-    ] = None,
+    only: Annotated[str | None, value("CODE", "Only failures with this error code.")] = None,
     output: Output,
 ) -> None:
     """Retry failed models with what they had copied.
@@ -199,8 +193,7 @@ def retry(
     output.result({"catalog": name, "again": again, "left": left}, lines(rows), str(again))
 
 
-@catalog.command("pause")
-@takes(output=read_output)
+@command("pause")
 def pause(name: Name, output: Output) -> None:
     """Start no more models; those at work continue."""
     with open_queue() as queue:
@@ -208,8 +201,7 @@ def pause(name: Name, output: Output) -> None:
     output.result({"catalog": name, "state": "paused"}, Text(f"catalog {name} is paused"), name)
 
 
-@catalog.command("resume")
-@takes(output=read_output)
+@command("resume")
 def resume(name: Name, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
@@ -222,8 +214,7 @@ def resume(name: Name, output: Output) -> None:
     output.result({"catalog": name, "state": state}, Text(said), name)
 
 
-@catalog.command("cancel")
-@takes(output=read_output)
+@command("cancel")
 def cancel(name: Name, output: Output) -> None:
     """Start no more models, and cancel those at work."""
     with open_queue() as queue:
@@ -232,8 +223,7 @@ def cancel(name: Name, output: Output) -> None:
     output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, Text(said), name)
 
 
-@catalog.command("remove")
-@takes(output=read_output)
+@command("remove")
 def remove(name: Name, output: Output) -> None:
     """Remove a catalog that has ended; its targets and jobs stay."""
     with open_queue() as queue:
@@ -332,23 +322,4 @@ def _unchanged(number: int | None) -> str:
 
 
 def _listed(what: str, items: Sequence[Any], say: Callable[[Any], str]) -> list[tuple[str, str]]:
-    told = [(what, say(item)) for item in items[:SHOWN]]
-    more = len(items) - SHOWN
-    return [*told, (what, f"{more:,} more; --json has them all")] if more > 0 else told
-
-
-def _counted(calls: Counter[str]) -> Callable[[str], RateLimiter]:
-    """Paces of this process that count the calls of each budget."""
-    from reshard.pipeline.stores.retry import LocalRateLimiter
-
-    class Counted(LocalRateLimiter):
-        def __init__(self, budget: str) -> None:
-            super().__init__()
-            self._budget = budget
-
-        def before(self, kind: str) -> None:
-            calls[self._budget] += 1
-            super().before(kind)
-
-    paces: dict[str, Counted] = {}
-    return lambda budget: paces.setdefault(budget, Counted(budget))
+    return [(what, line) for line in first([say(item) for item in items], SHOWN)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from reshard.cli.output import human_bytes, lines
+from reshard.cli.output import first, human_bytes, lines
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import Output, Plan
@@ -143,13 +143,9 @@ def _text(facts: dict[str, Any]) -> Text:
     ]
     straddling = [b for b in facts["blocks"] if len(b["files"]) > 1]
     told = [Text(f"devices of {facts['checkpoint']}, a {facts['class']}; kept whole: {whole}"), lines(rows, {1}, "  ")]
-    told += [
-        Text(f"  {block['name'] or 'the rest'} lies in {_span(block['files'])}")
-        for block in straddling[:STRADDLING_SHOWN]
-    ]
-    if (more := len(straddling) - STRADDLING_SHOWN) > 0:
-        told.append(Text(f"  {more:,} more blocks lie in several files; --json has them all"))
-    told += [Text(f"  {note}") for note in facts["notes"]]
+    spans = [f"{block['name'] or 'the rest'} lies in {_span(block['files'])}" for block in straddling]
+    spans = first(spans, STRADDLING_SHOWN, "blocks lie in several files")
+    told += [Text(f"  {line}") for line in [*spans, *facts["notes"]]]
     return Text("\n").join(told)
 
 

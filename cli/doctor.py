@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
-from reshard.cli.arguments import read_output, takes
-from reshard.cli.output import Output, count, lines
+from reshard.cli.arguments import argument, read_output, takes
+from reshard.cli.output import Output, count, first, lines
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_place
 
@@ -26,17 +26,9 @@ SYMPTOMS_SHOWN = 30  # lines; --json has them all
 def doctor(
     *,
     place: Annotated[
-        str | None,
-        Argument(
-            metavar="[REPO_OR_DIR]",
-            help="The repository or folder (default: this installation and its queue).",
-            show_default=False,
-        ),
+        str | None, argument("[REPO_OR_DIR]", "The repository or folder (default: this installation and its queue).")
     ] = None,
-    notify: Annotated[
-        bool,
-        Option("--notify", help="Only send a test notice through the hooks that are set."),
-    ] = False,
+    notify: Annotated[bool, Option("--notify", help="Only send a test notice through the hooks that are set.")] = False,
     output: Output,
 ) -> None:
     """Find problems of this installation or of a repository.
@@ -112,8 +104,5 @@ def _text(facts: dict[str, Any]) -> RenderableType:
     if not symptoms:
         return Text(f"{head}; no problems found")
     shown: list[RenderableType] = [Text(f"{head}; {count(len(symptoms), 'problem')}")]
-    for symptom in symptoms[:SYMPTOMS_SHOWN]:
-        shown.append(Text(f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}"))
-    if len(symptoms) > SYMPTOMS_SHOWN:
-        shown.append(Text(f"and {len(symptoms) - SYMPTOMS_SHOWN:,} more; --json has them all"))
-    return Group(*shown)
+    told = [f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}" for symptom in symptoms]
+    return Group(*shown, *(Text(line) for line in first(told, SYMPTOMS_SHOWN)))

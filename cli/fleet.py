@@ -7,25 +7,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
-from reshard.cli.arguments import asked_by, read_output, takes
+from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.queue import START, missing, moment, open_queue, pause_text, process_text, rest_text, worker_state
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Limits, Seen
+    from reshard.worker.fleet import Seen
 
-Worker = Annotated[
-    str,
-    Argument(metavar="WORKER", help="Its name in `reshard fleet status`, or the start of it.", show_default=False),
-]
+Worker = Annotated[str, argument("WORKER", "Its name in `reshard fleet status`, or the start of it.")]
 
 fleet = Typer(name="fleet", help="Pause all workers, drain one, or set shared limits.", no_args_is_help=True)
+command = commands(fleet)
 
 
-@fleet.command("status")
-@takes(output=read_output)
+@command("status")
 def status(output: Output) -> None:
     """Show the limits in force and the state of each worker."""
     with open_queue() as queue:
@@ -33,12 +30,8 @@ def status(output: Output) -> None:
     workers = [process for process in processes if process.kind == "worker"]
     told = [
         ("service", pause_text(seen.paused) if seen.paused else "takes work"),
-        ("bulk work", _bulk(seen)),
-        ("bandwidth", f"{_rate(round(seen.rate))} read now, {_most(seen.limits.bandwidth, _rate)}"),
-        ("night", f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, seen.limits.tz)}, "
-         f"{_most(seen.limits.night_bytes, human_bytes)}"),
-        ("window", _window(seen.limits)),
-    ]  # fmt: skip
+        *_limits(seen),
+    ]
     for process in workers:
         told.append(("worker", process_text(process, process.name in seen.drained)))
         told += [("", f"has {what}") for what in held.get(process.name, ())]
@@ -58,13 +51,10 @@ def status(output: Output) -> None:
     output.result(facts, lines(told), "paused" if seen.paused else "takes work")
 
 
-@fleet.command("pause")
-@takes(output=read_output)
+@command("pause")
 def pause(
     *,
-    reason: Annotated[
-        str | None, Option(metavar="TEXT", help="The reason, shown to everyone who waits.", show_default=False)
-    ] = None,
+    reason: Annotated[str | None, value("TEXT", "The reason, shown to everyone who waits.")] = None,
     output: Output,
 ) -> None:
     """Stop all workers from starting anything, until resume.
@@ -78,8 +68,7 @@ def pause(
     output.result({"paused": asdict(paused), "was_paused": was}, Text(said), "paused")
 
 
-@fleet.command("resume")
-@takes(output=read_output)
+@command("resume")
 def resume(output: Output) -> None:
     """Let a paused service continue."""
     with open_queue() as queue:
@@ -87,8 +76,7 @@ def resume(output: Output) -> None:
     output.result({"paused": None, "was_paused": was}, Text("resumed" if was else "it was not paused"), "resumed")
 
 
-@fleet.command("drain")
-@takes(output=read_output)
+@command("drain")
 def drain(worker: Worker, output: Output) -> None:
     """Make one worker hand back its work and take no more.
 
@@ -100,8 +88,7 @@ def drain(worker: Worker, output: Output) -> None:
     output.result({"worker": name, "drained": True}, Text(said), name)
 
 
-@fleet.command("undrain")
-@takes(output=read_output)
+@command("undrain")
 def undrain(worker: Worker, output: Output) -> None:
     """Let a drained worker take work again."""
     with open_queue() as queue:
@@ -114,8 +101,7 @@ def _limit(metavar: str, help: str) -> Any:
     return Option(metavar=metavar, help=f"{help}; `none` removes it.", show_default=False)
 
 
-@fleet.command("limit")
-@takes(output=read_output)
+@command("limit")
 def limit(
     *,
     bandwidth: Annotated[str | None, _limit("RATE", "Bandwidth limit of all copies together, as 200MB/s")] = None,
@@ -135,22 +121,18 @@ def limit(
     with open_queue() as queue:
         queue.fleet.limit({name: value for name, value in typed.items() if value is not None})
         seen = queue.fleet.seen()
-    limits = seen.limits
-    told = [
-        ("bandwidth", _most(limits.bandwidth, _rate)),
-        ("night", _most(limits.night_bytes, human_bytes)),
-        ("window", _window(limits)),
-        ("bulk work", _bulk(seen)),
+    output.result(seen.to_dict(), lines(_limits(seen)))
+
+
+def _limits(seen: Seen) -> list[tuple[str, str]]:
+    limits, tz = seen.limits, seen.limits.tz
+    read = f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, tz)}"
+    return [
+        ("bulk work", rest_text(seen) + (f"; waiting for it: {count(seen.held, 'job')}" if seen.held else "")),
+        ("bandwidth", f"{_rate(round(seen.rate))} read now, {_most(limits.bandwidth, _rate)}"),
+        ("night", f"{read}, {_most(limits.night_bytes, human_bytes)}"),
+        ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),
     ]
-    output.result(seen.to_dict(), lines(told))
-
-
-def _bulk(seen: Seen) -> str:
-    return rest_text(seen) + (f"; waiting for it: {count(seen.held, 'job')}" if seen.held else "")
-
-
-def _window(limits: Limits) -> str:
-    return f"{limits.window} in {limits.tz}" if limits.window else f"any hour; nights begin at midnight in {limits.tz}"
 
 
 def _most(limit: int | None, say: Callable[[int], str]) -> str:

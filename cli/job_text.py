@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from reshard.cli.output import ago, count, human_bytes
+from reshard.cli.output import ago, count, human_bytes, some
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
 
 if TYPE_CHECKING:
     from reshard.worker.jobs import Job
-
-NAMES_SHOWN = 8  # files of one kind; a script reads all of them with --json
 
 
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
@@ -30,7 +28,7 @@ def outcome(
     """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
     told = [told_check(check) for check in checks]
     idle = not told  # a commit that was found after checks is the job's own, whose answer was lost
-    told += [("source bytes", f"{how}: {_some(files)}") for how, files in bytes_.items()]
+    told += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
     if published:
         ref = f", {published['ref']}" if published["ref"] else ""
         found = " was there already: nothing was done" if published["found"] and idle else ""
@@ -43,11 +41,6 @@ def moved(read: int, uploaded: int, deduplicated: int, expected: int | None = No
     said = "" if expected is None else f" of about {expected:,} expected"
     there = f", {deduplicated:,} were there already" if deduplicated else ""
     return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{said}{there}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def told_check(check: Mapping[str, Any]) -> tuple[str, str]:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
-from reshard.cli.arguments import read_output, read_request, takes
+from reshard.cli.arguments import argument, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
 from reshard.cli.queue import START, Queue, missing, open_queue, process_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LISTED = 20  # jobs; a screenful
 
-_JOB = Argument(metavar="JOB", help="A job's id, or the start of one.", show_default=False)
+_JOB = argument("JOB", "A job's id, or the start of one.")
 Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job to its end and exit with its exit code.")]
 
@@ -101,10 +101,7 @@ def _show_service(queue: Queue, output: Output) -> None:
 @takes(output=read_output)
 def list_(
     *,
-    state: Annotated[
-        list[JobState] | None,
-        Option(metavar="STATE", help="Only jobs in this state. May be given again.", show_default=False),
-    ] = None,
+    state: Annotated[list[JobState] | None, value("STATE", "Only jobs in this state. May be given again.")] = None,
     limit: Annotated[int, Option(min=1, help="How many jobs to show.")] = LISTED,
     all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
     output: Output,

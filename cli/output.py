@@ -73,6 +73,18 @@ def console(stream: Any) -> Console:
     return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
 
 
+def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:
+    """The first ``most`` of them, and a line that counts the rest."""
+    more = len(rows) - most
+    return [*rows[:most], *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else [])]
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def count(number: int, noun: str) -> str:
     """``1 file``, ``2,048 files``, ``2 copies``."""
     many = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from rich.console import Group
-from typer import Option
 
-from reshard.cli.arguments import read_in_place, read_output, takes
+from reshard.cli.arguments import read_in_place, read_output, takes, value
 from reshard.cli.output import Output
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
@@ -19,16 +18,10 @@ def plan(
     *,
     request: Request,
     max_memory: Annotated[
-        str | None,
-        Option(
-            metavar="DEVICE=SIZE,...",
-            help="Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.",
-            show_default=False,
-        ),
+        str | None, value("DEVICE=SIZE,...", "Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.")
     ] = None,
     device_map: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The same for a device map, as JSON of devices by module.", show_default=False),
+        Path | None, value("FILE", "The same for a device map, as JSON of devices by module.")
     ] = None,
     output: Output,
 ) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from reshard.cli.output import count, human_bytes, lines
+from reshard.cli.output import Output, count, first, human_bytes, lines, some
+from reshard.cli.progress import Bar
 from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
 from reshard.pipeline.request import SINGLE, Request
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 # Lines; a person reads the first and the last files of a long plan, and a script reads --json.
 FILES_SHOWN = 40
-NAMES_SHOWN = 8
+TIES_SHOWN = 8
 NOTES_SHOWN = 10
 DRIFT_SHOWN = 20
 
@@ -59,6 +60,14 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "overwrite": plan.options.overwrite,
         "notes": list(plan.notes),
     }
+
+
+def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
+    """The plan of a job on its way, before its end is known."""
+    facts = plan_facts(request, plan)
+    if output.json:
+        output.document({"plan": facts})
+    bar.say(plan_text(facts))
 
 
 def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
@@ -113,10 +122,8 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         *_names("keeps", facts["kept"]),
         *_drift(facts),
         *(_needs(facts) if "needs" in facts else []),
-        *(("note", note) for note in facts["notes"][:NOTES_SHOWN]),
+        *(("note", note) for note in first(facts["notes"], NOTES_SHOWN)),
     ]
-    if (more := len(facts["notes"]) - NOTES_SHOWN) > 0:
-        rest.append(("note", f"{more:,} more; --json has them all"))
     return Group(Text("\n".join(head)), *([_files(files)] if files else []), lines(rest))
 
 
@@ -156,12 +163,11 @@ def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if tensor := largest["tensor"]:
             said.append(f"of tensors {tensor['name']}, {tensor['size']:,} bytes")
         rows.append(("largest", "; ".join(said)))
-    for tie in facts["ties"][:NAMES_SHOWN]:
+    ties = []
+    for tie in facts["ties"]:
         goes = "each is written" if tie["written"] == tie["names"] else f"{', '.join(tie['written'])} is written"
-        rows.append(("tied", f"{', '.join(tie['names'])} are stored once; {goes}"))
-    if (more := len(facts["ties"]) - NAMES_SHOWN) > 0:
-        rows.append(("tied", f"{more:,} more; --json has them all"))
-    return rows
+        ties.append(f"{', '.join(tie['names'])} are stored once; {goes}")
+    return [*rows, *(("tied", tie) for tie in first(ties, TIES_SHOWN))]
 
 
 def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -170,11 +176,8 @@ def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     changed = count(len(facts["drift"]), "file")
     goes = "which is replaced" if facts["overwrite"] else "and a run refuses (exit code 7) unless --overwrite is given"
-    rows = [("warning", f"others changed {changed} of our last publication in the target, {goes}")]
-    rows += [("drift", path) for path in facts["drift"][:DRIFT_SHOWN]]
-    if (more := len(facts["drift"]) - DRIFT_SHOWN) > 0:
-        rows.append(("drift", f"{more:,} more; --json has them all"))
-    return rows
+    warning = f"others changed {changed} of our last publication in the target, {goes}"
+    return [("warning", warning), *(("drift", path) for path in first(facts["drift"], DRIFT_SHOWN))]
 
 
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
@@ -210,8 +213,4 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    if not names:
-        return []
-    more = len(names) - NAMES_SHOWN
-    rest = f" and {more:,} more" if more > 0 else ""
-    return [(what, f"{count(len(names), 'file')}: {', '.join(names[:NAMES_SHOWN])}{rest}")]
+    return [(what, f"{count(len(names), 'file')}: {some(names)}")] if names else []

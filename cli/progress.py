@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import Protocol
 
 from rich.console import RenderableType
 
@@ -14,27 +12,9 @@ from reshard.cli.output import Output, console, human_bytes
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
-class Bar(Protocol):
-    """What shows progress; ``done`` and ``total`` count bytes of the weights."""
+class Bar:
+    """Shows progress, and here nothing at all; ``done`` and ``total`` count bytes of the weights."""
 
-    def __enter__(self) -> Bar: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def show(self, step: str, done: int, total: int) -> None: ...
-    def say(self, text: RenderableType) -> None:
-        """Something to read between two states of the bar."""
-        ...
-
-
-def bar(output: Output) -> Bar:
-    """The bar that fits ``output`` and the terminal that stderr is or is not."""
-    if not output.human:
-        return _Silent()
-    return _Terminal() if sys.stderr.isatty() else _Lines()
-
-
-class _Silent:
     def __enter__(self) -> Bar:
         return self
 
@@ -45,10 +25,17 @@ class _Silent:
         pass
 
     def say(self, text: RenderableType) -> None:
-        pass
+        """Something to read between two states of the bar."""
 
 
-class _Terminal:
+def bar(output: Output) -> Bar:
+    """The bar that fits ``output`` and the terminal that stderr is or is not."""
+    if not output.human:
+        return Bar()
+    return _Terminal() if sys.stderr.isatty() else _Lines()
+
+
+class _Terminal(Bar):
     def __init__(self) -> None:
         from rich.progress import (
             BarColumn,
@@ -84,17 +71,11 @@ class _Terminal:
         self._progress.console.print(text)
 
 
-class _Lines:
+class _Lines(Bar):
     def __init__(self) -> None:
         self._step = ""
         self._first = (0.0, 0)  # when this step was first seen, and the bytes done by then
         self._last = 0.0
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def show(self, step: str, done: int, total: int) -> None:
         now = time.monotonic()

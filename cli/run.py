@@ -53,13 +53,10 @@ class _View:
         self._step, self._done, self._total = "", 0, 0
 
     def planned(self, plan: Plan) -> None:
-        from reshard.cli.plan_text import plan_facts, plan_text
+        from reshard.cli.plan_text import show_plan
 
         self._total = sum(file.size for file in plan.files)
-        facts = plan_facts(self._request, plan)
-        if self._output.json:
-            self._output.document({"plan": facts})
-        self._bar.say(plan_text(facts))
+        show_plan(self._request, plan, self._output, self._bar)
 
     def step(self, name: str) -> None:
         self._step = STEPS[name]

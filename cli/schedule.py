@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.text import Text
-from typer import Argument, Option, Typer
+from typer import Option, Typer
 
-from reshard.cli.arguments import Limits, read_output, read_request_or_catalog, takes
+from reshard.cli.arguments import Limits, argument, commands, read_request_or_catalog, value
 from reshard.cli.catalog import read_definition
 from reshard.cli.output import Output, lines, succeeded
 from reshard.cli.queue import START, Queue, missing, moment, open_queue
@@ -19,21 +19,19 @@ if TYPE_CHECKING:
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
-Name = Annotated[str, Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
+Name = Annotated[str, argument("NAME", "The schedule's name.")]
 
 
 schedule = Typer(name="schedule", help="Submit a request or a catalog by a cron expression.", no_args_is_help=True)
+command = commands(schedule)
 
 
-@schedule.command("add")
-@takes(submitted=read_request_or_catalog, output=read_output)
+@command("add", submitted=read_request_or_catalog)
 def add(
     *,
     name: Name,
     submitted: Request | tuple[Path, Limits],
-    cron: Annotated[
-        str, Option(metavar="CRON", help="When: minute hour day month weekday, as in '0 3 * * *'.", show_default=False)
-    ],
+    cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *'.")],
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
     missed: Annotated[
         Literal["once", "skip"], Option(help="After times at which no control ran: run once, or not at all.")
@@ -56,8 +54,7 @@ def add(
     output.result({"schedule": name, "next": first}, Text(said), name)
 
 
-@schedule.command("list")
-@takes(output=read_output)
+@command("list")
 def list_(output: Output) -> None:
     """List schedules with their next time and last outcome."""
     with open_queue() as queue:
@@ -70,8 +67,7 @@ def list_(output: Output) -> None:
     )
 
 
-@schedule.command("show")
-@takes(output=read_output)
+@command("show")
 def show(name: Name, output: Output) -> None:
     """Show a schedule and its last runs."""
     with open_queue() as queue:
@@ -91,8 +87,7 @@ def show(name: Name, output: Output) -> None:
     output.result(seen.to_dict() | {"last": last}, lines(told), _next(seen))
 
 
-@schedule.command("run")
-@takes(output=read_output)
+@command("run")
 def run(name: Name, output: Output) -> None:
     """Fire a schedule now, in addition to its times."""
     with open_queue() as queue:
@@ -102,8 +97,7 @@ def run(name: Name, output: Output) -> None:
     output.result(facts, Text(f"schedule {name}: {_outcome(done)}"), done.job or "")
 
 
-@schedule.command("pause")
-@takes(output=read_output)
+@command("pause")
 def pause(name: Name, output: Output) -> None:
     """Pause a schedule; a job that it fired continues."""
     with open_queue() as queue:
@@ -111,8 +105,7 @@ def pause(name: Name, output: Output) -> None:
     output.result({"schedule": name, "next": None}, Text(f"schedule {name} is paused"), name)
 
 
-@schedule.command("resume")
-@takes(output=read_output)
+@command("resume")
 def resume(name: Name, output: Output) -> None:
     """Resume a paused schedule.
 
@@ -124,8 +117,7 @@ def resume(name: Name, output: Output) -> None:
     output.result({"schedule": name, "next": first}, Text(f"schedule {name} resumes on {moment(first, tz)}"), name)
 
 
-@schedule.command("remove")
-@takes(output=read_output)
+@command("remove")
 def remove(name: Name, output: Output) -> None:
     """Remove a schedule; a job that it fired continues."""
     with open_queue() as queue:

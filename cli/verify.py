@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
-from typer import Argument, Option
+from typer import Option
 
-from reshard.cli.arguments import PLACE, read_output, takes
+from reshard.cli.arguments import PLACE, argument, read_output, takes, value
 from reshard.cli.job_text import told_check
-from reshard.cli.output import Output
+from reshard.cli.output import Output, first
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.request import DType, Options, parse_size
@@ -28,54 +28,25 @@ FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 @takes(output=read_output)
 def verify(
     *,
-    place: Annotated[
-        str,
-        Argument(
-            metavar="REPO_OR_DIR",
-            help=f"The checkpoint: {PLACE}",
-            show_default=False,
-        ),
-    ],
-    against: Annotated[
-        str | None, Option(metavar="SRC", help="The source it should equal, however it is cut.", show_default=False)
-    ] = None,
+    place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
+    against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
     dtype: Annotated[DType, Option(help="With --against: expect the cast that `reshard run --dtype` does.")] = "keep",
-    strip_prefix: Annotated[
-        str | None,
-        Option(metavar="PREFIX", help="With --against: expect names without this prefix.", show_default=False),
-    ] = None,
+    strip_prefix: Annotated[str | None, value("PREFIX", "With --against: expect names without this prefix.")] = None,
     deep: Annotated[bool, Option("--deep", help="Read every byte of each side once.")] = False,
     load: Annotated[
-        bool,
-        Option("--load", help="Load and run the model; with --against, compare both outputs."),
+        bool, Option("--load", help="Load and run the model; with --against, compare both outputs.")
     ] = False,
     max_memory: Annotated[
         str | None,
-        Option(
-            metavar="DEVICE=SIZE,...",
-            help="With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk.",
-            show_default=False,
-        ),
+        value("DEVICE=SIZE,...", "With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk."),
     ] = None,
-    device_map: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="With --load: JSON of devices by module, disk included.",
-            show_default=False,
-        ),
-    ] = None,
+    device_map: Annotated[Path | None, value("FILE", "With --load: JSON of devices by module, disk included.")] = None,
     loader: Annotated[
         Loader | None,
-        Option(help="With --load: accelerate uses load_checkpoint_and_dispatch.", show_default="transformers"),
+        value(None, "With --load: accelerate uses load_checkpoint_and_dispatch (default: transformers)."),
     ] = None,
     memory: Annotated[
-        str | None,
-        Option(
-            metavar="SIZE",
-            help="With --load: memory limit of the loading process, mapped files not counted (Linux).",
-            show_default=False,
-        ),
+        str | None, value("SIZE", "With --load: memory limit of the loading process, mapped files not counted (Linux).")
     ] = None,
     output: Output,
 ) -> None:
@@ -136,10 +107,7 @@ def _text(facts: dict[str, Any]) -> RenderableType:
     for check in facts["checks"]:
         name, said = told_check(check)
         shown.append(Text(f"{name:<{width}}  {said}"))
-        findings = check["findings"]
-        shown += [Text(f"    {finding}") for finding in findings[:FINDINGS_SHOWN]]
-        if len(findings) > FINDINGS_SHOWN:
-            shown.append(Text(f"    and {len(findings) - FINDINGS_SHOWN:,} more; --json has them all"))
+        shown += [Text(f"    {finding}") for finding in first(check["findings"], FINDINGS_SHOWN)]
     against = f" against {facts['against']}" if facts["against"] else ""
     shown.append(Text(f"{facts['place']}{against}: {_end(facts)}"))
     return Group(*shown)

@@ -12,7 +12,7 @@ from typer import Exit
 from reshard.cli.errors import INTERRUPTED
 from reshard.cli.job_text import moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
-from reshard.cli.plan_text import plan_facts, plan_text
+from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.cli.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
@@ -93,10 +93,7 @@ class _Follower:
         if plan is None:  # it goes some time after the job is done
             return
         self.read = tuple(file.path for file in plan.files)
-        facts = plan_facts(job.request, plan)
-        if self._output.json:
-            self._output.document({"plan": facts})
-        self._bar.say(plan_text(facts))
+        show_plan(job.request, plan, self._output, self._bar)
 
     def _tell(self, event: dict[str, str]) -> None:
         if self._output.json:

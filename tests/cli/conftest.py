@@ -37,14 +37,22 @@ class Done:
 Run = Callable[..., Done]
 
 
+COMMAND = Path(sys.executable).parent / "reshard"
+
+
 @pytest.fixture
-def reshard(tmp_path: Path) -> Run:
-    """``reshard("plan", ...)`` runs the installed command."""
+def clean(tmp_path: Path) -> dict[str, str]:
+    """An environment with nothing of ours, and homes of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
-    clean |= {"HF_HOME": str(tmp_path / "hf"), "RESHARD_DATA_DIR": str(tmp_path / "data")}
+    return clean | {"HF_HOME": str(tmp_path / "hf"), "RESHARD_DATA_DIR": str(tmp_path / "data")}
+
+
+@pytest.fixture
+def reshard(tmp_path: Path, clean: dict[str, str]) -> Run:
+    """``reshard("plan", ...)`` runs the installed command."""
 
     def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Done:
-        command = [Path(sys.executable).parent / "reshard", *map(str, arguments)]
+        command = [COMMAND, *map(str, arguments)]
         done = subprocess.run(
             command, env=clean | dict(env or {}), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import json
+import subprocess
 from pathlib import Path
 
 from reshard.worker.fleet import Fleet
 from reshard.worker.jobs import JobStore, Process
 from reshard.worker.presence import announce
-from tests.cli.conftest import Queue
+from tests.cli.conftest import COMMAND, Done, Queue
 from tests.worker.conftest import ask
 
 
@@ -41,17 +42,21 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     assert said not in queue("status").out
 
 
-def test_a_watch_says_once_that_it_is_paused(queue: Queue, url: str) -> None:
+def test_a_watch_says_once_that_it_is_paused(clean: dict[str, str], url: str) -> None:
     with JobStore.at(url) as store:
         job = store.submit(ask("watched")).id
         Fleet(store).pause("me")
-        cancel = threading.Timer(3.0, store.cancel, (job,))
-        cancel.start()
-        documents = queue("watch", job, "--json").documents
-        cancel.join()
+        environment = clean | {"RESHARD_BROKER_URL": url}
+        watch = [COMMAND, "watch", job, "--json"]
+        with subprocess.Popen(watch, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            said = (json.loads(line) for line in watching.stdout)
+            waits = next(document["waits"] for document in said if document.keys() == {"waits"})
+            store.cancel(job)
+            rest = list(said)
         Fleet(store).resume()
-    (waits,) = [document["waits"] for document in documents if document.keys() == {"waits"}]
     assert waits.startswith("the service is paused since ")
+    assert not any(document.keys() == {"waits"} for document in rest)
 
 
 def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:
@@ -96,15 +101,19 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
 
 def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
-        announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))
-        assert queue("fleet", "drain", "he", "--quiet").out == "here:7\n"
-        for shown in (queue("fleet", "status").out, queue("status").out):
+
+        def alive(*arguments: str) -> Done:
+            """A command while the worker gives a sign of life, which a slow machine may outlast."""
+            announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))
+            return queue(*arguments)
+
+        assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
+        for shown in (alive("fleet", "status").out, alive("status").out):
             assert "here:7: drained" in shown
             assert "2 copies at once" in shown
         job = store.submit(ask("drained")).id
         said = "every worker is drained; `reshard fleet undrain here:7` lets it take work again"
-        assert queue("status", job, "--json").documents[0]["waits"] == said
-        assert queue("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
-        announce(store.redis, Process("here:7", "worker", "1", "here", 7, 2, 0.0, False))
-        (facts,) = queue("fleet", "status", "--json").documents
+        assert alive("status", job, "--json").documents[0]["waits"] == said
+        assert alive("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
+        (facts,) = alive("fleet", "status", "--json").documents
     assert facts["workers"] == [{"name": "here:7", "state": "takes work", "concurrency": 2, "at": []}]

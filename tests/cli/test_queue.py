@@ -61,6 +61,17 @@ def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: 
     assert queue("status", job, "--quiet").out == "queued\n"
 
 
+@pytest.mark.parametrize("flag", ["--overwrite", "--onto-head"])
+def test_a_retry_may_replace_what_others_changed_by_the_flag_of_a_run_or_its_former_name(
+    queue: Queue, flag: str
+) -> None:
+    job = queue("submit", "a/model", "--to", f"b/by-{flag.strip('-')}", "--quiet").out.strip()
+    assert queue("cancel", job).code == 0
+    assert queue("retry", job, flag).code == 0
+    assert queue("status", job, "--json").documents[0]["request"]["options"]["overwrite"] is True
+    assert queue("cancel", job).code == 0
+
+
 def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     old, new = (queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in ("old", "new"))
     queue("cancel", old)
