@@ -170,6 +170,11 @@ class Target(Protocol):
         """How weights are written, for the plan: ``file``, ``lfs`` or ``xet``."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the store turned out not to do, for the plan; known after ``prepare``."""
+        ...
+
     def state(self) -> TargetState: ...
 
     def prepare(self, private: bool) -> str:

@@ -8,6 +8,7 @@ uploaded as streams. What is said about a call's form was checked against huggin
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import threading
@@ -45,6 +46,8 @@ from reshard.pipeline.tensors import StoredFile
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.credentials import Credential
+
+log = logging.getLogger(__name__)
 
 WHO = "process that copies"  # of whom a token is asked, in messages
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
@@ -126,6 +129,7 @@ class HubApi:
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
         self._pid = 0
+        self.notes: list[str] = []  # what this Hub turned out not to offer
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -217,20 +221,45 @@ class HubApi:
 
     # -------------------------------------------------------------------------------------------------- reading
 
-    def info(self, repo: str, revision: str | None = None) -> RepoInfo:
-        """The commit that ``revision`` (default: the default branch) is now; raises Refusal."""
-        path = f"/api/models/{repo}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
-        data = self.data("GET", path, params={"expand": ["sha", "private", "gated"]})
-        visibility: Visibility = "private" if data["private"] else "gated" if data["gated"] else "public"
-        return RepoInfo(data["id"], data["sha"], visibility)
+    def info(self, repo: str, revision: str) -> RepoInfo:
+        """The commit that ``revision`` is now; raises Refusal.
+
+        The revision is always named: without it, some Hubs answer with a shortened commit id.
+        """
+        path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
+        return self._info(path, ["sha", "private", "gated"])
+
+    def visibility(self, repo: str) -> Visibility:
+        """Who may see a repository that may have no commit yet; raises Refusal."""
+        return self._info(f"/api/models/{repo}", ["private", "gated"]).visibility
+
+    def _info(self, path: str, fields: list[str]) -> RepoInfo:
+        data = self.data("GET", path, params={"expand": fields})
+        try:
+            visibility: Visibility = "private" if data["private"] else "gated" if data.get("gated") else "public"
+            return RepoInfo(data["id"], data["sha"] if "sha" in fields else "", visibility)
+        except (KeyError, TypeError) as error:
+            why = f"its answer has no {error}; is it a Hub?"
+            raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why) from None
 
     def check_readable(self, repo: str) -> None:
         """Raises Refusal when the files of a gated repository are not for us."""
-        self.call("GET", f"/api/models/{repo}/auth-check")
+        self._auth_check(repo, "")
 
     def check_writable(self, repo: str) -> None:
         """Raises Refusal when we may not write; changes nothing."""
-        self.call("GET", f"/api/models/{repo}/auth-check/write")
+        self._auth_check(repo, "/write")
+
+    def _auth_check(self, repo: str, use: str) -> None:
+        try:
+            self.call("GET", f"/api/models/{repo}/auth-check{use}")
+        except Refusal as refusal:
+            if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
+                raise
+            note = f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used"
+            if note not in self.notes:
+                log.warning("%s", note)
+                self.notes.append(note)
 
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
@@ -261,8 +290,8 @@ class HubApi:
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:
         """The history of ``revision``, newest first, fetched as far as it is read."""
         for item in self.pages(f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
-            authors = [author["user"] for author in item["authors"] if "user" in author]
-            yield Commit(item["id"], item["title"], item["message"], authors[0] if authors else "")
+            authors = [author["user"] for author in item.get("authors") or () if "user" in author]
+            yield Commit(item["id"], item.get("title") or "", item.get("message") or "", next(iter(authors), ""))
 
     def whoami(self) -> dict[str, Any]:
         """The credential's own account, as ``whoami-v2`` tells it: ``name``, ``orgs`` and more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
-from reshard.pipeline.errors import FolderNotFound, SourceChanged, UnsafePath
+from reshard.pipeline.errors import FolderNotFound, ResourceError, SourceChanged, UnsafePath
 from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Visibility
@@ -112,6 +113,8 @@ class FolderSource:
         try:
             descriptor = os.open(Path(self.place.path, file.path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ResourceError(what=f"{file.path}: {error.strerror}") from error
             raise self._changed(f"{file.path}: {error.strerror}") from error
         try:
             self._untouched(file, descriptor)
