@@ -1,7 +1,8 @@
 """The one commit: everything or nothing, once, and found again when its answer was lost.
 
 The order matters. The head is read first and our own digest is looked for in the history of that very commit; only
-then do we commit with it as the parent. Whoever comes between is refused by the store, and whoever was faster is found.
+then do we commit with it as the parent. The store refuses our commit where another came between, and an equal one that
+was faster is found.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def rollback(target: Target, commit: str) -> str:
     """Restore every path that ``commit`` changed to what it was before; returns the commit that stands then.
 
     Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and ChangedSince
-    where somebody changed one of the paths since.
+    where one of the paths was changed since.
     """
     return commit_on_head(target, commit, lambda head: _undo(target, commit, head), COMMIT_RACES).commit
 

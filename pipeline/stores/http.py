@@ -67,7 +67,7 @@ class HubSource:
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if not 0 <= start <= stop:
-            raise ValueError(f"{start} to {stop} is no range")
+            raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
         retry = self.api.retry()
@@ -92,7 +92,7 @@ class HubSource:
                     elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
                         if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
-                            self.api.pace.sleep(BACKOFF_FIRST)
+                            self.api.limiter.sleep(BACKOFF_FIRST)
                         renewed += 1
                     else:
                         raise self._refused(file, response, signed)
@@ -104,7 +104,7 @@ class HubSource:
     def _get(self, url: str, signed: bool, at: int, stop: int) -> httpx2.Response:
         headers = _IDENTITY | {"Range": f"bytes={at}-{stop - 1}"}
         if not signed:
-            self.api.pace.before("resolve")
+            self.api.limiter.before("resolve")
             headers |= self.api.headers
         client = self.api.client
         return client.send(client.build_request("GET", url, headers=headers), stream=True)
@@ -179,7 +179,7 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
     try:
         for piece in response.iter_raw():
             if not wanted:
-                break  # a server that ignores ranges has more, and nobody wants it
+                break  # a server that ignores ranges sends more than was asked for
             rest = memoryview(piece)[:wanted]
             brought += len(rest)
             while rest:
@@ -189,7 +189,7 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
                 if filled == len(chunk):
                     yield chunk
                     chunk, filled = memoryview(bytearray(min(CHUNK, wanted))), 0
-                    mark, brought = time.monotonic(), 0  # time that the consumer took is no stall
+                    mark, brought = time.monotonic(), 0  # the consumer's own time does not count as a stall
             if time.monotonic() - mark > STALL_WINDOW:
                 if brought < STALL_BYTES:
                     raise httpx2.ReadTimeout(f"only {brought} bytes in {STALL_WINDOW:.0f} s")

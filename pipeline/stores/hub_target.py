@@ -294,7 +294,7 @@ class HubTarget:
         repo = self.place.repo
         headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
         while True:
-            self.api.pace.before("api")
+            self.api.limiter.before("api")
             try:
                 response = self.api.client.post(
                     self._commit_url(repo), headers=self.api.headers | headers, content=iter(body)

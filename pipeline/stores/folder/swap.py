@@ -4,7 +4,7 @@ The next state is built beside the target, from hard links of what stays and the
 its place in one step: ``renameat2(RENAME_EXCHANGE)`` where the file system has it, else two renames under a journal
 that the next run completes. Beside a target ``x`` lie, while a job works and never after it:
 
-    .x.reshard/<token>/     files that somebody is writing
+    .x.reshard/<token>/     files that are being written
     .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
     .x.reshard.new          the next state, or, after the swap, the last one on its way out
     .x.reshard.old, .x.reshard.intent    the last state and the journal, where there is no exchange
@@ -40,7 +40,7 @@ class Swap:
         self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
 
     def claim(self, token: str) -> Path:
-        """The folder of a run's own files, made and locked: while the run lives, no other one removes it."""
+        """The folder of a run's own files, made and locked: no other run removes it while this one lives."""
         folder = self._token_folder(token)
         if token not in self._claims:
             make_folder(self.staging)
@@ -57,7 +57,7 @@ class Swap:
         remove_tree(self._token_folder(token))
 
     def _token_folder(self, token: str) -> Path:
-        """A folder that no other token has, whatever characters it is made of."""
+        """A folder for this token alone; a token may hold any characters."""
         return self.staging / f"t-{hashlib.sha256(token.encode()).hexdigest()[:32]}"
 
     def clear_staging(self) -> None:
@@ -97,7 +97,7 @@ class Swap:
                     self.complete()
 
     def complete(self) -> None:
-        """A swap that was begun goes forward; without its journal, what lies beside the target is of no use."""
+        """A swap that was begun goes forward; without its journal, what lies beside the target is removed."""
         if self._intent.exists():
             if not self.root.exists() and self.new.exists():
                 self.new.rename(self.root)
@@ -125,7 +125,7 @@ class Swap:
                 os.close(descriptor)
 
     def sweep(self) -> None:
-        """Remove what jobs that nobody went on with left in the staging folder."""
+        """Remove staged files that are older than STAGING_AGE: those of abandoned jobs."""
         for path in (*self.staging.glob("objects/*"), *self.staging.glob("t-*/*")):
             try:
                 if time.time() - path.stat().st_mtime > STAGING_AGE:

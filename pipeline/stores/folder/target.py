@@ -81,7 +81,7 @@ class FolderTarget:
         raise TargetConflict(target=self.place.path, what="somebody wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
-        """Our publications; whatever lies between them and did not come from us is one commit of nobody's."""
+        """Our publications, newest first; what others changed between two of them is one commit without an author."""
         publications = Record.load(self._root).publications
         known = [ours.id for ours in publications]
         reached = at

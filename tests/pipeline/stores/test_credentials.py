@@ -207,7 +207,7 @@ def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:8080", "hub.example", "ftp://hub.example", "https://", "http://a:b"])
 def test_an_endpoint_that_is_no_url_is_a_bad_setting(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is no URL"):
+    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is not a URL"):
         Credentials.from_env()
 
 
