@@ -256,6 +256,12 @@ class NoWriteAccess(AccessError):
     hint = "use a token with write access; only where the repository exists, --pr opens a pull request without it"
 
 
+class TargetHidden(NoWriteAccess):
+    code = "access.hidden_target"
+    message = "{repo} is on {endpoint} already, and this token may not see it"
+    hint = "use a token that may read and write it{where}, or choose another target; then {again}"
+
+
 class TargetNotAllowed(AccessError):
     code = "access.target_not_allowed"
     message = "{repo} is outside the namespaces that this worker may write to ({allowed})"
@@ -440,6 +446,12 @@ class ReadBackDiffers(ProofError):
     hint = "the commit stands; {findings}; if it is wrong, undo it by {undo}"
 
 
+class ChangeOverwritten(ProofError):
+    code = "proof.overwritten"
+    message = "{target}: commit {commit} replaced what others had just changed in {paths}; the Hub did not refuse it"
+    hint = "what they changed is in commit {parent}; put it back, or undo ours by {undo}"
+
+
 class VerifyFailed(ProofError):
     code = "proof.verify"
     message = "{place}: {failed} of {checks} checks failed; the first finding: {first}"
@@ -466,6 +478,13 @@ class TargetConflict(TargetError):
     code = "target.conflict"
     message = "{target} changed while we worked: {what}"
     hint = "look at the change; to replace it, {onto_head}"
+
+
+class TargetRaced(TargetConflict):
+    code = "target.race"
+    retryable = True
+    message = "{target}: others committed first, {races} times in a row"
+    hint = "when fewer write to it at once, {again}"
 
 
 class TargetDrifted(TargetError):

@@ -95,6 +95,8 @@ def parse_place(value: str) -> Hub | Folder:
 
 def _from_url(url: str) -> Hub:
     parts = urlsplit(url)
+    if "@" in parts.netloc and parts.scheme != "hf":
+        raise BadPlace(value=redacted(url), why="a URL with a user name or password would be stored and published")
     if parts.scheme not in {"http", "https", "hf"}:
         raise BadPlace(value=url, why="only http, https and hf URLs are known")
     if parts.scheme == "hf":
@@ -110,6 +112,15 @@ def _from_url(url: str) -> Hub:
         raise BadPlace(value=url, why="this URL names no repository or revision")
     endpoint = f"{parts.scheme}://{parts.netloc}"
     return Hub(repo=_repo("/".join(segments[:2]), url), revision=revision, endpoint=endpoint)
+
+
+def redacted(url: str) -> str:
+    """``url`` without the user name and password that it may hold, to be printed.
+
+    >>> redacted("https://me:secret@hub.example/a")
+    'https://***@hub.example/a'
+    """
+    return re.sub(r"(^|//)[^/]*@", r"\1***@", url)
 
 
 def is_http(url: str) -> bool:

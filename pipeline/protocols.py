@@ -39,7 +39,7 @@ class Source(Protocol):
         ...
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views of memory that nobody writes again.
+        """Exactly the bytes ``start <= b < stop`` of ``file``, in order, in views of memory that is not written again.
 
         Resumes where a connection broke. Raises SourceChanged when the file is no longer there or shorter, and the
         HubError family when the store stays away. Closing the iterator early ends the request.
@@ -94,7 +94,7 @@ class Batch(Protocol):
 
 
 class Sink(Protocol):
-    """Where shards are put before a commit names them; until then nobody sees them."""
+    """Where shards are put before a commit names them; until then they are not visible."""
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> Batch:
         """A new batch; ``reads`` are the files of ``source`` that its shards are made of.
@@ -168,6 +168,11 @@ class Target(Protocol):
     @property
     def transport(self) -> str:
         """How weights are written, for the plan: ``file``, ``lfs`` or ``xet``."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the store turned out not to do, for the plan; known after ``prepare``."""
         ...
 
     def state(self) -> TargetState: ...

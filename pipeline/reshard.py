@@ -12,7 +12,8 @@ Each step is a function of what the steps before it left behind, and may be run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,14 +26,18 @@ from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.copying.loop import Attested, Moved, copy
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import (
+    DigestsDiffer,
     FoldersNested,
+    ObjectLost,
+    ReceiptWrong,
     RevisionNotFound,
     SourceChanged,
+    SourceCorrupt,
     TargetDrifted,
     TargetMoreVisible,
     TargetNotFound,
 )
-from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
+from reshard.pipeline.limits import CONFIG_MAX, COPIES, INDEX_MAX
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
@@ -98,13 +103,14 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
         check_model(made, made.shards, source, reload)
     head = target.prepare(private=_private(request, source))
     if head == made.base:
-        return made
+        return replace(made, notes=(*made.notes, *target.notes))
     if made.base:  # somebody commits at this very moment
         return plan(request, source, target, reload)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
     made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
-    return _with_card_notes(made, source, target, last)
+    made = _with_card_notes(made, source, target, last)
+    return replace(made, notes=(*made.notes, *target.notes))
 
 
 def _draft(
@@ -285,41 +291,87 @@ def run(
     watcher = watcher or Watcher()
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)
-    token = uuid4().hex
     watcher.step("plan")
     made = plan(request, source, target, reload)
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
+    work = _Work(made, source, target, uuid4().hex, context.disk, watcher.moved)
     try:
         watcher.step("copy")
-        receipts, attested, moved = _copy_all(made, source, target, token, context.disk, watcher.moved)
+        work.copy()
         watcher.step("check")
         checks = check(made, made.shards, source, reload)
         with prior_checks(checks):
             watcher.step("publish")
-            published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
-            checks.append(check_receipts(made.shards, receipts, attested, made))
+            published = work.publish()
+            checks.append(check_receipts(made.shards, work.receipts, work.groups, made))
             watcher.step("confirm")
-            checks.append(confirm(made, made.shards, receipts, published, target))
+            checks.append(confirm(made, made.shards, work.receipts, published, target))
     finally:
-        target.discard(token)
-    levels = {path: level for group in attested for path, level in group.files.items()}
-    return Report(made, published, tuple(checks), levels, moved)
+        target.discard(work.token)
+    levels = {path: level for group in work.groups for path, level in group.files.items()}
+    return Report(made, published, tuple(checks), levels, work.moved)
 
 
-def _copy_all(
-    made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick
-) -> tuple[dict[str, Receipt], Sequence[Attested], Moved]:
-    shards = dict(enumerate(made.shards))
-    receipts: dict[str, Receipt] = {}
-    total = Moved()
+class _Work:
+    """What a run copied so far. What turns out to be damaged or lost on the way is copied again, as on the queue."""
 
-    def sealed(news: list[Receipt], moved: Moved) -> None:
-        nonlocal total
-        receipts.update((receipt.shard, receipt) for receipt in news)
-        total = total.plus(moved)
+    def __init__(self, made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick) -> None:
+        self.token = token
+        self.receipts: dict[str, Receipt] = {}
+        self.moved = Moved()
+        self._made, self._source, self._target = made, source, target
+        self._disk, self._tick = disk, tick
+        self._attested: dict[int, Attested] = {}  # by group
+        self._damaged: Counter[int | None] = Counter()  # by group; None: of the commit
 
-    sink = target.sink(token)
-    attested = [copy(made, group, shards, source, sink, receipts, sealed, tick, disk) for group in made.groups]
-    return receipts, attested, total
+    @property
+    def groups(self) -> list[Attested]:
+        return [self._attested[number] for number in sorted(self._attested)]
+
+    def copy(self) -> None:
+        """Copy what has no receipt; raises SourceCorrupt or DigestsDiffer when a group failed ``COPIES`` times."""
+        sink, shards = self._target.sink(self.token), dict(enumerate(self._made.shards))
+        todo = [group for group in self._made.groups if group.number not in self._attested]
+        while todo:
+            group = todo[0]
+            try:
+                self._attested[group.number] = copy(
+                    self._made, group, shards, self._source, sink, self.receipts, self._sealed, self._tick, self._disk
+                )
+                todo.pop(0)
+            except (SourceCorrupt, DigestsDiffer):
+                self._damage(group.number)
+                for number in group.shards:
+                    self.receipts.pop(shards[number].digest, None)
+
+    def publish(self) -> Published:
+        made = self._made
+        while True:
+            try:
+                return publish(
+                    made, made.shards, self.receipts, self.groups, self._source, self._target, self.token, lambda: None
+                )
+            except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
+                self._damage(None)
+                lost = set(error.facts.get("lost", ()))
+                void = {d for d, r in self.receipts.items() if r.sha256 in lost} | set(error.facts.get("void", ()))
+                again = [g.number for g in made.groups if any(made.shards[n].digest in void for n in g.shards)]
+                if not again and not isinstance(error, SourceCorrupt):
+                    raise
+                for number in again:
+                    self._attested.pop(number, None)
+                for digest in void:
+                    self.receipts.pop(digest, None)
+                self.copy()
+
+    def _damage(self, group: int | None) -> None:
+        """Count what is being handled; raises it when it is the last time."""
+        self._damaged[group] += 1
+        if self._damaged[group] == COPIES:
+            raise
+
+    def _sealed(self, news: list[Receipt], moved: Moved) -> None:
+        self.receipts.update((receipt.shard, receipt) for receipt in news)
+        self.moved = self.moved.plus(moved)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.retry import Allowance, LocalRateLimiter
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow
 from reshard.worker.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
@@ -56,16 +56,16 @@ class SharedPace(LocalRateLimiter):
             self.sleep(min(wait, ASK_AGAIN))
         super().before(kind)
 
-    def heard(self, allowance: Allowance) -> None:
+    def update(self, window: RateLimitWindow) -> None:
         """Tell the others what is left."""
-        ends = min(allowance.seconds, WAIT_MAX)
+        ends = min(window.seconds, WAIT_MAX)
         try:
             self._run(
-                "pace_heard", self._budget, allowance.kind, allowance.left, round(ends * 1000), allowance.quota,
-                round(allowance.window * 1000),
+                "pace_heard", self._budget, window.kind, window.left, round(ends * 1000), window.quota,
+                round(window.window * 1000),
             )  # fmt: skip
         except redis.RedisError as error:
-            log.warning("other workers do not learn that %s calls are left: %s", allowance.left, error)
+            log.warning("other workers do not learn that %s calls are left: %s", window.left, error)
 
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)

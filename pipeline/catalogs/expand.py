@@ -21,7 +21,7 @@ from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.request import DEFAULT_BRANCH, Request, parse_size
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -225,9 +225,9 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
 
 
 def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
-    revision = f"/revision/{quote(place.revision, safe='')}" if place.revision else ""
+    revision = quote(place.revision or DEFAULT_BRANCH, safe="")
     try:
-        return _listed(api.data("GET", f"/api/models/{place.repo}{revision}", params={"expand": LIST_FIELDS}))
+        return _listed(api.data("GET", f"/api/models/{place.repo}/revision/{revision}", params={"expand": LIST_FIELDS}))
     except Refusal as refusal:
         return refusal.as_source(place.repo, place.revision)
 

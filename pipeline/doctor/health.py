@@ -29,6 +29,7 @@ _USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
 _SAYS_CLASS = ("config.json", "params.json", "open_clip_config.json", "model_index.json", "adapter_config.json")
 PIPELINE = "model_index.json"
+_JSON = (*_SAYS_CLASS, "generation_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json")
 _WEIGHTLESS = re.compile("Scheduler|Tokenizer|Processor|Extractor")  # classes of components that are only settings
 # A file that is a whole tokenizer's vocabulary; `vocab.json` is one with merges.txt, and by itself only of few classes.
 _VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.txt", "*.model", "*.spm")
@@ -36,6 +37,7 @@ _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
 _RESHARD = "a reshard writes it right"
 _FROM_MAKER = "get it from whoever made the pipeline; a reshard adds nothing"
+_NOT_CUT_OFF = "it may be cut off; get it from whoever made the model"
 _NOT_CARRIED = "a reshard leaves it out"
 
 
@@ -159,8 +161,11 @@ def _names(side: Side, seen: _Seen) -> Iterator[Symptom]:
 
 
 def _configs(seen: _Seen) -> Iterator[Symptom]:
-    """Of checkpoints under the usual names, or where there is no config anywhere: whether one lies beside them."""
+    """Configs that are not JSON, and checkpoints beside which a config should lie."""
     listing = seen.source.files()
+    for path in sorted(path for path in listing if basename(path) in _JSON and path != PIPELINE):
+        if seen.json(path) is None:
+            yield Symptom("config", f"{path} is not JSON that loaders can read", _NOT_CUT_OFF)
     anywhere = any(basename(path) in _SAYS_CLASS for path in listing)
     for name in seen.names:
         here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)

@@ -106,7 +106,7 @@ class Card(NamedTuple):
 
 
 def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callable[[], Publication | None]) -> Card:
-    """The card on top of ``head``: the owner's as soon as there is one, refreshed while nobody touched ours.
+    """The card on top of ``head``: the owner's as soon as there is one, and the source's while ours is unedited.
 
     ``last`` finds our last publication before ``head``.
     """

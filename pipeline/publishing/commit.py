@@ -1,7 +1,8 @@
 """The one commit: everything or nothing, once, and found again when its answer was lost.
 
 The order matters. The head is read first and our own digest is looked for in the history of that very commit; only
-then do we commit with it as the parent. Whoever comes between is refused by the store, and whoever was faster is found.
+then do we commit with it as the parent. The store refuses our commit where another came between, and an equal one that
+was faster is found.
 """
 
 from __future__ import annotations
@@ -9,13 +10,21 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from reshard.pipeline.check import Check, failed
 from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
-from reshard.pipeline.errors import HubUnreachable, ObjectLost, ReceiptWrong, TargetConflict
+from reshard.pipeline.errors import (
+    ChangeOverwritten,
+    HubUnreachable,
+    ObjectLost,
+    ReceiptWrong,
+    TargetConflict,
+    TargetRaced,
+)
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
 from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.protocols import (
@@ -117,8 +126,10 @@ def publish(
     """
     check_receipts(shards, receipts, attested, plan)
     stored = weights(shards, receipts)
-    lost = target.holds(stored)
-    if lost:
+    if lost := target.holds(stored):
+        standing = None if plan.options.pr else _published_by_another(plan, stored, target)
+        if standing is not None:
+            return standing
         void = [s.digest for s in shards if receipts[s.digest].sha256 in {file.sha256 for file in lost}]
         raise ObjectLost(repo=str(target.place), what=lost[0].path, void=void)
     manifest = manifest_of(plan, shards, receipts, attested)
@@ -139,6 +150,17 @@ def publish(
     return _commit(plan, additions, title, message, source, goal, token)
 
 
+def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Target) -> Published | None:
+    """Our commit, made by another run, which took the objects with it; raises TargetConflict where it made another."""
+    head = target.head()
+    found = find(plan, target, head)
+    if found is not None:
+        return Published(found, target.branch, found=True)
+    if head != plan.base:
+        _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())
+    return None
+
+
 def _there(file: StoredFile, there: StoredFile | None) -> bool:
     return there is not None and same_by_hash(file, there) is True
 
@@ -155,10 +177,9 @@ def _commit(
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
         if found is not None:
+            _refuse_overwritten(goal, found, plan.base, [*(a.path for a in additions), *plan.deletes])
             return found
         there = goal.at(head).files()
-        if head != plan.base:
-            _refuse_conflict(plan, goal, additions, there)
         card = card_for(plan, source, goal, head, lambda: next(publication.publications(goal, head, None), None))
         if card.content is not None:
             cards = [Addition(CARD, content=card.content)]
@@ -166,7 +187,11 @@ def _commit(
             cards = goal.carry([card.file], source, token) if card.file and card.of_source else []
         news = tuple(a for a in (*additions, *cards) if not same_content(a, there.get(a.path)))
         deletes = tuple(path for path in plan.deletes if path in there)
-        return Change(title, message, news, deletes) if news or deletes else head
+        if not news and not deletes:
+            return head  # also where a Hub's history does not keep the messages that we look for
+        if head != plan.base:
+            _refuse_conflict(plan, goal, news, there)
+        return Change(title, message, news, deletes)
 
     return commit_on_head(goal, plan.digest, attempt, COMMIT_RACES)
 
@@ -175,23 +200,51 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     """Commit what ``attempt`` makes of the head that it is given, on that very head, until one of them holds.
 
     ``attempt`` returns a commit instead when there is nothing to do any more, as after an answer that was lost.
+    Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten.
     """
-    pause = BACKOFF_FIRST
+    pause, raced = BACKOFF_FIRST, False
     for _ in range(races):
         head = target.head()
         change = attempt(head)
         if isinstance(change, str):
             return Published(change, target.branch, found=True)
         try:
-            return Published(target.commit(change, head), target.branch, found=False)
-        except HeadMoved:
+            commit = target.commit(change, head)
+        except (HeadMoved, AnswerLost) as error:
+            raced = isinstance(error, HeadMoved)
+            if not raced or target.head() == head:  # nothing moved: the store was busy
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause *= 2
             continue
-        except AnswerLost:
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause *= 2
-    raise HubUnreachable(
-        endpoint=str(target.place), what=f"{races} commits of {what[:12]} were overtaken or got no answer"
-    )
+        _refuse_overwritten(target, commit, head, [*(a.path for a in change.additions), *change.deletes])
+        return Published(commit, target.branch, found=False)
+    if raced:
+        raise TargetRaced(target=str(target.place), races=races)
+    raise HubUnreachable(endpoint=str(target.place), what=f"{races} commits of {what[:12]} got no answer")
+
+
+def _refuse_overwritten(target: Target, commit: str, since: str, paths: Iterable[str]) -> None:
+    """Raises ChangeOverwritten where ``commit``, ours, was put on top of a change to ``paths`` after ``since``.
+
+    Only a Hub that ignores the parent that a commit names lets that happen. A folder is locked while it is swapped.
+    """
+    if target.place.kind == "folder":
+        return
+    parent = next(islice(target.history(commit, None), 1, None), None)
+    if parent is None or parent.id == since:
+        return
+    before, then = target.at(since).files(), target.at(parent.id).files()
+    if lost := sorted({path for path in paths if differ(before.get(path), then.get(path))}):
+        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        facts = {"commit": commit, "parent": parent.id, "paths": lost[0] + more}
+        raise ChangeOverwritten(target=str(target.place), **facts)
+
+
+def differ(one: StoredFile | None, other: StoredFile | None) -> bool:
+    """Whether two listed files, or a file and none, have other content."""
+    if one is None or other is None:
+        return one is not other
+    return (one.size, one.sha256 or one.oid) != (other.size, other.sha256 or other.oid)
 
 
 def find(plan: Plan, target: Target, at: str) -> str | None:
@@ -212,7 +265,6 @@ def _refuse_conflict(
 ) -> None:
     """Others may commit beside us as long as they leave the paths alone that we write or delete."""
     before = target.at(plan.base).files()
-    for path in sorted({a.path for a in additions} | set(plan.deletes)):
-        then, now = before.get(path), there.get(path)
-        if (then and (then.size, then.sha256 or then.oid)) != (now and (now.size, now.sha256 or now.oid)):
+    for path in sorted({a.path for a in additions if a.path != CARD} | set(plan.deletes)):
+        if differ(before.get(path), there.get(path)):
             raise TargetConflict(target=str(target.place), what=f"{path} is no longer what it was")

@@ -71,16 +71,16 @@ def message(plan: Plan, manifest: Manifest | None = None) -> str:
 
 
 def read(commit: Commit) -> Publication | None:
-    """The publication that ``commit`` is; None for anybody else's commit."""
-    told = _trailer(commit, _TRAILER)
-    if told is None:
+    """The publication that ``commit`` is; None for a commit that is not ours."""
+    trailer = _trailer(commit, _TRAILER)
+    if trailer is None:
         return None
     try:
-        facts = json.loads(told)
+        facts = json.loads(trailer)
         about = {"commit": commit.id, "manifest_sha256": _trailer(commit, _MANIFEST), "kept": tuple(facts["kept"])}
         return Publication(**facts | about)
     except (ValueError, TypeError, KeyError):
-        return None  # somebody typed our trailer by hand
+        return None  # our trailer, typed by hand
 
 
 def _trailer(commit: Commit, name: str) -> str | None:

@@ -9,7 +9,7 @@ It lies beside the weights and is a JSON object:
 
 ``header`` is the sha256 of everything before the data, and with it of every name, dtype, shape and offset; a tensor's
 digest is the xxh3-128 of its bytes as they were read from the source, or cast. ROOT is the sha256 over the canonical
-JSON of ``files``: the same for the same weights in the same cut, wherever they came from and whoever made them. It is
+JSON of ``files``: the same for the same weights in the same cut, from any source and by any tool. It is
 in the index's metadata and in the description of the commit too, which also has the sha256 of the whole manifest.
 """
 

@@ -9,7 +9,7 @@ from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.publishing.commit import commit_on_head
+from reshard.pipeline.publishing.commit import commit_on_head, differ
 from reshard.pipeline.tensors import StoredFile
 
 
@@ -17,7 +17,7 @@ def rollback(target: Target, commit: str) -> str:
     """Restore every path that ``commit`` changed to what it was before; returns the commit that stands then.
 
     Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and ChangedSince
-    where somebody changed one of the paths since.
+    where one of the paths was changed since.
     """
     return commit_on_head(target, commit, lambda head: _undo(target, commit, head), COMMIT_RACES).commit
 
@@ -37,19 +37,13 @@ def _undo(target: Target, commit: str, head: str) -> Change | str:
     if not before:
         raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
     past, present, now = target.at(before[0].id), target.at(commit), target.at(head)
-    changed = [p for p in {*past.files(), *present.files()} if _differ(past.files().get(p), present.files().get(p))]
-    if theirs := sorted(path for path in changed if _differ(present.files().get(path), now.files().get(path))):
+    changed = [p for p in {*past.files(), *present.files()} if differ(past.files().get(p), present.files().get(p))]
+    if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
         more = f" and {len(theirs) - 1:,} more" if len(theirs) > 1 else ""
         raise ChangedSince(commit=commit, target=str(target.place), paths=f"{theirs[0]}{more}")
     additions = tuple(_restored(past, past.files()[path]) for path in sorted(changed) if path in past.files())
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
     return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)
-
-
-def _differ(one: StoredFile | None, other: StoredFile | None) -> bool:
-    if one is None or other is None:
-        return one is not other
-    return (one.size, one.sha256 or one.oid) != (other.size, other.sha256 or other.oid)
 
 
 def _restored(past: Source, file: StoredFile) -> Addition:

@@ -60,34 +60,34 @@ class _Settings(BaseSettings):
         return value
 
 
-def _own_paces() -> RateLimiterOf:
-    """One pace for each endpoint and credential, for the life of a context."""
-    paces: dict[str, LocalRateLimiter] = {}
+def _own_limiters() -> RateLimiterOf:
+    """One limiter for each endpoint and credential, for the life of a context."""
+    limiters: dict[str, LocalRateLimiter] = {}
     lock = threading.Lock()
 
-    def pace_of(budget: str) -> RateLimiter:
+    def limiter_of(budget: str) -> RateLimiter:
         with lock:
-            return paces.setdefault(budget, LocalRateLimiter())
+            return limiters.setdefault(budget, LocalRateLimiter())
 
-    return pace_of
+    return limiter_of
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a process brings to every job: tokens, limits, and the pace of its calls.
+    """What a process brings to every job: tokens, limits, and rate limits.
 
-    ``pace`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
+    ``limiters`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
     """
 
     credentials: Credentials
     tmpdir: Path
     memory_limit: int  # bytes
     disk_limit: int | None = None  # bytes; None: what the disk has
-    pace: RateLimiterOf = field(default_factory=_own_paces)
+    limiters: RateLimiterOf = field(default_factory=_own_limiters)
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_env(cls, pace: RateLimiterOf | None = None) -> Context:
+    def from_env(cls, limiters: RateLimiterOf | None = None) -> Context:
         """Read from the environment, now; raises BadSetting, BadCredentials."""
         settings = _Settings()
         return cls(
@@ -95,7 +95,7 @@ class Context:
             settings.tmpdir,
             settings.memory_limit,
             settings.disk_limit,
-            pace or _own_paces(),
+            limiters or _own_limiters(),
         )
 
     @cached_property
@@ -115,7 +115,7 @@ class Context:
         identity = credential.id if credential else "anonymous"
         api = self._apis.get((endpoint, identity))
         if api is None:
-            api = HubApi(endpoint, credential, self.pace(f"{endpoint} {identity}"))
+            api = HubApi(endpoint, credential, self.limiters(f"{endpoint} {identity}"))
             api = self._apis.setdefault((endpoint, identity), api)
         return api
 

@@ -26,7 +26,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
-from reshard.pipeline.places import CredentialName, is_http
+from reshard.pipeline.places import CredentialName, is_http, redacted
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
@@ -74,6 +74,8 @@ class _Entry(BaseModel):
     def _one_reference(self) -> _Entry:
         if (self.env is None) == (self.file is None):
             raise ValueError("needs either `env` or `file`")
+        if "@" in self.endpoint:
+            raise ValueError("its endpoint holds a user name or password, which would be printed and published")
         return self
 
     def serves(self, endpoint: str, namespace: str, use: Use) -> bool:
@@ -107,10 +109,12 @@ class Credentials:
     def from_env(cls) -> Credentials:
         """What HF_ENDPOINT and RESHARD_CREDENTIALS say; raises BadSetting, BadCredentials for what cannot be used."""
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+        if "@" in endpoint:
+            why = "a user name or password in it would be printed and published; give a token in HF_TOKEN"
+            raise BadSetting(name="HF_ENDPOINT", value=redacted(endpoint), why=why)
         if not is_http(endpoint):
-            raise BadSetting(
-                name="HF_ENDPOINT", value=endpoint, why="it is no URL that begins with http:// or https://"
-            )
+            why = "it is not a URL that begins with http:// or https://"
+            raise BadSetting(name="HF_ENDPOINT", value=endpoint, why=why)
         file = os.environ.get("RESHARD_CREDENTIALS")
         return cls(endpoint, _read(Path(file)) if file else ())
 

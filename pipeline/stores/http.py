@@ -16,6 +16,7 @@ from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
 from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -45,12 +46,13 @@ class HubSource:
     @classmethod
     def open(cls, api: HubApi, place: Hub) -> HubSource:
         """The repository, its revision pinned to the commit that it is now; raises the SourceError family."""
+        revision = place.revision or DEFAULT_BRANCH
         try:
-            info = api.info(place.repo, place.revision)
+            info = api.info(place.repo, revision)
             if info.visibility != "public":
                 api.check_readable(place.repo)
         except Refusal as refusal:
-            raise refusal.as_source(place.repo, place.revision) from refusal
+            raise refusal.as_source(place.repo, revision) from refusal
         return cls(api, place, info.sha, info.visibility)
 
     def files(self) -> Mapping[str, StoredFile]:
@@ -65,7 +67,7 @@ class HubSource:
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if not 0 <= start <= stop:
-            raise ValueError(f"{start} to {stop} is no range")
+            raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
         retry = self.api.retry()
@@ -90,7 +92,7 @@ class HubSource:
                     elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
                         if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
-                            self.api.pace.sleep(BACKOFF_FIRST)
+                            self.api.limiter.sleep(BACKOFF_FIRST)
                         renewed += 1
                     else:
                         raise self._refused(file, response, signed)
@@ -102,7 +104,7 @@ class HubSource:
     def _get(self, url: str, signed: bool, at: int, stop: int) -> httpx2.Response:
         headers = _IDENTITY | {"Range": f"bytes={at}-{stop - 1}"}
         if not signed:
-            self.api.pace.before("resolve")
+            self.api.limiter.before("resolve")
             headers |= self.api.headers
         client = self.api.client
         return client.send(client.build_request("GET", url, headers=headers), stream=True)
@@ -177,7 +179,7 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
     try:
         for piece in response.iter_raw():
             if not wanted:
-                break  # a server that ignores ranges has more, and nobody wants it
+                break  # a server that ignores ranges sends more than was asked for
             rest = memoryview(piece)[:wanted]
             brought += len(rest)
             while rest:
@@ -187,7 +189,7 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
                 if filled == len(chunk):
                     yield chunk
                     chunk, filled = memoryview(bytearray(min(CHUNK, wanted))), 0
-                    mark, brought = time.monotonic(), 0  # time that the consumer took is no stall
+                    mark, brought = time.monotonic(), 0  # the consumer's own time does not count as a stall
             if time.monotonic() - mark > STALL_WINDOW:
                 if brought < STALL_BYTES:
                     raise httpx2.ReadTimeout(f"only {brought} bytes in {STALL_WINDOW:.0f} s")

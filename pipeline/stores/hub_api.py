@@ -1,13 +1,14 @@
-"""One Hub as seen with one credential: every call but the weights' own bytes, under one policy of retries and pace.
+"""One Hub with one credential: every call but the weights' own bytes, with one retry policy and one rate limiter.
 
 The calls are posted here and not through ``HfApi``, for four reasons: most of its methods take no timeout and wait for
-ever; its pagers repeat requests on their own, which would hide a 429 from the pace that all workers share;
+ever; its pagers repeat requests on their own, which would hide a 429 from the rate limiter that all workers share;
 ``list_repo_commits`` collects a whole history before it returns; and ``create_commit`` cannot name objects that were
-uploaded as streams. What is said about a call's form was checked against huggingface_hub 2.4.0.
+uploaded as streams. The form of each call was checked against huggingface_hub 2.4.0.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import threading
@@ -40,13 +41,15 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
-from reshard.pipeline.stores.retry import RateLimiter, Retry, allowance, describe, is_transient
+from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.credentials import Credential
 
-WHO = "process that copies"  # of whom a token is asked, in messages
+log = logging.getLogger(__name__)
+
+WHO = "process that copies"  # where a token must be set, in messages
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 
 
@@ -119,13 +122,14 @@ class PullRequest:
 class HubApi:
     """Calls to ``endpoint`` with ``credential``; safe to share between threads, and to inherit through a fork."""
 
-    def __init__(self, endpoint: str, credential: Credential | None, pace: RateLimiter) -> None:
+    def __init__(self, endpoint: str, credential: Credential | None, limiter: RateLimiter) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.credential = credential
-        self.pace = pace
+        self.limiter = limiter
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
         self._pid = 0
+        self.notes: list[str] = []  # what this Hub turned out not to offer
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -147,13 +151,13 @@ class HubApi:
                     verify=_trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
-                    event_hooks={"response": [self._heard]},
+                    event_hooks={"response": [self._update_limiter]},
                 )
             return self._client
 
-    def _heard(self, response: httpx2.Response) -> None:
-        if self.own(str(response.request.url)) and (left := allowance(response)) is not None:
-            self.pace.heard(left)
+    def _update_limiter(self, response: httpx2.Response) -> None:
+        if self.own(str(response.request.url)) and (left := rate_limit_window(response)) is not None:
+            self.limiter.update(left)
 
     def close(self) -> None:
         with self._lock:
@@ -162,7 +166,7 @@ class HubApi:
             self._client = None
 
     def retry(self) -> Retry:
-        return Retry(self.endpoint, self.pace)
+        return Retry(self.endpoint, self.limiter)
 
     def own(self, url: str) -> bool:
         """Whether ``url`` is on the Hub itself, and may be shown the token."""
@@ -175,7 +179,7 @@ class HubApi:
         url = path if "://" in path else self.endpoint + path
         own = self.headers if self.own(url) else {}
         while True:
-            self.pace.before("api")
+            self.limiter.before("api")
             try:
                 response = self.client.request(
                     method, url, headers=own | (headers or {}), follow_redirects=True, **options
@@ -194,15 +198,15 @@ class HubApi:
         return self.decoded(self.call(method, path, headers, **options))
 
     def decoded(self, response: httpx2.Response) -> Any:
-        """Raises HubRefused for an answer that no Hub gives: the endpoint is another server's, or a proxy's."""
+        """The JSON of an answer; raises HubRefused where it has none, as that of a proxy or another kind of server."""
         try:
             return response.json()
         except ValueError as error:
             what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
-            raise HubRefused(endpoint=self.endpoint, what=what, why="its answer is no JSON; is it a Hub?") from error
+            raise HubRefused(endpoint=self.endpoint, what=what, why="its answer is not JSON; is it a Hub?") from error
 
     def after(self, retry: Retry, problem: httpx2.TransportError | httpx2.Response) -> None:
-        """``retry.after``, but for what no repetition can mend."""
+        """``retry.after``; raises HubUnreachable at once for a malformed URL or request."""
         if isinstance(problem, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
             raise HubUnreachable(endpoint=self.endpoint, what=describe(problem)) from problem
         retry.after(problem)
@@ -217,20 +221,45 @@ class HubApi:
 
     # -------------------------------------------------------------------------------------------------- reading
 
-    def info(self, repo: str, revision: str | None = None) -> RepoInfo:
-        """The commit that ``revision`` (default: the default branch) is now; raises Refusal."""
-        path = f"/api/models/{repo}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
-        data = self.data("GET", path, params={"expand": ["sha", "private", "gated"]})
-        visibility: Visibility = "private" if data["private"] else "gated" if data["gated"] else "public"
-        return RepoInfo(data["id"], data["sha"], visibility)
+    def info(self, repo: str, revision: str) -> RepoInfo:
+        """The commit that ``revision`` is now; raises Refusal.
+
+        The revision is always named: without it, some Hubs answer with a shortened commit id.
+        """
+        path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
+        return self._info(path, ["sha", "private", "gated"])
+
+    def visibility(self, repo: str) -> Visibility:
+        """The visibility of a repository, also of one without commits; raises Refusal."""
+        return self._info(f"/api/models/{repo}", ["private", "gated"]).visibility
+
+    def _info(self, path: str, fields: list[str]) -> RepoInfo:
+        data = self.data("GET", path, params={"expand": fields})
+        try:
+            visibility: Visibility = "private" if data["private"] else "gated" if data.get("gated") else "public"
+            return RepoInfo(data["id"], data["sha"] if "sha" in fields else "", visibility)
+        except (KeyError, TypeError) as error:
+            why = f"its answer has no {error}; is it a Hub?"
+            raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why) from None
 
     def check_readable(self, repo: str) -> None:
         """Raises Refusal when the files of a gated repository are not for us."""
-        self.call("GET", f"/api/models/{repo}/auth-check")
+        self._auth_check(repo, "")
 
     def check_writable(self, repo: str) -> None:
         """Raises Refusal when we may not write; changes nothing."""
-        self.call("GET", f"/api/models/{repo}/auth-check/write")
+        self._auth_check(repo, "/write")
+
+    def _auth_check(self, repo: str, use: str) -> None:
+        try:
+            self.call("GET", f"/api/models/{repo}/auth-check{use}")
+        except Refusal as refusal:
+            if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
+                raise
+            note = f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used"
+            if note not in self.notes:
+                log.warning("%s", note)
+                self.notes.append(note)
 
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
@@ -261,8 +290,8 @@ class HubApi:
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:
         """The history of ``revision``, newest first, fetched as far as it is read."""
         for item in self.pages(f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
-            authors = [author["user"] for author in item["authors"] if "user" in author]
-            yield Commit(item["id"], item["title"], item["message"], authors[0] if authors else "")
+            authors = [author["user"] for author in item.get("authors") or () if "user" in author]
+            yield Commit(item["id"], item.get("title") or "", item.get("message") or "", next(iter(authors), ""))
 
     def whoami(self) -> dict[str, Any]:
         """The credential's own account, as ``whoami-v2`` tells it: ``name``, ``orgs`` and more."""
@@ -313,7 +342,7 @@ class HubApi:
 
     def open_pull_request(self, repo: str, title: str, description: str) -> int:
         """The new pull request's number. Posted once: raises TransportError when it may or may not be there."""
-        self.pace.before("api")
+        self.limiter.before("api")
         body = {"title": title, "description": description, "pullRequest": True}
         response = self.client.post(
             f"{self.endpoint}/api/models/{repo}/discussions", headers=self.headers, json=body, follow_redirects=True

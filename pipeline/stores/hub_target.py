@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     ObjectLost,
     SourceCorrupt,
     TargetConflict,
+    TargetHidden,
     TargetMoved,
     TargetNotFound,
     TokenMissing,
@@ -93,30 +94,32 @@ class HubTarget:
     # ------------------------------------------------------------------------------------------------- its state
 
     def state(self) -> TargetState:
+        head = None
         try:
-            info = self._info()
+            try:
+                info = self._info()
+                head, self._visibility = info.sha, info.visibility
+            except Refusal as refusal:
+                if refusal.code != "RevisionNotFound":
+                    raise
+                self._visibility = self.api.visibility(self.place.repo)
         except Refusal as refusal:
-            # Who has no token cannot tell a private repository from none; `prepare` will ask for one.
+            # Without a token, a private repository looks like none; `prepare` will ask for one.
             if refusal.code == "RepoNotFound":
                 return TargetState(False, "private", None)
             raise refusal.as_target(self.place.repo) from refusal
-        self._visibility = info.visibility
-        if self._ref == DEFAULT_BRANCH:
-            return TargetState(True, info.visibility, info.sha)
-        try:
-            head = self._info(self._ref).sha
-        except Refusal as refusal:
-            if refusal.code == "RevisionNotFound":
-                return TargetState(True, info.visibility, None)
-            raise refusal.as_target(self.place.repo) from refusal
-        return TargetState(True, info.visibility, head)
+        return TargetState(True, self._visibility, head)
 
-    def _info(self, revision: str | None = None) -> RepoInfo:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self.api.notes)
+
+    def _info(self) -> RepoInfo:
         """As ``HubApi.info``. A new name is followed, as the Hub's own clients do, but not into another namespace.
 
         The token was chosen for the old one, and so was the operator's leave to write there; raises TargetMoved.
         """
-        info = self.api.info(self.place.repo, revision)
+        info = self.api.info(self.place.repo, self._ref)
         if info.repo.partition("/")[0].casefold() != self.place.namespace.casefold():
             raise TargetMoved(target=self.place.repo, name=info.repo)
         return info
@@ -144,6 +147,8 @@ class HubTarget:
             if state.head is None and self._ref != DEFAULT_BRANCH:
                 self.api.create_branch(repo, self._ref)
         except Refusal as refusal:
+            if refusal.code == "RepoNotFound" and not state.exists:
+                raise TargetHidden(repo=repo, endpoint=self.api.endpoint) from refusal
             raise refusal.as_target(repo) from refusal
         return state.head or self.head()
 
@@ -172,7 +177,7 @@ class HubTarget:
 
     def head(self) -> str:
         try:
-            return self._info(self._ref).sha
+            return self._info().sha
         except Refusal as refusal:
             if refusal.code == "RevisionNotFound":
                 raise TargetConflict(target=str(self.place), what=f"{self._ref} is gone") from refusal
@@ -289,7 +294,7 @@ class HubTarget:
         repo = self.place.repo
         headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
         while True:
-            self.api.pace.before("api")
+            self.api.limiter.before("api")
             try:
                 response = self.api.client.post(
                     self._commit_url(repo), headers=self.api.headers | headers, content=iter(body)
@@ -302,7 +307,7 @@ class HubTarget:
                 if response.is_success:
                     self._show()
                     return self._made(response)
-                if response.status_code == 412:
+                if response.status_code in (409, 412):  # 409: a Hub that takes one commit at a time
                     raise HeadMoved(parent)
                 if response.status_code == 429:
                     retry.after(response)  # it was turned away before anything was done

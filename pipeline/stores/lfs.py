@@ -94,7 +94,7 @@ class LfsBatch:
         return stored
 
     def abort(self) -> None:
-        """Ends an upload at its next block. A server that takes no byte is not waited for."""
+        """Ends an upload at its next block. It does not wait for a server that accepts no bytes."""
         self._aborted.set()
         self._stop_sender(ABORT_WAIT)
         for staged in self._staged:
@@ -128,7 +128,7 @@ class LfsBatch:
                     staged.sent = send(
                         self._api, self._repo, staged.scratch.file, staged.size, staged.sha256, self._aborted
                     )
-            except BaseException as error:  # handed to whoever calls open or seal  # noqa: BLE001
+            except BaseException as error:  # raised by the next call of open or seal  # noqa: BLE001
                 self._failure = error
             finally:
                 staged.scratch.close()
@@ -182,7 +182,7 @@ def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[Stored
 
 
 class Aborted(Exception):
-    """Nobody wants the object any more."""
+    """The batch was aborted while its object was being sent."""
 
 
 def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborted: threading.Event) -> bool:
@@ -265,4 +265,4 @@ class _Upload:
                 raise Aborted
             block = os.pread(self._file.fileno(), min(CHUNK, stop - at), at)
             yield block
-            self._api.pace.moved(len(block))
+            self._api.limiter.moved(len(block))

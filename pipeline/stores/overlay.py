@@ -11,7 +11,7 @@ from reshard.pipeline.tensors import Pin, StoredFile
 
 
 class Borrowing:
-    """``own`` with those files of ``lender`` that are no weights and that ``own`` does not have itself."""
+    """``own``, plus those files of ``lender`` that are not weights and that ``own`` does not have."""
 
     def __init__(self, own: Source, lender: Source) -> None:
         self.own = own

@@ -1,7 +1,7 @@
-"""The one answer to the Hub's weather: what is tried again, after how long, and what it becomes when it stays away.
+"""Retry policy for Hub requests: what is tried again, after which pause, and which error it becomes in the end.
 
 Every request of every store goes through a ``Retry``: the metadata calls, the ranges read, the objects sent. Attempts
-are counted in a row: whoever makes progress (a byte read, a part sent) says so, and the count starts anew.
+are counted in a row: progress (a byte read, a part sent) starts the count anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 
 
-class Allowance(NamedTuple):
+class RateLimitWindow(NamedTuple):
     """What the Hub says is left of one fixed window, in the ``RateLimit`` headers of its answers."""
 
     kind: str  # api, resolve
@@ -34,14 +34,14 @@ class Allowance(NamedTuple):
 
 
 class RateLimiter(Protocol):
-    """Who decides when the next request to one Hub with one credential may go; may raise to stop the work."""
+    """Decides when the next request to one Hub with one credential may go; may raise to stop the work."""
 
     def before(self, kind: str) -> None:
         """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
         ...
 
-    def heard(self, allowance: Allowance) -> None:
-        """Called after each answer that says what is left; never raises."""
+    def update(self, window: RateLimitWindow) -> None:
+        """Called with each answer that reports its rate-limit window; never raises."""
         ...
 
     def slow_down(self, seconds: float) -> None:
@@ -58,7 +58,7 @@ class RateLimiter(Protocol):
 
 
 class LocalRateLimiter:
-    """The pace of one process on its own: waits as long as the Hub asked, for all of its threads."""
+    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,8 +68,8 @@ class LocalRateLimiter:
         while (wait := self._not_before - time.monotonic()) > 0:
             self.sleep(wait)
 
-    def heard(self, allowance: Allowance) -> None:
-        """One process alone goes on until it is told to wait."""
+    def update(self, window: RateLimitWindow) -> None:
+        """One process alone goes on until it is asked to wait."""
 
     def slow_down(self, seconds: float) -> None:
         with self._lock:
@@ -79,15 +79,15 @@ class LocalRateLimiter:
         time.sleep(seconds)
 
     def moved(self, count: int) -> None:
-        """Nobody doubts that this process lives."""
+        """No lease depends on it."""
 
 
 class Retry:
     """Counts attempts without progress, waits between them, and gives up with the right error."""
 
-    def __init__(self, endpoint: str, pace: RateLimiter, attempts: int = ATTEMPTS) -> None:
+    def __init__(self, endpoint: str, limiter: RateLimiter, attempts: int = ATTEMPTS) -> None:
         self._endpoint = endpoint
-        self._pace = pace
+        self._limiter = limiter
         self._attempts = attempts
         self._failed = 0
 
@@ -103,10 +103,10 @@ class Retry:
         if asked is not None:
             if asked > WAIT_MAX:
                 raise RateLimited(endpoint=self._endpoint, seconds=round(asked))
-            self._pace.slow_down(asked)
-            return  # the pace holds back the next request, and everybody else's
+            self._limiter.slow_down(asked)
+            return  # the limiter holds back the next request, and everybody else's
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
-        self._pace.sleep(wait * random.uniform(0.5, 1.5))
+        self._limiter.sleep(wait * random.uniform(0.5, 1.5))
 
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
         tried = f"{self._failed} attempts"
@@ -132,13 +132,13 @@ def wait_asked(response: httpx2.Response) -> float | None:
     return None
 
 
-def allowance(response: httpx2.Response) -> Allowance | None:
+def rate_limit_window(response: httpx2.Response) -> RateLimitWindow | None:
     """What an answer says is left, by the IETF draft's ``RateLimit`` and ``RateLimit-Policy`` headers, if it does."""
     limits = _rate_limit(response)
     if limits is None or not limits.limit or not limits.window_seconds:
         return None
     kind = "resolve" if limits.resource_type == "resolvers" else limits.resource_type
-    return Allowance(kind, limits.remaining, limits.reset_in_seconds, limits.limit, limits.window_seconds)
+    return RateLimitWindow(kind, limits.remaining, limits.reset_in_seconds, limits.limit, limits.window_seconds)
 
 
 def _rate_limit(response: httpx2.Response) -> RateLimitInfo | None:

@@ -55,7 +55,7 @@ class ScratchFile:
 
     def __init__(self, disk: ScratchSpace, size: int) -> None:
         self.size = size  # bytes
-        self.leaving = False  # it is complete, and goes without anybody asking
+        self.leaving = False  # it is complete, and is closed once it was sent
         self.file = tempfile.TemporaryFile(dir=disk.path, prefix="reshard-", buffering=0)  # noqa: SIM115
         self._disk = disk
 

@@ -47,7 +47,7 @@ from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
 
-# What hf_xet raises: builtin classes and its own subclasses of OSError, told apart by their text alone.
+# What hf_xet raises: builtin classes and its own subclasses of OSError, distinguished only by their text.
 XetFailure = (OSError, RuntimeError, ValueError)
 _URL = re.compile(r"https?://\S+")
 
@@ -55,7 +55,7 @@ _sessions: dict[tuple[int, int], Any] = {}
 
 
 def installed() -> bool:
-    """Whether hf_xet is there and nobody switched it off, as huggingface_hub itself decides."""
+    """Whether hf_xet is installed and not switched off, by huggingface_hub's own rule."""
     return find_spec("hf_xet") is not None and os.environ.get("HF_HUB_DISABLE_XET", "").upper() not in {
         "1", "ON", "YES", "TRUE",
     }  # fmt: skip
@@ -139,7 +139,7 @@ class XetSource(HubSource):
 
     def _stream(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         """A stream, and another one where it broke; what the content store will not give comes over HTTP instead."""
-        retry = Retry(self.api.endpoint, self.api.pace, XET_ATTEMPTS)
+        retry = Retry(self.api.endpoint, self.api.limiter, XET_ATTEMPTS)
         at = start
         while at < stop:
             try:
@@ -159,7 +159,7 @@ class XetSource(HubSource):
                     return
 
     def _open(self, file: StoredFile, at: int, stop: int) -> Iterator[memoryview]:
-        """One stream, cut: it brings as much as 64 MiB at once, and whoever counts progress wants less."""
+        """One stream in views of at most CHUNK bytes; hf_xet yields as much as 64 MiB at once."""
         import hf_xet
 
         stream = self._group().download_stream(hf_xet.XetFileInfo(file.xet, file.size), start=at, end=stop)
@@ -254,7 +254,7 @@ class XetSink:
     def _is_gone(self, file: StoredFile, store: str, token: str) -> bool:
         """Asked of the store itself (https://huggingface.co/docs/xet/api): hf_xet's streams may end without an error.
 
-        Only a clear no counts. Whoever commits an object that is gone after all is refused by the Hub.
+        Only a 404 counts. The Hub refuses a commit that names an object which is gone after all.
         """
         headers = {"Authorization": f"Bearer {token}", "Range": "bytes=0-0"}
         try:
@@ -271,7 +271,7 @@ class XetSink:
 
 
 class XetBatch:
-    """One upload commit: nothing in it exists for anybody before ``seal`` returns."""
+    """One upload commit: nothing in it is visible before ``seal`` returns."""
 
     def __init__(self, sink: XetSink, heads: Sequence[StoredFile], source: Source | None) -> None:
         self._sink = sink
@@ -286,7 +286,7 @@ class XetBatch:
     def open(self, path: str, size: int) -> XetWriter:
         if self._upload is None:
             self._upload = self._sink.upload()
-            self._pulse = _Pulse(self._upload, self._sink.api.pace)
+            self._pulse = _Pulse(self._upload, self._sink.api.limiter)
             self._prime()
         self._finish_given_up()
         try:
@@ -348,11 +348,11 @@ class XetBatch:
 
 
 class _Pulse:
-    """Tells the pace what hf_xet sends while we wait for it, which may be long where a line is slow."""
+    """Tells the rate limiter what hf_xet sends while we wait for it, which may be long where a line is slow."""
 
-    def __init__(self, upload: Any, pace: RateLimiter) -> None:
+    def __init__(self, upload: Any, limiter: RateLimiter) -> None:
         self._upload = upload
-        self._pace = pace
+        self._limiter = limiter
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="xet-pulse", daemon=True)
         self._thread.start()
@@ -366,7 +366,7 @@ class _Pulse:
         while not self._ended.wait(PULSE):
             now = self._upload.progress().total_transfer_bytes_completed
             if now > sent:
-                self._pace.moved(now - sent)
+                self._limiter.moved(now - sent)
                 sent = now
 
 

@@ -29,7 +29,7 @@ class Moment:
 
 
 MOMENTS = {
-    "planning": Moment(lambda work: rf"^GET /api/models/{work.target}\?"),
+    "planning": Moment(lambda work: rf"^GET /api/models/{work.target}/revision/"),
     "copying": Moment(lambda work: work.upload),
     "after the last receipt": Moment(lambda work: rf"^POST /api/models/{work.target}/preupload/"),
     "before the commit": Moment(lambda work: work.commit, lost=True),

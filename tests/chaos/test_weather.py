@@ -31,7 +31,6 @@ THEM, THEIR_TOKEN = "them", "hf_them"  # whose models we read
 TEAM = "team"  # to which we belong too
 
 EVERYWHERE = {  # every request that a job makes, whatever the transport; `whoami` once in the life of a worker
-    "info": r"^GET /api/models/[^/]+/[^/]+\?",
     "revision": r"^GET /api/models/.*/revision/",
     "tree": r"^GET /api/models/.*/tree/",
     "commits": r"^GET /api/models/.*/commits/",

@@ -37,7 +37,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying import checks
-from tests.pipeline.conftest import Run, upload
+from tests.pipeline.conftest import TRANSPORT, Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
@@ -555,3 +555,27 @@ def test_oversize_fail_refuses_before_anything_is_made(model: Path, tmp_path: Pa
     with pytest.raises(Oversize):
         go(model, tmp_path / "out", size=1000, oversize="fail")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["model-00002-of-00004.safetensors", "tokenizer.model"])
+def test_a_single_damaged_transfer_is_fetched_again(model: Path, on_hub: Namespace, go: Run, where: str) -> None:
+    if os.environ[TRANSPORT] == "xet":
+        pytest.skip("what a content store sends is checked there by other tests")
+    (model / "tokenizer.model").write_bytes(os.urandom(2_000_000))
+    repo = on_hub.repo("source")
+    on_hub.admin.create_repo(repo)
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    on_hub.admin.put_files(repo, files, lfs=[*(path for path in files if path.endswith((".safetensors", ".model")))])
+    on_hub.admin.fault(f"GET /_cdn/.*{where}", "wrong_bytes", at=20_000, times=1)
+    go(repo, on_hub.repo("target"), size=SIZE)
+    fetch = from_hub(on_hub.endpoint, on_hub.repo("target"))
+    assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
+    assert fetch("tokenizer.model") == files["tokenizer.model"]
+    assert where == "tokenizer.model" or [fault["hits"] for fault in on_hub.admin.faults()] == [1]
+
+
+def test_a_file_that_stays_damaged_ends_the_run_after_three_copies(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    on_hub.admin.corrupt(repo, "model-00002-of-00004.safetensors", 20_000)
+    with pytest.raises(SourceCorrupt):
+        go(repo, on_hub.repo("target"), size=SIZE)

@@ -16,7 +16,7 @@ from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.retry import Allowance
+from reshard.pipeline.stores.retry import RateLimitWindow
 from reshard.worker.jobs import JobStore
 from reshard.worker.pace import RESERVE, SharedPace, paces
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -75,7 +75,7 @@ def test_without_a_broker_a_worker_waits_on_its_own() -> None:
 
 # ---------------------------------------------------------------------------------------------- one budget for all
 
-SAID = Allowance("api", left=10, seconds=30, quota=10, window=30)  # at the beginning of a window of ten calls
+SAID = RateLimitWindow("api", left=10, seconds=30, quota=10, window=30)  # at the beginning of a window of ten calls
 
 
 def stopped() -> None:
@@ -99,7 +99,7 @@ def hurried(store: JobStore, bulk: bool) -> SharedPace:
 
 def test_bulk_work_leaves_the_last_calls_of_a_window_to_interactive_work(store: JobStore) -> None:
     bulk, interactive = hurried(store, bulk=True), hurried(store, bulk=False)
-    bulk.heard(SAID)
+    bulk.update(SAID)
     assert calls(bulk) == 10 - int(10 * RESERVE)
     assert calls(interactive) == int(10 * RESERVE)
     assert calls(interactive) == calls(bulk) == 0
@@ -107,8 +107,8 @@ def test_bulk_work_leaves_the_last_calls_of_a_window_to_interactive_work(store: 
 
 def test_calls_of_one_kind_leave_those_of_the_other_alone(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID)
-    interactive.heard(SAID._replace(kind="resolve", left=3))
+    interactive.update(SAID)
+    interactive.update(SAID._replace(kind="resolve", left=3))
     assert (calls(interactive), calls(interactive, "resolve")) == (10, 3)
 
 
@@ -118,64 +118,64 @@ def test_where_a_hub_says_nothing_nobody_waits(store: JobStore) -> None:
 
 def test_an_answer_that_was_overtaken_gives_no_calls_back(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=2))
-    interactive.heard(SAID._replace(left=7, seconds=29))
+    interactive.update(SAID._replace(left=2))
+    interactive.update(SAID._replace(left=7, seconds=29))
     assert calls(interactive) == 2
 
 
 def test_calls_that_somebody_else_made_with_the_token_count(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID)
-    interactive.heard(SAID._replace(left=1))
+    interactive.update(SAID)
+    interactive.update(SAID._replace(left=1))
     assert calls(interactive) == 1
 
 
 def test_a_new_window_brings_new_calls_and_an_old_ones_answer_takes_none(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=0, seconds=5))
+    interactive.update(SAID._replace(left=0, seconds=5))
     assert calls(interactive) == 0
-    interactive.heard(SAID._replace(left=9))
-    interactive.heard(SAID._replace(left=0, seconds=5))
+    interactive.update(SAID._replace(left=9))
+    interactive.update(SAID._replace(left=0, seconds=5))
     assert calls(interactive) == 9
 
 
 def test_when_a_window_is_over_its_calls_are_there_again_and_are_counted(store: JobStore) -> None:
     bulk = hurried(store, bulk=True)
-    bulk.heard(SAID._replace(left=0, seconds=0))
+    bulk.update(SAID._replace(left=0, seconds=0))
     assert calls(bulk) == 8
 
 
 def test_what_the_hub_says_of_a_new_window_wins_over_what_we_made_of_it(store: JobStore) -> None:
     """Somebody else with the token began it long before our first call in it."""
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=5, seconds=0))
+    interactive.update(SAID._replace(left=5, seconds=0))
     interactive.before("api")
-    interactive.heard(SAID._replace(left=1, seconds=5))
+    interactive.update(SAID._replace(left=1, seconds=5))
     assert calls(interactive) == 1
     assert interactive._take("api") <= 5
 
 
 def test_an_answer_that_cannot_be_is_believed_until_the_next(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=0, seconds=600))
+    interactive.update(SAID._replace(left=0, seconds=600))
     assert 0 < interactive._take("api") <= SAID.window + 2
-    interactive.heard(SAID._replace(left=9, seconds=5))
-    interactive.heard(SAID._replace(left=0, seconds=600))
+    interactive.update(SAID._replace(left=9, seconds=5))
+    interactive.update(SAID._replace(left=0, seconds=600))
     assert calls(interactive) == 9
     assert interactive._take("api") <= 5
 
 
 def test_of_two_answers_that_exclude_each_other_the_later_one_counts(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=0))
-    interactive.heard(SAID._replace(left=9, seconds=20))
+    interactive.update(SAID._replace(left=0))
+    interactive.update(SAID._replace(left=9, seconds=20))
     assert calls(interactive) == 9
     assert interactive._take("api") <= 20
 
 
 def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> None:
     made: list[int] = []
-    hurried(store, bulk=False).heard(SAID)
+    hurried(store, bulk=False).update(SAID)
     threads = [threading.Thread(target=lambda: made.append(calls(hurried(store, bulk=False)))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -186,7 +186,7 @@ def test_of_many_at_once_no_more_go_than_there_are_calls(store: JobStore) -> Non
 
 def test_a_window_that_never_ends_is_not_waited_for_for_ever(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
-    interactive.heard(SAID._replace(left=0, seconds=10**9))
+    interactive.update(SAID._replace(left=0, seconds=10**9))
     assert interactive._take("api") <= WAIT_MAX
 
 
@@ -229,14 +229,14 @@ def test_only_the_hub_itself_says_what_is_left(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     api = HubApi("https://hub", None, interactive)
     headers = {"RateLimit": '"api";r=2;t=30', "RateLimit-Policy": '"fixed window";"api";q=10;w=30'}
-    api._heard(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
+    api._update_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
     assert calls(interactive) == 100
-    api._heard(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
+    api._update_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
     assert calls(interactive) == 2
 
 
 def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, broker: Broker) -> None:
-    hurried(store, bulk=False).heard(SAID)
+    hurried(store, bulk=False).update(SAID)
     script = (
         "import sys\n"
         "from reshard.worker.jobs import open_redis\n"

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reshard.pipeline.errors import DiskFull, FolderNotWritable
+from reshard.pipeline.errors import DiskFull, FolderNotWritable, ResourceError
 from reshard.pipeline.stores.scratch import FULL
+
+_FORBIDDEN = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG,
+})  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,8 @@ def disk_errors(path: Path, needed: int) -> Iterator[None]:
             existing = next(folder for folder in (path, *path.parents) if folder.exists())
             free = shutil.disk_usage(existing).free
             raise DiskFull(path=str(path), needed=needed, free=free) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY):
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ResourceError(what=f"{error.filename or path}: {error.strerror}") from error
+        if error.errno in _FORBIDDEN:
             raise FolderNotWritable(path=error.filename or str(path), why=error.strerror or str(error)) from error
         raise

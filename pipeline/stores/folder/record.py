@@ -55,7 +55,7 @@ class Record:
         write_file(folder / "publications.json", json.dumps(asdict(self)).encode())
 
     def sha256(self, listing: Mapping[str, FileStat]) -> dict[str, str]:
-        """The sha256 of those of our files that nobody touched."""
+        """The sha256 of those of our files that are unchanged."""
         return {
             path: sha256
             for path, (size, mtime_ns, sha256) in self.files.items()
@@ -64,7 +64,7 @@ class Record:
 
 
 class LastPublication(FolderSource):
-    """What we published last, in a folder that somebody changed since: listed whole, read as far as it is there."""
+    """Our last publication in a folder that changed since: lists all of its files, reads the unchanged ones."""
 
     def __init__(self, place: Folder, record: Record) -> None:
         listing = {path: FileStat(size, mtime_ns) for path, (size, mtime_ns, _) in record.files.items()}

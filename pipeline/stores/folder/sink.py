@@ -14,7 +14,7 @@ from xxhash import xxh3_128
 
 from reshard.pipeline.errors import DiskFull, ReshardError
 from reshard.pipeline.protocols import Source, Traffic
-from reshard.pipeline.stores.folder.disk import disk_errors, make_folder, sync_folder
+from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
 from reshard.pipeline.tensors import StoredFile
 
 
@@ -23,17 +23,18 @@ class FolderSink:
 
     transport = "file"
 
-    def __init__(self, staging: Path, token: str) -> None:
+    def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
+        """``claim`` makes the folder of our token, which commits of other runs leave alone from then on."""
         self._staging = staging
-        self._token = token
+        self._claim = claim
 
     def batch(self, reads: Sequence[StoredFile], source: Source | None = None) -> FolderBatch:
-        return FolderBatch(self._staging, token_folder(self._staging, self._token))
+        return FolderBatch(self._staging, self._claim)
 
 
 @dataclass
 class _Staged:
-    """A file on its way; ``sha256`` is empty until it is complete."""
+    """A file on its way; ``sha256`` is empty until it is complete, and on the disk."""
 
     path: str
     size: int
@@ -43,32 +44,32 @@ class _Staged:
 
 
 class FolderBatch:
-    def __init__(self, staging: Path, mine: Path) -> None:
+    """Has one file open at a time, however many it holds."""
+
+    def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         self._objects = staging / "objects"
-        self._mine = mine
+        self._claim = claim
         self._staged: list[_Staged] = []
         self._number = 0
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
-        with disk_errors(self._mine, size):
-            make_folder(self._mine)
-            free = shutil.disk_usage(self._mine).free
+        with disk_errors(self._objects, size):
+            mine = self._claim()
+            free = shutil.disk_usage(mine).free
             if free < size:
-                raise DiskFull(path=str(self._mine), needed=size, free=free)
+                raise DiskFull(path=str(mine), needed=size, free=free)
             self._number += 1
-            temporary = self._mine / f"{os.getpid()}-{id(self)}-{self._number}"
+            temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
             staged = _Staged(path, size, temporary, temporary.open("xb", buffering=0))
         self._staged.append(staged)
         return FolderWriter(staged, self._forget)
 
     def seal(self) -> list[StoredFile]:
-        """Each file is on the disk, and then under its sha256, before it is answered for."""
+        """Each file, which is on the disk by now, gets its sha256 as its name before it is answered for."""
         sealed = []
         for staged in self._staged:
             with disk_errors(staged.temporary, staged.size):
-                os.fsync(staged.file.fileno())
-                staged.file.close()
                 self._objects.mkdir(exist_ok=True)
                 staged.temporary.replace(self._objects / staged.sha256)
             sealed.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
@@ -109,13 +110,11 @@ class FolderWriter:
     def finish(self) -> str:
         if self._written != self._staged.size:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
+        with disk_errors(self._staged.temporary, self._staged.size):
+            os.fsync(self._staged.file.fileno())
+            self._staged.file.close()
         self._staged.sha256 = self._sha256.hexdigest()
         return self._handed.hexdigest()
 
     def abort(self) -> None:
         self._forget(self._staged)
-
-
-def token_folder(staging: Path, token: str) -> Path:
-    """A folder that no other token has, whatever characters it is made of."""
-    return staging / f"t-{hashlib.sha256(token.encode()).hexdigest()[:32]}"

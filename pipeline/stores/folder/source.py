@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
-from reshard.pipeline.errors import FolderNotFound, SourceChanged, UnsafePath
+from reshard.pipeline.errors import FolderNotFound, ResourceError, SourceChanged, UnsafePath
 from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Visibility
@@ -55,14 +56,14 @@ def list_folder(root: Path) -> dict[str, FileStat]:
 
 
 def _stat(file: Path, homes: Sequence[Path], root: Path, path: str) -> FileStat | None:
-    """A regular file's size and time; None for what is no file at all (a socket, a pipe)."""
+    """The size and time of a regular file; None for a socket, a pipe and the like."""
     try:
         path.encode()
         if file.is_symlink() and not any(file.resolve().is_relative_to(home) for home in homes):
             raise UnsafePath(file=str(root), path=path)
         status = file.stat()
     except UnicodeEncodeError as error:
-        raise FolderNotFound(path=repr(path), why="its name is no UTF-8") from error
+        raise FolderNotFound(path=repr(path), why="its name is not UTF-8") from error
     except OSError as error:
         raise FolderNotFound(path=str(file), why=error.strerror or str(error)) from error
     return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
@@ -77,7 +78,7 @@ EMPTY = digest_of({})  # the state of a folder that is not there
 
 
 class FolderSource:
-    """A Source. Its files have no sha256, unless they were published by us and nobody touched them since."""
+    """A Source. Its files have no sha256, unless we published them and they are unchanged since."""
 
     transport = "file"
     # A local folder is its owner's; nothing of it becomes public unasked.
@@ -106,12 +107,14 @@ class FolderSource:
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
         if not 0 <= start <= stop:
-            raise ValueError(f"{start} to {stop} is no range")
+            raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
         try:
             descriptor = os.open(Path(self.place.path, file.path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ResourceError(what=f"{file.path}: {error.strerror}") from error
             raise self._changed(f"{file.path}: {error.strerror}") from error
         try:
             self._untouched(file, descriptor)

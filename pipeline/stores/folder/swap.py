@@ -4,7 +4,7 @@ The next state is built beside the target, from hard links of what stays and the
 its place in one step: ``renameat2(RENAME_EXCHANGE)`` where the file system has it, else two renames under a journal
 that the next run completes. Beside a target ``x`` lie, while a job works and never after it:
 
-    .x.reshard/<token>/     files that somebody is writing
+    .x.reshard/<token>/     files that are being written
     .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
     .x.reshard.new          the next state, or, after the swap, the last one on its way out
     .x.reshard.old, .x.reshard.intent    the last state and the journal, where there is no exchange
@@ -15,15 +15,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import finalize
 
 from reshard.pipeline.limits import STAGING_AGE
-from reshard.pipeline.stores.folder.disk import remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
 
 
 class Swap:
@@ -35,6 +37,39 @@ class Swap:
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
         self._intent = self.staging.with_name(f"{self.staging.name}.intent")
+        self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
+
+    def claim(self, token: str) -> Path:
+        """The folder of a run's own files, made and locked: no other run removes it while this one lives."""
+        folder = self._token_folder(token)
+        if token not in self._claims:
+            make_folder(self.staging)
+            with self.lock(wait=True):
+                make_folder(folder)
+                descriptor = _opened(folder)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                self._claims[token] = finalize(self, os.close, descriptor)
+        return folder
+
+    def release(self, token: str) -> None:
+        """Remove what ``claim`` made."""
+        self._claims.pop(token, lambda: None)()
+        remove_tree(self._token_folder(token))
+
+    def _token_folder(self, token: str) -> Path:
+        """A folder for this token alone; a token may hold any characters."""
+        return self.staging / f"t-{hashlib.sha256(token.encode()).hexdigest()[:32]}"
+
+    def clear_staging(self) -> None:
+        """Remove what is staged once a commit stands; of what other living runs have here, only what it published."""
+        mine = {self._token_folder(token) for token in self._claims}
+        if any(_is_locked(folder) for folder in set(self.staging.glob("t-*")) - mine):
+            for path in self._published():
+                path.unlink()
+            return
+        for token in list(self._claims):
+            self.release(token)
+        remove_tree(self.staging)
 
     def swap(self) -> None:
         if not self.root.exists():
@@ -62,7 +97,7 @@ class Swap:
                     self.complete()
 
     def complete(self) -> None:
-        """A swap that was begun goes forward; without its journal, what lies beside the target is of no use."""
+        """A swap that was begun goes forward; without its journal, what lies beside the target is removed."""
         if self._intent.exists():
             if not self.root.exists() and self.new.exists():
                 self.new.rename(self.root)
@@ -82,14 +117,15 @@ class Swap:
     def lock(self, wait: bool) -> Iterator[bool]:
         """One committer at a time. The lock is the parent folder itself, so that no lock file is left behind."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = _locked(self.root.parent, wait)
         try:
-            yield _flock(descriptor, wait)
+            yield descriptor is not None
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def sweep(self) -> None:
-        """Remove what jobs that nobody went on with left in the staging folder."""
+        """Remove staged files that are older than STAGING_AGE: those of abandoned jobs."""
         for path in (*self.staging.glob("objects/*"), *self.staging.glob("t-*/*")):
             try:
                 if time.time() - path.stat().st_mtime > STAGING_AGE:
@@ -143,12 +179,26 @@ def _link(source: Path, goal: Path) -> None:
         shutil.copy2(source, goal)  # a file system without hard links
 
 
-def _flock(descriptor: int, wait: bool) -> bool:
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _locked(folder: Path, wait: bool) -> int | None:
+    """A descriptor that locks ``folder`` until it is closed; None where another has it and we do not wait."""
+    descriptor = _opened(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_locked(folder: Path) -> bool:
+    descriptor = _locked(folder, wait=False)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def _links(file: Path) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, SourceCorrupt, TargetConflict, UnsafePath
@@ -23,7 +24,7 @@ from reshard.pipeline.protocols import (
 )
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, remove_tree, sync_folder, write_file
 from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
-from reshard.pipeline.stores.folder.sink import FolderSink, token_folder
+from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, link_tree
 from reshard.pipeline.tensors import StoredFile, git_blob
@@ -34,6 +35,7 @@ class FolderTarget:
 
     branch = ""
     transport = "file"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, place: Folder) -> None:
         self.place = place
@@ -79,7 +81,7 @@ class FolderTarget:
         raise TargetConflict(target=self.place.path, what="somebody wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
-        """Our publications; whatever lies between them and did not come from us is one commit of nobody's."""
+        """Our publications, newest first; what others changed between two of them is one commit without an author."""
         publications = Record.load(self._root).publications
         known = [ours.id for ours in publications]
         reached = at
@@ -96,10 +98,10 @@ class FolderTarget:
             raise HistoryRewritten(since)
 
     def sink(self, token: str) -> FolderSink:
-        return FolderSink(self._swap.staging, token)
+        return FolderSink(self._swap.staging, partial(self._swap.claim, token))
 
     def discard(self, token: str) -> None:
-        remove_tree(token_folder(self._swap.staging, token))
+        self._swap.release(token)
         self._swap.recover()
         self._swap.remove_empty_staging()
 
@@ -142,7 +144,7 @@ class FolderTarget:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
             self._swap.swap()
-            remove_tree(self._swap.staging)
+            self._swap.clear_staging()
             return commit
 
     def _build(self, change: Change, parent: str) -> str:

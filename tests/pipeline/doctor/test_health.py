@@ -99,6 +99,13 @@ def test_pickles_are_told_and_duplicates_in_other_formats(tmp_path: Path) -> Non
     assert kinds(tmp_path / "both") == {"other formats", "config"}
 
 
+@pytest.mark.parametrize("path", ["config.json", "tokenizer_config.json"])
+def test_a_config_that_is_cut_off_is_told(model: Path, path: str) -> None:
+    (model / path).write_text('{"model_type": "llama", "hidden')
+    found = [symptom for symptom in health(model).symptoms if symptom.text.startswith(path)]
+    assert [symptom.kind for symptom in found] == ["config"]
+
+
 def test_an_odd_name_and_a_missing_tokenizer_are_told(tmp_path: Path) -> None:
     save_single(tmp_path, {"w": np.zeros(9, np.float32)}, "weights_final.safetensors")
     (tmp_path / "config.json").write_text("{}")

@@ -17,7 +17,7 @@ from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.credentials import Credentials
-from reshard.pipeline.stores.retry import Allowance
+from reshard.pipeline.stores.retry import RateLimitWindow
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
@@ -38,11 +38,11 @@ class Impatient:
     kinds: list[str] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     slowed: list[float] = field(default_factory=list)
-    heard_of: list[Allowance] = field(default_factory=list)
+    heard_of: list[RateLimitWindow] = field(default_factory=list)
     sent: int = 0
 
-    def heard(self, allowance: Allowance) -> None:
-        self.heard_of.append(allowance)
+    def update(self, window: RateLimitWindow) -> None:
+        self.heard_of.append(window)
 
     def before(self, kind: str) -> None:
         self.kinds.append(kind)
@@ -75,7 +75,7 @@ def context(namespace: Namespace, pace: Impatient, tmp_path: Path, monkeypatch: 
     """Signed in as the namespace's user, with a temporary folder of its own."""
     monkeypatch.setenv("HF_TOKEN", namespace.token)
     (tmp_path / "tmp").mkdir()
-    return Context(Credentials(namespace.endpoint), tmp_path / "tmp", MEMORY_FLOOR_XET, pace=lambda budget: pace)
+    return Context(Credentials(namespace.endpoint), tmp_path / "tmp", MEMORY_FLOOR_XET, limiters=lambda budget: pace)
 
 
 MakeSource = Callable[[Mapping[str, bytes]], Source]

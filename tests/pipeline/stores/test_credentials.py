@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
+from reshard.pipeline.errors import BadCredentials, BadPlace, BadSetting, CredentialScope, CredentialUnknown
+from reshard.pipeline.places import parse_place
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT, Credential, Credentials, Use
 
 SECRET = "hf_verysecret"
@@ -205,5 +207,32 @@ def test_a_secret_file_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:8080", "hub.example", "ftp://hub.example", "https://", "http://a:b"])
 def test_an_endpoint_that_is_no_url_is_a_bad_setting(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is no URL"):
+    with pytest.raises(BadSetting, match=f"HF_ENDPOINT={endpoint}: it is not a URL"):
         Credentials.from_env()
+
+
+@pytest.mark.parametrize("endpoint", ["https://me:secret@hub.example", "me:secret@hub.example", "ftp://me:secret@x"])
+def test_a_password_in_the_endpoint_is_refused_and_never_printed(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(BadSetting) as refused:
+        Credentials.from_env()
+    assert "secret" not in json.dumps(refused.value.to_dict()) and "HF_TOKEN" in str(refused.value)
+
+
+def test_a_password_in_a_credentials_endpoint_is_refused_and_never_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials.toml"
+    file.write_text('[[credential]]\nendpoint = "https://me:secret@hub.example"\nenv = "X"\n')
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
+    with pytest.raises(BadCredentials) as refused:
+        Credentials.from_env()
+    assert "secret" not in json.dumps(refused.value.to_dict())
+
+
+def test_a_password_in_a_place_is_refused_and_never_printed() -> None:
+    with pytest.raises(BadPlace) as refused:
+        parse_place("https://me:secret@hub.example/user/repo")
+    assert "secret" not in json.dumps(refused.value.to_dict())

@@ -15,6 +15,7 @@ from reshard.pipeline.errors import (
     HubUnreachable,
     NoWriteAccess,
     TargetConflict,
+    TargetHidden,
     TargetMoved,
     TargetNotFound,
     TokenMissing,
@@ -429,3 +430,15 @@ def test_an_unreachable_hub_while_preparing(context: Context, namespace: Namespa
     hub.fault(".", "reset")
     with pytest.raises(HubUnreachable):
         target_at(namespace.repo("new"), context).prepare(private=True)
+
+
+def test_a_target_that_the_token_may_not_see_is_named_as_such(
+    namespace: Namespace, hub: HubAdmin, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = namespace.repo("hidden")
+    hub.create_repo(repo, visibility="private")
+    hub.fault(f"GET /api/models/{repo}", "status", status=404, headers={"X-Error-Code": "RepoNotFound"})
+    target = open_target(Hub(repo=repo), Options(transport="http"), context)
+    with pytest.raises(TargetHidden) as refused:
+        target.prepare(private=True)
+    assert "pull request" not in refused.value.next_step and refused.value.exit_code == 4

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
-from reshard.pipeline.stores.retry import Allowance, LocalRateLimiter, Retry, allowance, is_transient, wait_asked
+from reshard.pipeline.stores.retry import (
+    LocalRateLimiter,
+    RateLimitWindow,
+    Retry,
+    is_transient,
+    rate_limit_window,
+    wait_asked,
+)
 from tests.pipeline.stores.conftest import Impatient
 
 BROKEN = httpx2.ReadError("reset")
@@ -85,18 +92,18 @@ def test_a_server_says_how_long_to_wait(response: httpx2.Response, seconds: floa
 @pytest.mark.parametrize(
     ("limit", "policy", "expected"),
     [
-        ('"api";r=4;t=55', '"fixed window";"api";q=500;w=300', Allowance("api", 4, 55, 500, 300)),
-        ('"resolvers";r=0;t=1', '"fixed window";"resolvers";q=5000;w=300', Allowance("resolve", 0, 1, 5000, 300)),
+        ('"api";r=4;t=55', '"fixed window";"api";q=500;w=300', RateLimitWindow("api", 4, 55, 500, 300)),
+        ('"resolvers";r=0;t=1', '"fixed window";"resolvers";q=5000;w=300', RateLimitWindow("resolve", 0, 1, 5000, 300)),
         ('"api";r=4;t=55', "", None),  # of how many, it does not say
         ("r=4", '"fixed window";"api";q=500;w=300', None),
         ("", "", None),
     ],
 )
 def test_a_server_says_with_each_answer_how_many_calls_are_left(
-    limit: str, policy: str, expected: Allowance | None
+    limit: str, policy: str, expected: RateLimitWindow | None
 ) -> None:
-    assert allowance(answer(200, **{"RateLimit": limit, "RateLimit-Policy": policy})) == expected
-    assert allowance(answer(429, **{"RateLimit": limit, "RateLimit-Policy": policy})) == expected
+    assert rate_limit_window(answer(200, **{"RateLimit": limit, "RateLimit-Policy": policy})) == expected
+    assert rate_limit_window(answer(429, **{"RateLimit": limit, "RateLimit-Policy": policy})) == expected
 
 
 def test_a_wait_beyond_reason_is_refused(pace: Impatient) -> None:

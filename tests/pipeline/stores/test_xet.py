@@ -400,7 +400,7 @@ def test_each_side_chooses_on_its_own(source: Source, context: Context, namespac
 
 
 def test_a_small_memory_limit_rules_xet_out(source: Source, context: Context) -> None:
-    small = Context(context.credentials, context.tmpdir, MEMORY_FLOOR, pace=context.pace)
+    small = Context(context.credentials, context.tmpdir, MEMORY_FLOOR, limiters=context.limiters)
     place = Hub(repo=source.pin.repo)
     assert open_source(place, small).transport == "http"
     assert open_target(place, Options(), small).transport == "lfs"

@@ -72,6 +72,8 @@ def commit(call: Call) -> Response:
         else:
             ref = repo.branch(call.params["rev"])
             head = repo.refs[ref]
+            if not call.hub.settings.guards_parents:
+                parent = None
             if parent is not None and parent != head:
                 raise HubError(412, "A commit has happened since. Please refresh and try again.")
             changes = changes_of(call.hub, repo, repo.tree(head), operations)

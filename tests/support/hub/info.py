@@ -36,6 +36,8 @@ def whoami(call: Call) -> Response:
 
 
 def auth_check(call: Call) -> Response:
+    if status := call.hub.settings.auth_check_status:
+        raise HubError(status, "Not Found")
     repo = call.writable_repo() if call.params.get("write") else call.readable_repo()
     return json_response({"id": repo.id})
 
@@ -46,6 +48,8 @@ def repo_info(call: Call) -> Response:
     info = describe(call, repo, commit, blobs=call.request.arg("blobs") in ("1", "true", "True"))
     if expand := call.request.args("expand"):
         info = project(info, expand)
+    if call.hub.settings.short_sha and "rev" not in call.params and "sha" in info:
+        info["sha"] = commit[: call.hub.settings.short_sha]
     return json_response(info, headers={"X-Repo-Commit": commit})
 
 
@@ -256,6 +260,8 @@ def commits(call: Call) -> Response:
             "id": commit.oid, "title": commit.title, "message": commit.message, "date": commit.date,
             "authors": [{"user": commit.author, "avatar": ""}],
         }  # fmt: skip
+        if not call.hub.settings.commit_messages:
+            del value["message"]
         if formatted:
             value["formatted"] = {"title": commit.title, "message": commit.message}
         history.append(value)

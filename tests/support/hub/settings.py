@@ -19,6 +19,11 @@ class Settings:
     discussions_page: int = 10
     discussions_by_author: bool = True  # False: the list of discussions takes no notice of its author filter
     models_page: int = 1000
+    # What self-hosted Hubs do otherwise:
+    short_sha: int = 0  # letters of the commit id that a repo is described with where no revision is named; 0: all
+    auth_check_status: int = 0  # with which the auth-check routes are refused, without an error code; 0: they are there
+    guards_parents: bool = True  # False: `parentCommit` is ignored
+    commit_messages: bool = True  # False: a history has no messages, only titles
     cdn_lifetime: float = 3600  # of a signed download or upload URL
     xet: bool = True  # False: no content store and no xet routes, as a Hub without Xet
     xet_token_lifetime: int = 900
