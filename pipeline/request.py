@@ -190,5 +190,9 @@ def branch_of(target: Hub, options: Options) -> str:
 
 def key_of(value: object) -> str:
     """A sha256 over the canonical JSON of ``value``: sorted keys, no blanks. Every digest of data is made here."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: object) -> bytes:
+    """JSON of ``value`` with sorted keys and without blanks."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

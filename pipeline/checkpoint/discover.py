@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import PurePosixPath, PureWindowsPath
 from posixpath import basename, dirname, join, normpath
+from sys import intern
 from typing import Any, Literal
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
@@ -89,6 +90,10 @@ class Found:
     @property
     def files(self) -> tuple[StoredFile, ...]:
         return tuple(file for part in self.sets for file in part.files)
+
+    def without_maps(self) -> Found:
+        """The same without what the indexes say of each tensor, which is not needed once the headers are read."""
+        return replace(self, sets=tuple(replace(part, weight_map=None) for part in self.sets))
 
     @property
     def stays_whole(self) -> bool:
@@ -393,7 +398,7 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, ob
     if not isinstance(metadata, dict):
         raise BadIndex(file=path, why="its metadata is no JSON object")
     inside = {file: _inside(dirname(path), file, path) for file in set(weight_map.values())}
-    return {tensor: inside[file] for tensor, file in weight_map.items()}, metadata
+    return {intern(tensor): inside[file] for tensor, file in weight_map.items()}, metadata
 
 
 def _inside(folder: str, file: str, index: str) -> str:

@@ -12,15 +12,14 @@ _LEADING = "module"
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def wrappers_in(names: Iterable[str]) -> tuple[str, ...]:
+def wrappers_in(names: Sequence[str]) -> tuple[str, ...]:
     """The wrappers that these names show, each as the prefix that it leaves: ``("module.", "_orig_mod.")``.
 
     ``module.`` counts only when, the others aside, every name begins with it: models may have a part of that name.
     """
-    split = [name.split(".") for name in names]
-    inside = [part for part in _INSIDE if any(part in parts[:-1] for parts in split)]
-    bare = [[part for part in parts if part not in _INSIDE] for parts in split]
-    leading = bool(bare) and all(len(parts) > 1 and parts[0] == _LEADING for parts in bare)
+    inside = [part for part in _INSIDE if any(part in name and part in name.split(".")[:-1] for name in names)]
+    bare = ([part for part in name.split(".") if part not in _INSIDE] for name in names)
+    leading = bool(names) and all(len(parts) > 1 and parts[0] == _LEADING for parts in bare)
     return tuple(f"{part}." for part in ([_LEADING] if leading else []) + inside)
 
 

@@ -5,7 +5,7 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname, join
@@ -29,6 +29,7 @@ from reshard.pipeline.planning.model import (
     NO_TRANSPORT,
     ROOT_KEY,
     SCHEMA,
+    Cut,
     Edit,
     Group,
     Index,
@@ -220,30 +221,31 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
     """
     begins: dict[int, list[int]] = {}
     holder: dict[int, int] = {}  # source file -> the file whose group reads it first
+    home: list[int] = []  # of each shard, the file that it begins in
+    reads: list[Set[int]] = []  # of each shard, the files that it is read from
     for number, shard in enumerate(shards):
         first = shard.entries[0].tensor.pieces[0].file
         begins.setdefault(first, []).append(number)
-        for entry in shard.entries:
-            for piece in entry.tensor.pieces:
-                holder.setdefault(piece.file, first)
+        home.append(first)
+        reads.append({piece.file: None for entry in shard.entries for piece in entry.tensor.pieces}.keys())
+        for file in reads[-1]:
+            holder.setdefault(file, first)
     attests: dict[int, list[int]] = {}
     summed = {r.file for c in opened.checkpoints for r in c.records if r.crc32 is not None}
     for file, first in holder.items():
         if opened.files[file].sha256 is not None or file in summed:
             attests.setdefault(file if file in begins else first, []).append(file)
-    cuts = [cut for number, shard in enumerate(shards) for cut in cuts_of(number, shard)]
-    groups = []
-    for number, first in enumerate(sorted(begins)):
-        mine, checked = set(begins[first]), set(attests.get(first, ()))
-        groups.append(
-            Group(
-                number,
-                tuple(begins[first]),
-                tuple(sorted(checked)),
-                tuple(cut for cut in cuts if cut.file in checked and cut.shard not in mine),
-            )
-        )
-    return tuple(groups)
+    attested_by = {file: first for first, files in attests.items() for file in files}
+    witnesses: dict[int, list[Cut]] = {}
+    for number, shard in enumerate(shards):
+        if any(attested_by.get(file, home[number]) != home[number] for file in reads[number]):
+            for cut in cuts_of(number, shard):
+                if attested_by.get(cut.file, home[number]) != home[number]:
+                    witnesses.setdefault(attested_by[cut.file], []).append(cut)
+    return tuple(
+        Group(number, tuple(begins[first]), tuple(sorted(attests.get(first, ()))), tuple(witnesses.get(first, ())))
+        for number, first in enumerate(sorted(begins))
+    )
 
 
 def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:

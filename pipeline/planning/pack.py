@@ -6,18 +6,21 @@ the limit holds one entry alone.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.formats.safetensors import HeaderLengths, build_header
+from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_size, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
-from reshard.pipeline.limits import ALIGNMENT
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS
 
 Bin = list[Entry]
 
 CRUMB = 8  # a last file below this part of the limit shares the load of the one before it
+_LARGEST_ELEMENT = 8  # bytes
 BALANCE_STEPS = 12  # halvings: files end up equal to within 1/4096 of the limit
 
 
@@ -55,34 +58,156 @@ def file_size(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
     return len(header_of(entries, metadata)) + sum(e.size for e in entries)
 
 
-class _Bins:
-    """Counts what a file would weigh while entries are added, without building its header each time."""
+class Row:
+    """Entries in one order, and the exact size of a file of any stretch of them, in the logarithm of their number.
 
-    def __init__(self, metadata: Mapping[str, str], limit: int, total: int) -> None:
+    Everything in a header but the digits of its offsets adds up, and so do the tensors' bytes: two prefix sums. The
+    digits are counted by bisection, because offsets only grow: of those from 1,000 on each has a fourth digit, and so
+    on. A file whose order ``aligned`` changes is made of one such stretch for each size of element.
+    """
+
+    def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+        self.entries = entries
+        self._metadata = metadata_size(metadata)
+        self._elements = bytes(map(_element, entries))
+        sizes = array("q", (entry.size for entry in entries))
+        self._starts = _sums(sizes)
+        self._texts = _sums(entry_size(e.name, e.as_dtype, e.tensor.shape) for e in entries)
+        self._of_element = {
+            element: _Column(
+                array("q", (i for i, one in enumerate(self._elements) if one == element)),
+                _sums(size for size, one in zip(sizes, self._elements, strict=True) if one == element),
+            )
+            for element in sorted(set(self._elements), reverse=True)
+        }
+        self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
+
+    def alone(self) -> list[int]:
+        """The bytes of a file that holds nothing but the entry, for each."""
+        return [
+            padded(self._metadata + self._texts[i + 1] - self._texts[i] + len("0") + len(str(size))) + size
+            for i, size in ((i, self.data(i, i + 1)) for i in range(len(self.entries)))
+        ]
+
+    def data(self, start: int, stop: int) -> int:
+        """The bytes of the tensors of ``entries[start:stop]``."""
+        return self._starts[stop] - self._starts[start]
+
+    def size(self, start: int, stop: int) -> int:
+        """``file_size(aligned(entries[start:stop]))``."""
+        if stop <= self.in_order(start):
+            digits = _offset_digits(self._starts, start, stop, 0)
+        else:
+            digits, position = 0, 0
+            for column in self._of_element.values():
+                first, last = bisect_left(column.rows, start), bisect_left(column.rows, stop)
+                digits += _offset_digits(column.starts, first, last, position)
+                position += column.starts[last] - column.starts[first]
+        texts = self._texts[stop] - self._texts[start]
+        return padded(self._metadata + texts + digits) + self.data(start, stop)
+
+    def in_order(self, start: int) -> int:
+        """The longest stretch from ``start`` that ``aligned`` leaves as it is ends before this entry."""
+        base = self._starts[start] % _LARGEST_ELEMENT
+        if base not in self._misaligned:
+            self._misaligned[base] = [
+                i for i, element in enumerate(self._elements) if (self._starts[i] - base) % element
+            ]
+        later = self._misaligned[base]
+        at = bisect_left(later, start)
+        return later[at] if at < len(later) else len(self.entries)
+
+    def full(self, start: int, stop: int, limit: int) -> int:
+        """Where a file of ``limit`` bytes that begins at ``start`` is full, or ``stop`` if it is not full there."""
+        # Sizes grow with every entry, but for the one place where the order changes and offsets get shorter.
+        turn = min(self.in_order(start), stop)
+        low, high = (start, turn) if self.size(start, turn) > limit else (turn, stop)
+        ends = range(low + 1, high + 1)
+        return low + bisect_right(ends, limit, key=lambda end: self.size(start, end))
+
+
+class _Column(NamedTuple):
+    """The entries of one size of element: their numbers in the row, and the sums of their bytes."""
+
+    rows: array[int]
+    starts: array[int]
+
+
+def _sums(values: Iterable[int]) -> array[int]:
+    return array("q", accumulate(values, initial=0))
+
+
+def _offset_digits(starts: array[int], first: int, last: int, position: int) -> int:
+    """The digits of both offsets of entries ``first`` to ``last``, the first of which starts at byte ``position``."""
+    count = last - first
+    digits, power = 2 * count, 10
+    while power <= position + starts[last] - starts[first]:
+        if power <= position:
+            digits += 2 * count
+        else:
+            # The first offset with this many digits: every later one has them too, as a start and as a stop.
+            at = bisect_left(starts, starts[first] + power - position, first, last + 1)
+            digits += 2 * (last - at) + 1
+        power *= 10
+    return digits
+
+
+class _Packer:
+    """Packs entries in their order, under several limits if need be. Files are stretches of a row."""
+
+    def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+        self.entries = entries
         self._metadata = metadata
-        self._limit = limit
-        self._lengths = HeaderLengths(metadata, largest_offset=max(limit, total))
-        self.entries: Bin = []
-        self.size = self._lengths.empty
+        self._rows: dict[tuple[int, ...], Row] = {(): Row(entries, metadata)}
+        self._alone = self._rows[()].alone()
 
-    def cost(self, entry: Entry) -> int:
-        return entry.size + self._lengths.of(entry.name, entry.as_dtype, entry.tensor.shape)
+    def large(self, limit: int) -> tuple[int, ...]:
+        """The numbers of the entries that no file of ``limit`` bytes can hold."""
+        return tuple(number for number, size in enumerate(self._alone) if size > limit)
 
-    def fits(self, entry: Entry) -> bool:
-        """Whether the file stays within the limit; counts exactly only where the upper bound says no."""
-        if self.size + self.cost(entry) <= self._limit:
-            return True
-        if sum(e.size for e in self.entries) + entry.size > self._limit:
-            return False
-        return file_size(aligned([*self.entries, entry]), self._metadata) <= self._limit
+    def row(self, large: tuple[int, ...]) -> Row:
+        """All entries in their order, but those of these numbers behind all others."""
+        if large not in self._rows:
+            last = set(large)
+            rest = [entry for number, entry in enumerate(self.entries) if number not in last]
+            self._rows[large] = Row([*rest, *(self.entries[number] for number in large)], self._metadata)
+        return self._rows[large]
 
-    def add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.size += self.cost(entry)
+    def greedy(self, limit: int) -> tuple[Row, list[range]]:
+        """See the function of this name."""
+        large = self.large(limit)
+        row, rest = self.row(large), len(self.entries) - len(large)
+        alone = [(number - passed, rest + passed) for passed, number in enumerate(large)]
+        return row, _fill(row, range(rest), alone, limit)
 
-    def take(self) -> Bin:
-        entries, self.entries, self.size = self.entries, [], self._lengths.empty
-        return entries
+
+def _fill(row: Row, entries: range, alone: Iterable[tuple[int, int]], limit: int) -> list[range]:
+    """Files of these entries of a row, and of each of those that are ``alone``: (where it comes, its number)."""
+    files: list[range] = []
+    start = entries.start
+    for stop, number in [*alone, (entries.stop, None)]:
+        while start < stop and (end := row.full(start, stop, limit)) < stop:
+            files.append(range(start, end))
+            start = end
+        if start < stop and (number is None or row.size(start, stop) >= limit // 2):
+            files.append(range(start, stop))
+            start = stop
+        if number is not None:
+            files.append(range(number, number + 1))
+    return _without_crumb(row, files, limit)
+
+
+def _without_crumb(row: Row, files: list[range], limit: int) -> list[range]:
+    """The files, the last two divided anew if the last is a crumb and both hold what may be moved."""
+    if len(files) < 2 or len(files[-2]) < 2 or row.size(files[-1].start, files[-1].stop) * CRUMB > limit:
+        return files
+    start, stop = files[-2].start, files[-1].stop
+    # The first entry before whose middle half of the bytes lie, or more.
+    middle = range(start, stop - 1)
+    cut = start + bisect_left(middle, row.data(start, stop), key=lambda i: row.data(start, i) + row.data(start, i + 1))
+    if cut == start or row.size(start, cut) > limit or row.size(cut, stop) > limit:
+        return files
+    return [*files[:-2], range(start, cut), range(cut, stop)]
 
 
 def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
@@ -91,38 +216,11 @@ def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) ->
     An entry that is too large for any file gets one of its own. A file that is less than half full when such an entry
     comes is not closed but goes on behind it, so that no crumb is left; at most half a file is read twice for that.
     """
-    bins: list[Bin] = []
-    current = _Bins(metadata, limit, sum(e.size for e in entries))
-    for entry in entries:
-        if current.fits(entry):
-            current.add(entry)
-            continue
-        alone = file_size([entry], metadata) > limit
-        if current.entries and not (alone and current.size < limit // 2):
-            bins.append(current.take())
-        if alone:
-            bins.append([entry])
-        else:
-            current.add(entry)
-    if current.entries:
-        bins.append(current.take())
-    return _without_crumb(bins, limit, metadata)
+    return _bins(*_Packer(entries, metadata).greedy(limit))
 
 
-def _without_crumb(bins: list[Bin], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
-    """The bins, the last two divided anew if the last is a crumb and both hold what may be moved."""
-    if len(bins) < 2 or file_size(bins[-1], metadata) * CRUMB > limit or len(bins[-2]) < 2:
-        return bins
-    entries = [*bins[-2], *bins[-1]]
-    half = sum(entry.size for entry in entries) / 2
-    passed, cut = 0.0, 0
-    while cut < len(entries) - 1 and passed + entries[cut].size / 2 < half:
-        passed += entries[cut].size
-        cut += 1
-    parts = [entries[:cut], entries[cut:]]
-    if not all(parts) or any(file_size(aligned(part), metadata) > limit for part in parts):
-        return bins
-    return [*bins[:-2], *parts]
+def _bins(row: Row, files: Iterable[range]) -> list[Bin]:
+    return [list(row.entries[file.start : file.stop]) for file in files]
 
 
 def balanced(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
@@ -130,17 +228,18 @@ def balanced(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) 
 
     The smallest limit that still gives that number of files is searched for by halving.
     """
-    best = greedy(entries, limit, metadata)
-    low, high = sum(entry.size for entry in entries) // max(1, len(best)), limit
+    packer = _Packer(entries, metadata)
+    best = packer.greedy(limit)
+    low, high = sum(entry.size for entry in entries) // max(1, len(best[1])), limit
     for _ in range(BALANCE_STEPS):
         middle = (low + high) // 2
-        tried = greedy(entries, middle, metadata)
-        fits = all(len(b) == 1 or file_size(aligned(b), metadata) <= limit for b in tried)
-        if len(tried) <= len(best) and fits:
-            best, high = tried, middle
+        row, files = packer.greedy(middle)
+        # Beside tensors that are larger than the limit, a mean may be as well.
+        if len(files) <= len(best[1]) and all(len(f) == 1 or row.size(f.start, f.stop) <= limit for f in files):
+            best, high = (row, files), middle
         else:
             low = middle
-    return best
+    return _bins(*best)
 
 
 def layers(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
@@ -148,23 +247,31 @@ def layers(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) ->
 
     A block that fits into a file is never divided over two; one that does not is cut as ``greedy`` cuts.
     """
-    bins: list[Bin] = []
-    current: Bin = []
-    for _, members in groupby(sorted(entries, key=lambda e: natural(e.name)), key=lambda e: block_of(e.name)):
-        block = list(members)
-        if file_size(aligned([*current, *block]), metadata) <= limit:
-            current += block
+    packer = _Packer(sorted(entries, key=lambda e: natural(e.name)), metadata)
+    large = packer.large(limit)
+    row, behind = packer.row(large), len(entries) - len(large)
+    files: list[range] = []
+    current = range(0)
+    passed = 0  # entries that are alone
+    number = 0
+    for _, members in groupby(packer.entries, key=lambda e: block_of(e.name)):
+        number += sum(1 for _ in members)
+        alone = []
+        while passed < len(large) and large[passed] < number:
+            alone.append((large[passed] - passed, behind + passed))
+            passed += 1
+        block = range(current.stop, number - passed)
+        if not alone and row.size(current.start, block.stop) <= limit:
+            current = range(current.start, block.stop)
             continue
         if current:
-            bins.append(current)
-            current = []
-        pieces = greedy(block, limit, metadata)
-        bins += pieces[:-1]
-        current = pieces[-1]
-        if file_size(aligned(current), metadata) > limit:
-            bins.append(current)
-            current = []
-    return [*bins, current] if current else bins
+            files.append(current)
+        *full, current = _fill(row, block, alone, limit)
+        files += full
+        if current.stop > behind:
+            files.append(current)
+            current = range(block.stop, block.stop)
+    return _bins(row, [*files, current] if current else files)
 
 
 def block_of(name: str) -> str:
@@ -192,7 +299,10 @@ PACKINGS: dict[str, Packing] = {"greedy": greedy, "balanced": balanced, "layers"
 
 def check_size(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str], oversize: str) -> list[Entry]:
     """The entries that no file of ``limit`` bytes can hold; raises Oversize or SizeTooSmall where that is refused."""
-    too_large = [e for e in entries if e.size + ALIGNMENT > limit or file_size([e], metadata) > limit]
+    # More than its name escaped, its shape and all else takes: most entries need no closer look.
+    about = metadata_size(metadata) + 200
+    large = (e for e in entries if e.size + 6 * len(e.name) + 21 * len(e.tensor.shape) + about > limit)
+    too_large = [entry for entry in large if file_size([entry], metadata) > limit]
     for entry in too_large:
         header = len(header_of([entry], metadata))
         if header >= limit:

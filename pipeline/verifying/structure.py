@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -92,7 +91,9 @@ def compare(source: Signature, output: Signature) -> list[Finding]:
 
     What the user asked to change (names, dtypes) must already be applied to ``source``.
     """
-    findings = []
+    findings: list[Finding] = []
+    if source == output:
+        return findings
     for name in sorted(source.keys() | output.keys()):
         if name not in output:
             findings.append(Finding("lost", None, name, f"{name} is in the source and not in the output"))
@@ -193,7 +194,7 @@ def _check_names(
     named = set(places.values())
     for name, written in weight_map.items():
         path = places.get(written)
-        paths = owners.get(name, [])
+        paths = owners.get(name, ())
         if not paths:
             # That a file is absent or unreadable is one finding already; its tensors are unknown.
             if path is None or path in readable:
@@ -287,13 +288,14 @@ def _readable(headers: Headers) -> dict[str, Header]:
     return {path: header for path, header in headers.items() if isinstance(header, Header)}
 
 
-def _owners(headers: Headers) -> dict[str, list[str]]:
-    owners: defaultdict[str, list[str]] = defaultdict(list)
+def _owners(headers: Headers) -> dict[str, tuple[str, ...]]:
+    owners: dict[str, tuple[str, ...]] = {}
     for path, header in sorted(_readable(headers).items()):
+        alone = (path,)  # one for all: there may be 500,000 names
         for name in header.tensors:
-            owners[name].append(path)
+            owners[name] = (*owners[name], path) if name in owners else alone
     return owners
 
 
-def _listed(paths: list[str]) -> str:
+def _listed(paths: Sequence[str]) -> str:
     return " and ".join(paths)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import safetensors
+
 from reshard.pipeline.checkpoint.discover import parse_index
 from reshard.pipeline.checkpoint.formats.dcp import read_dcp
 from reshard.pipeline.checkpoint.formats.pickles import load
@@ -34,7 +36,18 @@ def zip_directory(data: bytes) -> None:
 
 
 def safetensors_header(data: bytes) -> None:
-    header = parse_header(data, file="x", file_size=len(data))
+    try:
+        theirs = {name for name, _ in safetensors.deserialize(data)}
+    except safetensors.SafetensorError as error:
+        theirs = error
+    try:
+        header = parse_header(data, file="x", file_size=len(data))
+    except CheckpointError as error:
+        if isinstance(theirs, set):
+            raise Broken(f"the library accepts what is refused here: {error}") from None
+        raise
+    if theirs != header.tensors.keys():
+        raise Broken(f"the library reads something else: {theirs}")
     specs = sorted(header.tensors.items(), key=lambda item: item[1].start)
     written = build_header(((n, s.dtype, s.shape) for n, s in specs), header.metadata)
     again = parse_header(written, file="x", file_size=len(written) + sum(s.stop - s.start for _, s in specs))

@@ -30,7 +30,11 @@ def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
 def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     request, context = request_of(source, target, options), Context.from_env()
     plan = draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
-    return {"shards": len(plan.shards), "tensors": sum(len(s.entries) for s in plan.shards), "digest": plan.digest}
+    return {
+        "shards": len(plan.shards),
+        "tensors": sum(len(s.entries) for s in plan.shards),
+        "digest": plan.digest,
+    }
 
 
 def do_run_within(most: int, memory: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

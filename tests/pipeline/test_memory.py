@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub.fixtures import Namespace
@@ -55,3 +57,23 @@ def test_planning_671b_takes_headers_only_and_fits(tmp_path: Path) -> None:
     assert cost.cpu <= 20
     blocks = sum(path.stat().st_blocks * 512 for path in (tmp_path / "giant").iterdir())
     assert blocks < 100 * MB, "the files are holes: nothing of them could have been read"
+
+
+@pytest.mark.parametrize(("count", "options"), [(2, {"size": MB}), (2, {"size": MB, "pack": "layers"}), (0, {})])
+def test_planning_half_a_million_tensors_of_one_file_is_linear(
+    tmp_path: Path, count: int, options: dict[str, Any]
+) -> None:
+    """Tensors of ``count`` elements; the header alone has 52 MB, and an index of several shards 37 MB."""
+    names = (f"model.layers.{i // 5000}.experts.{i % 5000}.weight" for i in range(500_000))
+    folder = tmp_path / "many"
+    folder.mkdir()
+    header = build_header(((name, "F32", (count,)) for name in names), {"format": "pt"})
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 500_000 * count * 4)
+    del header
+    cost = measured(f"{JOBS}:do_plan", str(folder), str(tmp_path / "out"), options)
+    assert cost.result["tensors"] == 500_000
+    assert cost.peak <= (750 if cost.result["shards"] > 1 else 600) * MB
+    # Twice what an idle machine takes: processors that share a core count each other's waits. It was 300 s and more.
+    assert cost.cpu <= 40

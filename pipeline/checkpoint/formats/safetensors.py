@@ -8,22 +8,29 @@ to the end of the header), and may hold string pairs under ``__metadata__``; the
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import isinf
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
-from reshard.pipeline.errors import BadHeader, BadLength, DuplicateTensor
+from reshard.pipeline.errors import BadHeader, BadLength
 from reshard.pipeline.limits import ALIGNMENT, HEADER_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Tensor, size_in_bytes
 
 LENGTH_BYTES = 8
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-# A shape is data from a stranger: numpy itself stops at 64 dimensions.
-_DIMENSIONS_MAX = 64
-_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+_ORDER = ("dtype", "shape", "data_offsets")
+_FIELDS = frozenset(_ORDER)
+_DEPTH_MAX = 127  # arrays and objects inside each other, at which serde_json stops
+# A surrogate pair, half of one (six characters), or any other escape (two): read from left to right, none is missed.
+_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..|\\.", re.DOTALL)
+
+_Pairs = tuple[tuple[str, Any], ...]  # an object of JSON; arrays are lists
 
 
 class Spec(NamedTuple):
@@ -52,9 +59,14 @@ class Header:
     def as_tensors(self, file: int) -> list[Tensor]:
         """The tensors as pieces of source file number ``file``."""
         return [
-            Tensor(name, spec.dtype, spec.shape, (Piece(file, spec.start, (0,) * len(spec.shape), spec.shape),))
+            Tensor(name, spec.dtype, spec.shape, (Piece(file, spec.start, _origin(len(spec.shape)), spec.shape),))
             for name, spec in self.tensors.items()
         ]
+
+
+@lru_cache(maxsize=16)
+def _origin(dimensions: int) -> tuple[int, ...]:
+    return (0,) * dimensions
 
 
 def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> int:
@@ -73,125 +85,201 @@ def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> i
 def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Header:
     """The header of a file of ``file_size`` bytes, of which ``data`` holds at least 8 + header length.
 
-    Raises BadHeader, BadLength or DuplicateTensor naming ``file``; accepts exactly what the format's own reader does.
+    Raises BadHeader or BadLength naming ``file``. Accepts what the safetensors library accepts and refuses what it
+    refuses: the oddities below are those of its JSON reader (serde), held against it by a test.
     """
     length = header_length(data, file=file, file_size=file_size)
     data_start = LENGTH_BYTES + length
-    raw = bytes(data[LENGTH_BYTES:data_start])
-    if len(raw) < length:
+    if len(data) < data_start:
         raise BadLength(file=file, actual=len(data), expected=data_start)
-    content = _json_object(raw, file)
-    metadata = _metadata(content.pop("__metadata__", {}), file)
-    specs = sorted(
-        ((name, _spec(name, entry, data_start, file)) for name, entry in content.items()),
-        key=lambda item: (item[1].start, item[1].stop),
-    )
+    metadata, found = _parse_json(memoryview(data)[LENGTH_BYTES:data_start], data_start, file)
+    tensors = dict(sorted(found.items(), key=_place))
     position = data_start
-    for name, spec in specs:
+    for name, spec in tensors.items():
         if spec.start != position:
             trouble = "overlaps another tensor" if spec.start < position else "leaves a hole before it"
             raise BadHeader(file=file, why=f"{name} {trouble}")
         position = spec.stop
     if position != file_size:
         raise BadLength(file=file, actual=file_size, expected=position)
-    return Header(file, metadata, dict(specs), data_start, file_size)
+    return Header(file, metadata, tensors, data_start, file_size)
 
 
-def _json_object(raw: bytes, file: str) -> dict[str, Any]:
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-            raise DuplicateTensor(tensor=repr(twice)[1:-1], file=file, other="the same header")
-        return found
+def _place(item: tuple[str, Spec]) -> tuple[int, int]:
+    return item[1][2:]
+
+
+def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, str], dict[str, Spec]]:
+    """(metadata, tensors in no order) of a header; of a name that is there twice the last counts, as for loaders."""
+
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few in a model, each many times
+
+    def read_object(pairs: list[tuple[str, Any]]) -> Spec | _Pairs:
+        # A header may have 500,000 entries: those that are as every writer makes them become a Spec at once.
+        if len(pairs) == 3:
+            (first, dtype), (second, shape), (third, offsets) = pairs
+            usual = (first, second, third) == _ORDER
+            if usual and _is_dtype(dtype) and _are_counts(shape) and _are_counts(offsets) and len(offsets) == 2:
+                shape = shapes.setdefault(tuple(shape), tuple(shape))
+                return Spec(sys.intern(dtype), shape, data_start + offsets[0], data_start + offsets[1])
+        return tuple(pairs)
 
     try:
-        content = json.loads(raw.decode("utf-8"), object_pairs_hook=no_duplicates)
+        text = str(raw, "utf-8")
+        if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
+            raise ValueError("half a surrogate pair, which is not a character")
+        content = json.loads(
+            text,
+            object_pairs_hook=read_object,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=_refuse_constant,
+        )
     except (ValueError, RecursionError) as error:
         raise BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})") from None
-    if not isinstance(content, dict):
-        raise BadHeader(file=file, why="its header is no JSON object")
-    return content
+    if type(content) is not tuple:
+        raise BadHeader(file=file, why="its header is not a JSON object")
+    metadata: dict[str, str] | None = None
+    found: dict[str, Spec] = {}
+    for name, value in content:
+        if name != "__metadata__":
+            # The same names are in the source's headers, its index and the planned headers: one copy serves all.
+            found[sys.intern(name)] = _checked(name, _spec(name, value, data_start, file), file)
+        elif metadata is not None:
+            raise BadHeader(file=file, why="it has __metadata__ twice")
+        else:
+            metadata = _metadata(value, file)
+    return metadata or {}, found
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-def _metadata(value: Any, file: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise BadHeader(file=file, why="__metadata__ holds something other than strings")
+def _integer(digits: str) -> int | float:
+    """Unsigned integers of 64 bits and small negative ones; all others are floating point numbers, -0 among them."""
+    if len(digits) < 20 and digits != "-0":
+        return int(digits)
+    value = _finite(digits)
+    return int(digits) if 0 <= value <= 2**64 and int(digits) < 2**64 and digits[0] != "-" else value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if isinf(value):
+        raise ValueError("a number is out of range")
     return value
 
 
-def _encodable(name: str) -> bool:
-    """JSON can spell lone surrogates, and UTF-8 cannot hold them."""
-    return not any("\ud800" <= c <= "\udfff" for c in name)
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _metadata(value: Any, file: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if type(value) is not tuple or not all(type(text) is str for _, text in value):
+        raise BadHeader(file=file, why="__metadata__ holds something other than strings")
+    return dict(value)
+
+
+def _is_dtype(value: Any) -> bool:
+    return type(value) is str and value in DTYPE_BITS
+
+
+def _are_counts(value: Any) -> bool:
+    if type(value) is not list:
+        return False
+    return all([type(count) is int and count >= 0 for count in value])
 
 
 def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
-    if not isinstance(entry, dict) or not entry.keys() >= _ENTRY_KEYS:
-        raise BadHeader(file=file, why=f"{name} lacks one of {', '.join(sorted(_ENTRY_KEYS))}")
-    if not _encodable(name):
-        raise BadHeader(file=file, why=f"{name!a} is no valid name")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    """A tensor's entry, however it is written: the fields may stand in a list, and others may stand beside them."""
+    if type(entry) is Spec:
+        return entry
+    if type(entry) is list and len(entry) == len(_ORDER):
+        entry = tuple(zip(_ORDER, entry, strict=True))
+    if type(entry) is not tuple or sorted(key for key, _ in entry if key in _FIELDS) != sorted(_FIELDS):
+        raise BadHeader(file=file, why=f"{name} does not have {', '.join(sorted(_FIELDS))} once each")
+    if any(_depth(value) > _DEPTH_MAX - 2 for key, value in entry if key not in _FIELDS):
+        raise BadHeader(file=file, why=f"{name} is nested more than {_DEPTH_MAX} deep")
+    dtype, shape, offsets = map(dict(entry).__getitem__, _ORDER)
+    if type(dtype) is tuple and len(dtype) == 1 and dtype[0][1] is None:
+        dtype = dtype[0][0]  # {"F32": null}
+    if not _is_dtype(dtype):
         raise BadHeader(file=file, why=f"{name} has the unknown dtype {str(dtype)[:40]!r}")
-    if not isinstance(shape, list) or len(shape) > _DIMENSIONS_MAX or not all(map(_is_count, shape)):
+    if not _are_counts(shape):
         raise BadHeader(file=file, why=f"{name} has no valid shape")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+    if not _are_counts(offsets) or len(offsets) != 2:
         raise BadHeader(file=file, why=f"{name} has no valid data_offsets")
-    try:
-        expected = size_in_bytes(dtype, tuple(shape))
-    except ValueError as error:
-        raise BadHeader(file=file, why=f"{name}: {error}") from None
-    if offsets[1] - offsets[0] != expected:
-        why = f"{name} has {offsets[1] - offsets[0]} bytes, and {dtype}{shape} needs {expected}"
-        raise BadHeader(file=file, why=why)
     return Spec(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+
+
+def _depth(value: Any) -> int:
+    """How many arrays and objects lie in each other."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if type(value) is Spec:
+            deepest = max(deepest, depth + 1)
+        elif type(value) in (list, tuple):
+            deepest = max(deepest, depth)
+            waiting += [(part, depth + 1) for part in (value if type(value) is list else [part for _, part in value])]
+    return deepest
+
+
+def _checked(name: str, spec: Spec, file: str) -> Spec:
+    """``spec`` if its shape fills its bytes; the elements are counted in 64 bits, from the first dimension on."""
+    elements = 1
+    for count in spec.shape:
+        elements *= count
+        if elements >= 1 << 64:
+            raise BadHeader(file=file, why=f"{name} has more elements than there are numbers for")
+    bits, size = elements * DTYPE_BITS[spec.dtype], spec.stop - spec.start
+    if bits != size * 8:
+        needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
+        raise BadHeader(file=file, why=f"{name} has {size} bytes, and {spec.dtype}{list(spec.shape)} needs {needed}")
+    return spec
 
 
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def _fragment(name: str, dtype: str, shape: tuple[int, ...], start: int, stop: int) -> str:
-    entry = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
-    return f"{json.dumps(name, ensure_ascii=False)}:{json.dumps(entry, separators=(',', ':'))}"
+def _fragment(name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """A tensor's entry up to its offsets."""
+    quoted, counts = json.encoder.encode_basestring(name), ",".join(map(str, shape))
+    return f'{quoted}:{{"dtype":"{dtype}","shape":[{counts}],"data_offsets":['
 
 
 def _metadata_fragment(metadata: Mapping[str, str]) -> str:
     text = json.dumps(dict(sorted(metadata.items())), separators=(",", ":"), ensure_ascii=False)
-    return f'"__metadata__":{text}'
+    return f'{{"__metadata__":{text}'
 
 
 def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
     """Everything before the data: length, JSON and padding, for (name, dtype, shape) in the order of the data."""
-    fragments = [_metadata_fragment(metadata)]
+    made = bytearray(LENGTH_BYTES) + _metadata_fragment(metadata).encode()
     position = 0
     for name, dtype, shape in tensors:
         stop = position + size_in_bytes(dtype, shape)
-        fragments.append(_fragment(name, dtype, shape, position, stop))
+        made += f",{_fragment(name, dtype, shape)}{position},{stop}]}}".encode()
         position = stop
-    text = ("{" + ",".join(fragments) + "}").encode()
-    padded = text + b" " * (-len(text) % ALIGNMENT)
-    return len(padded).to_bytes(LENGTH_BYTES, "little") + padded
+    made += b"}"
+    made += b" " * (padded(len(made)) - len(made))
+    made[:LENGTH_BYTES] = (len(made) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+    return bytes(made)
 
 
-class HeaderLengths:
-    """What a header costs, tensor by tensor, before anyone knows the offsets: an upper bound that is off by digits.
+def metadata_size(metadata: Mapping[str, str]) -> int:
+    """The bytes of a header without tensors, before it is padded."""
+    return LENGTH_BYTES + len(_metadata_fragment(metadata).encode()) + len("}")
 
-    A packer adds tensors one at a time and asks whether the file still fits; building the header anew each time would
-    be quadratic in the number of tensors.
-    """
 
-    def __init__(self, metadata: Mapping[str, str], largest_offset: int) -> None:
-        self._offset = largest_offset
-        self.empty = LENGTH_BYTES + len(_metadata_fragment(metadata).encode()) + len("{}") + ALIGNMENT - 1
+def padded(size: int) -> int:
+    """The bytes of a header whose parts sum up to ``size``."""
+    return size + -(size - LENGTH_BYTES) % ALIGNMENT
 
-    def of(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
-        """At most this many bytes of header for one more tensor."""
-        return 1 + len(_fragment(name, dtype, shape, self._offset, self._offset).encode())
+
+def entry_size(name: str, dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor's entry in a header, its comma included, but for the digits of its two offsets."""
+    return len(_fragment(name, dtype, shape).encode()) + len(",") + len(",]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import Oversize, SizeTooSmall
+from reshard.pipeline.planning import pack
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import (
     Packing,
@@ -82,6 +84,15 @@ def test_inside_a_file_no_element_is_misaligned(entries: list[Entry]) -> None:
         position += e.size
 
 
+@given(entries_of_any_kind, st.data())
+def test_the_size_of_any_stretch_is_that_of_the_file_it_makes(entries: list[Entry], data: st.DataObject) -> None:
+    row = pack.Row(entries, METADATA)
+    start = data.draw(st.integers(0, len(entries) - 1))
+    stop = data.draw(st.integers(start + 1, len(entries)))
+    assert row.size(start, stop) == file_size(aligned(entries[start:stop]), METADATA)
+    assert row.alone() == [file_size([e], METADATA) for e in entries]
+
+
 def test_an_order_that_is_aligned_already_stays() -> None:
     entries = [entry("a", 4, "BF16"), entry("b", 2, "F32"), entry("c", 1, "U8")]
     assert aligned(entries) == entries
@@ -132,13 +143,23 @@ def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
     assert [e.name for e in in_source_order(entries)] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("packing", [greedy, balanced, layers])
+@pytest.mark.parametrize("dtypes", [["F32"], ["F32", "U8", "BF16"]], ids=["aligned", "misaligned"])
+def test_half_a_million_tensors_are_packed_in_seconds(packing: Packing, dtypes: list[str]) -> None:
+    entries = [entry(f"h.{i // 5000}.t{i % 5000}", 3, dtypes[i % len(dtypes)], offset=i) for i in range(500_000)]
+    start = time.process_time()
+    bins = packing(entries, 1_000_000, METADATA)
+    assert time.process_time() - start < 10
+    assert sum(map(len, bins)) == len(entries) and len(bins) > 30
+
+
 # ---------------------------------------------------------------------------------------------- the other packings
 
 
-@pytest.mark.parametrize("pack", [balanced, layers])
+@pytest.mark.parametrize("packing", [balanced, layers])
 @given(entries=entries_of_any_kind, limit=st.integers(300, 20_000))
-def test_other_packings_keep_the_same_promises(pack: Packing, entries: list[Entry], limit: int) -> None:
-    bins = pack(entries, limit, METADATA)
+def test_other_packings_keep_the_same_promises(packing: Packing, entries: list[Entry], limit: int) -> None:
+    bins = packing(entries, limit, METADATA)
     assert sorted(e.name for b in bins for e in b) == sorted(e.name for e in entries)
     assert all(bins)
     assert all(file_size(aligned(b), METADATA) <= limit or len(b) == 1 for b in bins)
