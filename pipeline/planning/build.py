@@ -20,7 +20,7 @@ from reshard.pipeline.checkpoint.discover import (
 )
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.model import (
@@ -267,7 +267,18 @@ def _warnings(shards: Sequence[Shard]) -> list[str]:
 
 
 def excluded(options: Options, path: str) -> bool:
-    return is_tool_file(path) or any(fnmatchcase(path, pattern) for pattern in options.exclude)
+    """Whether a source file is not even looked at."""
+    return _unwanted(path, options) is not None
+
+
+def _unwanted(path: str, options: Options) -> str | None:
+    """Why ``path`` is left out whatever it holds; None for what its kind decides on."""
+    if is_tool_file(path):
+        return "it belongs to the repository and not to the model"
+    if any(fnmatchcase(path, pattern) for pattern in options.exclude):
+        return "excluded"
+    why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
+    return why and f"{why}; --include {path!r} carries it"
 
 
 def sort_out(
@@ -286,10 +297,8 @@ def sort_out(
 
 
 def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
-    if is_tool_file(path):
-        return "it belongs to the repository and not to the model"
-    if excluded(options, path):
-        return "excluded"
+    if why := _unwanted(path, options):
+        return why
     if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
         return None
     if path in duplicates:
