@@ -22,11 +22,19 @@ if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
     from reshard.pipeline.verifying.meta_load import Reload
 
+# What accelerate and transformers call the maps that they infer.
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 STRADDLING_SHOWN = 8  # blocks; --json has them all
 
 # What accelerate takes in a device map: an accelerator by its number or by its name in torch, the CPU, the disk.
 _DEVICE = re.compile(r"[0-9]+|cpu|disk|mps|(?:cuda|xpu|npu|hpu|mlu|musa|sdaa|neuron)(?::[0-9]+)?")
 _LIMITED = re.compile(r"[0-9]+|cpu")
+
+
+def check_placement(device_map: str | None, max_memory: str | None) -> None:
+    """Raises UsageError where a map of devices by module comes with limits: it says itself what goes where."""
+    if max_memory and device_map and device_map not in DEVICE_MAPS:
+        raise UsageError(what="--max-memory and --device-map FILE exclude each other")
 
 
 def parse_max_memory(value: str) -> dict[str, int]:
@@ -46,8 +54,11 @@ def parse_max_memory(value: str) -> dict[str, int]:
     return limits
 
 
-def read_device_map(path: Path) -> dict[str, str]:
-    """Devices by module from a JSON file; raises UsageError."""
+def read_device_map(value: str) -> str | dict[str, str]:
+    """One of accelerate's names, or devices by module from a JSON file; raises UsageError."""
+    if value in DEVICE_MAPS:
+        return value
+    path = Path(value)
     try:
         with path.open("rb") as file:
             text = file.read(CONFIG_MAX + 1)
@@ -77,7 +88,7 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def device_facts(
-    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: Mapping[str, str] | None
+    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: str | Mapping[str, str] | None
 ) -> list[dict[str, Any]]:
     """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
     from reshard.pipeline.verifying.meta_load import Reload
@@ -92,7 +103,7 @@ def _of(
     source: Source,
     reload: Reload,
     max_memory: Mapping[str, int] | None,
-    device_map: Mapping[str, str] | None,
+    device_map: str | Mapping[str, str] | None,
 ) -> dict[str, Any]:
     from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.verifying.devices import plan_devices
@@ -106,7 +117,8 @@ def _of(
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     made = plan_devices(reload, config, specs, files, max_memory=max_memory, device_map=device_map)
     limits = max_memory or {}
-    named = [*limits, *(device_map or {}).values()] if made.blocks else []
+    given = () if device_map is None or isinstance(device_map, str) else device_map.values()
+    named = [*limits, *given] if made.blocks else []
     devices = dict.fromkeys([*named, *(block.device for block in made.blocks)])
     return {
         "checkpoint": str(output.name),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group, RenderableType
@@ -72,11 +71,11 @@ def verify(
         ),
     ] = None,
     device_map: Annotated[
-        Path | None,
+        str | None,
         Option(
-            metavar="FILE",
-            help="For --load: JSON of devices by module; disk is one of them.",
-            show_default=False,
+            metavar="NAME|FILE",
+            help="For --load: auto, balanced, balanced_low_0, sequential, or JSON of devices by module, as disk.",
+            show_default="auto",
         ),
     ] = None,
     loader: Annotated[
@@ -154,18 +153,17 @@ def _described(place: Hub | Folder, output: Source, context: Context) -> Publica
 
 
 def _load_options(
-    load: bool, loader: Loader | None, device_map: Path | None, max_memory: str | None, memory: str | None
+    load: bool, loader: Loader | None, device_map: str | None, max_memory: str | None, memory: str | None
 ) -> LoadOptions | None:
     """How to load, or None where nobody asked for it; raises UsageError."""
-    from reshard.cli.devices import parse_max_memory, read_device_map
+    from reshard.cli.devices import check_placement, parse_max_memory, read_device_map
     from reshard.pipeline.verifying.load import LoadOptions
 
     if not load:
         if loader or device_map or max_memory or memory:
             raise UsageError(what="--loader, --device-map, --max-memory and --memory say how to load: they need --load")
         return None
-    if max_memory and device_map:
-        raise UsageError(what="--max-memory and --device-map exclude each other")
+    check_placement(device_map, max_memory)
     return LoadOptions(
         loader=(loader or Loader.transformers).value,
         device_map=read_device_map(device_map) if device_map else "auto",

@@ -109,7 +109,7 @@ def make_plan(known: Known) -> Plan:
         shards += made.shards
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
-        notes += [*checkpoint.notes, *made.notes]
+        notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
     if known.request.target.kind == "hub":
         _refuse_too_large(shards)
     carried, left_out = sort_out(known.listing, known.found, opened, options)
@@ -211,6 +211,14 @@ def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence
 def _config(name: Name, listing: Mapping[str, StoredFile]) -> str | None:
     path = join(name.folder, "config.json")
     return path if path in listing else None
+
+
+def _config_note(name: Name, config: str | None, listing: Mapping[str, StoredFile]) -> list[str]:
+    """How to load weights that lie in a folder of their own, away from the config, where there is one."""
+    if config is not None or "config.json" not in listing:
+        return []
+    where = f"subfolder={name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
+    return [f"{name} has no config.json beside it; load it with from_pretrained(MODEL, {where})"]
 
 
 def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:

@@ -16,50 +16,80 @@ from reshard.pipeline.copying.hashing import Compared, FileHasher, tensor_digest
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
-from reshard.pipeline.tensors import Name, Tensor
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
+from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verifying.digests import NO_CASTS, NO_HASHERS, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.layout import entry, moved
 from reshard.pipeline.verifying.side import Pair, Paired, Side
-from reshard.pipeline.verifying.structure import Finding, compare
+from reshard.pipeline.verifying.structure import compare
 
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
-    """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find."""
+def check_headers(theirs: Side, ours: Side, matched: Paired, ties: Mapping[Name, Mapping[str, str]]) -> Check:
+    """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
+
+    Copies of tied tensors that the output dropped are no finding; where it does not say so itself, the check is
+    inconclusive. ``ties``, parameter -> the one that it shares its bytes with, are the classes'.
+    """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
     findings += [f"{entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [
         f"{entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
     ]
     casts: Counter[tuple[str, str]] = Counter()
+    copies: dict[str, str] = {}
+    undeclared = 0
     for pair in matched.pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)
-        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and _is_tied(d, pair))]
+        dropped = dropped_copies(pair, ours, ties.get(pair.output.name, {}))
+        copies |= dropped
+        undeclared += len(dropped.keys() - _declared(pair.output).keys())
+        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
         both = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
     figures = {
         "tensors": sum(len(pair.output.tensors) for pair in matched.pairs),
         "in_the_source": sum(len(c.tensors) for c in (*(p.source for p in matched.pairs), *matched.lost)),
         "differences": len(findings),
+        **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
-    reason = "; ".join(
+    told = [
         f"{count:,} tensors are {was} in the source and {is_} in the output"
         for (was, is_), count in sorted(casts.items())
-    )
+    ]
+    if copies:
+        told.append(f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}")
     level = "every name, dtype and shape, from headers"
-    return Check("same tensors", "failed" if findings else "passed", level, reason, figures, some(findings))
+    result: Result = "failed" if findings else "inconclusive" if undeclared else "passed"
+    return Check("same tensors", result, level, "; ".join(told), figures, some(findings))
 
 
-def _is_tied(lost: Finding, pair: Pair) -> bool:
-    """Whether the output says of a name that it shares the bytes of one that is there, and the source shows it."""
-    kept = (pair.output.file_metadata | pair.output.index_metadata).get(lost.tensor or "")
-    places = {tensor.name: (tensor.dtype, tensor.shape, tensor.pieces) for tensor in pair.source.tensors}
-    return (
-        isinstance(kept, str)
-        and kept in {tensor.name for tensor in pair.output.tensors}
-        and places.get(kept) == places.get(lost.tensor or "")
-    )
+def dropped_copies(pair: Pair, ours: Side, ties: Mapping[str, str]) -> dict[str, str]:
+    """Names of tied tensors that only the source has -> the name under which the output has the same tensor.
+
+    Either the source itself stores both names' bytes once, as torch files do, or the class ties them: the loaders'
+    `save_pretrained` drops such copies. A publication by reshard has all names but those that it says it dropped.
+    """
+    before = {tensor.name: tensor for tensor in pair.source.tensors}
+    there = before.keys() & {tensor.name for tensor in pair.output.tensors}
+    published = ROOT_KEY in pair.output.index_metadata or MANIFEST in ours.source.files()
+    declared = _declared(pair.output)
+    dropped = {}
+    for name in before.keys() - there:
+        lost = before[name]
+        alike = [before[n] for n in there if (before[n].dtype, before[n].shape) == (lost.dtype, lost.shape)]
+        stored_once = {tensor.name for tensor in alike if lost.size and tensor.pieces == lost.pieces}
+        tied = {tensor.name for tensor in alike if ties.get(name, name) == ties.get(tensor.name, tensor.name)}
+        kept = stored_once & {declared.get(name)} if published else stored_once or tied
+        if kept:
+            dropped[name] = min(kept)
+    return dropped
+
+
+def _declared(output: Checkpoint) -> Mapping[str, object]:
+    """What the output says of the copies that it dropped: {name: the name that keeps its bytes}, among other things."""
+    return output.file_metadata | output.index_metadata
 
 
 # -------------------------------------------------------------------------------------------------------- bytes
@@ -174,18 +204,31 @@ def check_stored(output: Side, was_read: Read) -> Check:
 
 
 def check_bytes(
-    source: Side, output: Side, matched: Paired, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None
+    source: Side,
+    output: Side,
+    matched: Paired,
+    ties: Mapping[Name, Mapping[str, str]],
+    theirs: Read,
+    ours: Read,
+    tick: Tick,
+    tmpdir: Path | None,
 ) -> Check:
-    """Whether every tensor has the source's bytes.
+    """Whether every tensor has the source's bytes, and dropped copies of tied ones those of what was kept.
 
     Only what differs is read again, to name the first difference, and the files that it lies in, to say whether one
     of them is not what its store says.
     """
     compared = incomparable = 0
+    findings = []
     differing: list[tuple[Tensor, Tensor]] = []
     for pair in matched.pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {tensor.name: tensor for tensor in pair.source.tensors}
+        findings += [
+            f"{name} was dropped, and its bytes in the source are not those of {kept}, to which it is tied"
+            for name, kept in dropped_copies(pair, output, ties.get(pair.output.name, {})).items()
+            if before[name].blake3 != before[kept].blake3
+        ]
         kinds = source.signature(pair.source)
         for tensor in pair.output.tensors:
             if kinds.get(tensor.name) != (tensor.dtype, tensor.shape):
@@ -195,7 +238,7 @@ def check_bytes(
             if before[tensor.name].blake3 != after[tensor.name].blake3:
                 differing.append((were[tensor.name], tensor))
     again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
-    findings = [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
+    findings += [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
     findings += [f"{is_.name} has other bytes" for _, is_ in rest]
     findings += theirs.corrupt or _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
     findings += ours.corrupt or _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)

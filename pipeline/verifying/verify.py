@@ -60,14 +60,15 @@ def verify(
         side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
-    if their_side and matched:
-        checks += [check_headers(their_side, side, matched), check_files(their_side, side, changes, deep, tick)]
     models = _ask_classes(side, their_side, matched, reload)
+    ties = {name: verdict.ties for name, verdict in models.items()}
+    if their_side and matched:
+        checks += [check_headers(their_side, side, matched, ties), check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, reload, tmpdir)
     if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
-        checks.append(check_bytes(their_side, side, matched, theirs, ours, tick, tmpdir))
+        checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
         checks += [check_stored(side, ours), *check_ties(side, models, ours)]

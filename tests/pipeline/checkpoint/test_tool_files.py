@@ -48,8 +48,8 @@ def test_a_repository_with_files_of_tools_becomes_a_folder_without_them(
 
 SECRETS = [".env", "scripts/.env.production", ".netrc", ".ssh/config"]
 LEFTOVERS = [
-    ".DS_Store", "x/.DS_Store", "__pycache__/a.cpython-312.pyc", "__pycache__/b.txt", "a.pyc", "Thumbs.db", "config.json~",
-    ".config.json.swp", "._model.safetensors", ".idea/x.xml", ".svn/entries", ".git",
+    ".DS_Store", "x/.DS_Store", "__pycache__/a.cpython-312.pyc", "__pycache__/b.txt", "a.pyc", "Thumbs.db",
+    "config.json~", ".config.json.swp", "._model.safetensors", ".idea/x.xml", ".svn/entries", ".git",
 ]  # fmt: skip
 KEPT = ["env", "environment.json", ".envoy", "thumbs.dbx", "modeling.py", "x/pycache/y", ".github/y", "swp"]
 

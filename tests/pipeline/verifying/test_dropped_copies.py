@@ -1,0 +1,107 @@
+"""Copies of tied tensors that a loader's save dropped are told; other lost names, or unequal copies, are findings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from reshard.pipeline.check import Check
+from reshard.pipeline.places import Folder
+from reshard.pipeline.stores.folder import FolderSource
+from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.verify import verify
+from tests.pipeline.verifying.models import CONFIGS
+
+
+def checks(output: Path, source: Path, reload: Reload) -> dict[str, Check]:
+    sides = [FolderSource.open(Folder(path=str(folder))) for folder in (output, source)]
+    return {check.name: check for check in verify(sides[0], sides[1], reload, deep=True)}
+
+
+def failed(found: dict[str, Check]) -> set[str]:
+    return {name for name, check in found.items() if check.result == "failed"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """T5 as `torch.save` writes it: four names of one storage."""
+    class_name, settings = CONFIGS["t5"]
+    model_class: Any = getattr(transformers, class_name)
+    model = model_class(model_class.config_class(**settings))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    model.config.architectures = [class_name]
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def test_what_accelerate_saves_of_a_torch_file_is_told_and_does_not_fail(
+    source: Path, tmp_path: Path, reload: Reload
+) -> None:
+    model = transformers.T5ForConditionalGeneration.from_pretrained(source)
+    Accelerator().save_model(model, tmp_path / "output", max_shard_size="20KB")
+    shutil.copy(source / "config.json", tmp_path / "output")
+    found = checks(tmp_path / "output", source, reload)
+    assert failed(found) == set()
+    names = found["same tensors"]
+    assert (names.result, names.figures["tied_copies_dropped"]) == ("inconclusive", 3)
+    assert "tied copies dropped" in names.reason and "kept: " in names.reason
+    assert found["same bytes"].result == "passed"
+
+
+def stored_twice(folder: Path, change: float) -> None:
+    """A tied Llama whose head is stored beside its embedding."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama-tied"][1]))
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"] + change
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_save_by_transformers_drops_a_stored_copy_and_is_told(tmp_path: Path, reload: Reload) -> None:
+    stored_twice(tmp_path / "source", 0)
+    transformers.LlamaForCausalLM.from_pretrained(tmp_path / "source").save_pretrained(tmp_path / "output")
+    found = checks(tmp_path / "output", tmp_path / "source", reload)
+    assert failed(found) == set()
+    assert "lm_head.weight (kept: model.embed_tokens.weight)" in found["same tensors"].reason
+
+
+def without(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_dropped_copy_of_other_bytes_is_a_finding(tmp_path: Path, reload: Reload) -> None:
+    stored_twice(tmp_path / "source", 1)
+    shutil.copytree(tmp_path / "source", tmp_path / "output")
+    without(tmp_path / "output", "lm_head.weight")
+    found = checks(tmp_path / "output", tmp_path / "source", reload)
+    assert failed(found) == {"same bytes"}
+    assert found["same bytes"].findings[0].startswith("lm_head.weight was dropped, and its bytes")
+
+
+def test_a_publication_that_lost_a_copy_without_a_word_fails(tmp_path: Path, reload: Reload) -> None:
+    stored_twice(tmp_path / "source", 0)
+    shutil.copytree(tmp_path / "source", tmp_path / "output")
+    without(tmp_path / "output", "lm_head.weight")
+    assert failed(checks(tmp_path / "output", tmp_path / "source", reload)) == set()
+    (tmp_path / "output" / "reshard.manifest.json").write_text("{}")
+    assert "same tensors" in failed(checks(tmp_path / "output", tmp_path / "source", reload))
+
+
+def test_an_empty_tensor_is_nobody_s_copy(tmp_path: Path, reload: Reload) -> None:
+    for name, tensors in (("source", ("a", "b")), ("output", ("a",))):
+        (tmp_path / name).mkdir()
+        empty = {tensor: torch.zeros(0, 3) for tensor in tensors}
+        save_file(empty | {"c": torch.ones(3)}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    found = checks(tmp_path / "output", tmp_path / "source", reload)
+    assert found["same tensors"].findings == ("b is in the source and not in the output",)
