@@ -57,6 +57,16 @@ def verify(
             metavar="PREFIX", help="For --against: SRC's names should lack this, as `run` does it.", show_default=False
         ),
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        Option(metavar="GLOB", help="For --against: files of SRC that `run` left out.", show_default=False),
+    ] = None,
+    config_from: Annotated[
+        str | None,
+        Option(
+            metavar="PLACE", help="For --against: where the files came from that SRC does not have.", show_default=False
+        ),
+    ] = None,
     deep: Annotated[bool, Option("--deep", help="Read every byte, once, of each side.")] = False,
     load: Annotated[
         bool,
@@ -97,18 +107,22 @@ def verify(
     It ends with 6 when a check failed, and with 0 otherwise; the last line says what was inconclusive or skipped.
     """
     from reshard.pipeline.stores.connect import Context, open_source
+    from reshard.pipeline.stores.overlay import Borrowing
     from reshard.pipeline.verifying.loading import check_load
     from reshard.pipeline.verifying.meta_load import Reload
     from reshard.pipeline.verifying.verify import verify as make_checks
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
-    changes = Options(dtype=dtype.value, strip_prefix=strip_prefix)
-    if against is None and changes != Options():
-        raise UsageError(what="--dtype and --strip-prefix say what became of SRC: they need --against")
+    changes = Options(dtype=dtype.value, strip_prefix=strip_prefix, exclude=tuple(exclude or ()))
+    if against is None and (changes != Options() or config_from):
+        what = "--dtype, --strip-prefix, --exclude and --config-from say what became of SRC: they need --against"
+        raise UsageError(what=what)
     context = Context.from_env()
     ours = open_source(parse_place(place), context)
     described = _described(parse_place(place), ours, context)
     theirs = open_source(parse_place(against), context) if against else None
+    if theirs and config_from:
+        theirs = Borrowing(theirs, open_source(parse_place(config_from), context))
     with bar(output) as shown, closing(Reload(tmpdir=context.tmpdir)) as reload:
         progress = _Progress(shown, ours, theirs)
         # First, because it may end in an error of what was asked for, and reading every byte takes longer.

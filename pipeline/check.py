@@ -31,10 +31,14 @@ class Check:
         return asdict(self)
 
 
-def some(findings: Sequence[str]) -> tuple[str, ...]:
-    """As many as a report holds; the rest is counted."""
-    more = len(findings) - REPORT_NAMES_MAX
-    return (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
+def some(findings: Sequence[str], most: int = REPORT_NAMES_MAX) -> tuple[str, ...]:
+    """The first ``most``, and how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    ('a', 'b', 'and 1 more')
+    """
+    more = len(findings) - most
+    return (*findings[:most], *([f"and {more:,} more"] if more > 0 else []))
 
 
 def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence[str]) -> list[dict[str, Any]]:

@@ -48,8 +48,10 @@ _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
 
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
-# Stems that are weights wherever they stand; other torch files are weights only where there are no better ones.
-_USUAL_STEMS = ("model", "diffusion_pytorch_model")
+# Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
+# mistral-inference, open_clip and peft.
+USUAL_STEMS = ("model", "diffusion_pytorch_model")
+SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
 # ZeRO (whose model states are parts that only its own script puts together), torchtune.
 _TRAINERS = (
@@ -180,7 +182,7 @@ def find_uncut(source: Source) -> Found:
 
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
     weights = {path for path in listing if _suffix(path) in (SUFFIX, ".bin")}
-    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in _USUAL_STEMS}
+    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if _matches(path, _UNCUT)}
     uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
@@ -223,7 +225,7 @@ class _Finder:
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if set_name(p).stem in _USUAL_STEMS]
+            usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(s for s in self._distributed() if self._is_new(s.name))
         if not self._found:
@@ -243,9 +245,9 @@ class _Finder:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
         alone = sum(other.name.folder == part.name.folder for other in self._found) == 1
         config = join(part.name.folder, "config.json") in self._listing
-        if part.format == "safetensors" or part.name.stem in _USUAL_STEMS or not (alone and config):
+        if part.format == "safetensors" or part.name.stem in USUAL_STEMS or not (alone and config):
             return part
-        return replace(part, name=Name(part.name.folder, _USUAL_STEMS[0]))
+        return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
     def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
         """The sets that an index names whose files have one of these suffixes."""

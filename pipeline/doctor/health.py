@@ -11,20 +11,18 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, foreign_format, load_json, read_file, set_name
+from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
-from reshard.pipeline.verifying.files import check_tokenizers
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.side import Side
-from reshard.pipeline.verifying.tokenizer import processor_files, tokenizer_files
+from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.tokenizer import check_tokenizers
+from reshard.pipeline.verifying.tokenizer_files import processor_files, tokenizer_files
 
-# Stems that loaders look for by themselves; others are found by who knows their names.
-_USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
 # What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
 _SAYS_CLASS = ("config.json", "params.json", "open_clip_config.json", "model_index.json", "adapter_config.json")
@@ -63,7 +61,7 @@ def examine(source: Source, reload: Reload, tmpdir: Path | None = None) -> Healt
 
     ``reload`` is asked only about a tokenizer whose files leave open whether it loads.
     """
-    side = Side.attempt(source)
+    side = OpenedSide.attempt(source)
     rules = check_rules(source, side)
     seen = _seen(source, side)
     weights = sum(file.size for file in seen.files)
@@ -99,7 +97,7 @@ class _Seen:
             return None
 
 
-def _seen(source: Source, side: Side | CheckpointError) -> _Seen:
+def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
     if isinstance(side, CheckpointError):
         listing = source.files()
         paths = [path for path in listing if path.endswith(SUFFIX)]
@@ -149,11 +147,11 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
             yield Symptom("size", text, "a reshard with a larger --size has fewer")
 
 
-def _names(side: Side, seen: _Seen) -> Iterator[Symptom]:
+def _names(side: OpenedSide, seen: _Seen) -> Iterator[Symptom]:
     for checkpoint in side.opened.checkpoints:
         for note in checkpoint.notes:
             yield Symptom("note", note, "a reshard keeps every tensor")
-        if checkpoint.name in seen.names and checkpoint.name.stem not in _USUAL_STEMS:
+        if checkpoint.name in seen.names and checkpoint.name.stem not in USUAL_STEMS:
             text = f"{checkpoint.name} has a name that loaders do not look for"
             yield Symptom("name", text, "a reshard keeps its name; whoever reads it knows it")
 
@@ -164,7 +162,7 @@ def _configs(seen: _Seen) -> Iterator[Symptom]:
     anywhere = any(basename(path) in _SAYS_CLASS for path in listing)
     for name in seen.names:
         here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)
-        if not here and (name.stem in _USUAL_STEMS or not anywhere):
+        if not here and (name.stem in USUAL_STEMS or not anywhere):
             text = f"no config.json beside {name} says which class loads it"
             yield Symptom("config", text, "--config-from takes it from another repository")
 

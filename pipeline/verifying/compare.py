@@ -20,17 +20,20 @@ from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verifying.digests import NO_CASTS, NO_HASHERS, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.layout import entry, moved
-from reshard.pipeline.verifying.side import Pair, Paired, Side
+from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare
+
+# Of each checkpoint: parameter -> the one that it shares its bytes with.
+Ties = Mapping[Name, Mapping[str, str]]
 
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(theirs: Side, ours: Side, matched: Paired, ties: Mapping[Name, Mapping[str, str]]) -> Check:
+def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
 
     Copies of tied tensors that the output dropped are no finding; where it does not say so itself, the check is
-    inconclusive. ``ties``, parameter -> the one that it shares its bytes with, are the classes'.
+    inconclusive. ``ties`` are what the models' classes say.
     """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
     findings += [f"{entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
@@ -65,11 +68,11 @@ def check_headers(theirs: Side, ours: Side, matched: Paired, ties: Mapping[Name,
     return Check("same tensors", result, level, "; ".join(told), figures, some(findings))
 
 
-def dropped_copies(pair: Pair, ours: Side, ties: Mapping[str, str]) -> dict[str, str]:
+def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:
     """Names of tied tensors that only the source has -> the name under which the output has the same tensor.
 
-    Either the source itself stores both names' bytes once, as torch files do, or the class ties them: the loaders'
-    `save_pretrained` drops such copies. A publication by reshard has all names but those that it says it dropped.
+    The output says so itself, and the source stores both names' bytes once, as torch files do; or the class ties them,
+    as `save_pretrained` and accelerate's `save_model` drop such copies. A publication by reshard always says so.
     """
     before = {tensor.name: tensor for tensor in pair.source.tensors}
     there = before.keys() & {tensor.name for tensor in pair.output.tensors}
@@ -81,7 +84,7 @@ def dropped_copies(pair: Pair, ours: Side, ties: Mapping[str, str]) -> dict[str,
         alike = [before[n] for n in there if (before[n].dtype, before[n].shape) == (lost.dtype, lost.shape)]
         stored_once = {tensor.name for tensor in alike if lost.size and tensor.pieces == lost.pieces}
         tied = {tensor.name for tensor in alike if ties.get(name, name) == ties.get(tensor.name, tensor.name)}
-        kept = stored_once & {declared.get(name)} if published else stored_once or tied
+        kept = stored_once & {declared.get(name)} or (set() if published else tied)
         if kept:
             dropped[name] = min(kept)
     return dropped
@@ -127,7 +130,7 @@ class Read:
     corrupt: tuple[str, ...]  # files that are not what their store, or their archive, says
 
 
-def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) -> Read:
+def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) -> Read:
     """Read all of ``side`` once, and hold each file against its sha256 and its archive's sums.
 
     Without ``sha256`` against the archive's sums alone. A side with a corrupt file is read once more, to tell its
@@ -145,14 +148,14 @@ def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) ->
     return Read(sums, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
 
 
-def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line.
 
     Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
     file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
 
-    def one(side: Side) -> Read:
+    def one(side: OpenedSide) -> Read:
         return read(side, tick, tmpdir, sha256=False)
 
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
@@ -161,7 +164,7 @@ def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tu
 
 
 def _sums(
-    side: Side, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
+    side: OpenedSide, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
 ) -> dict[Name, Mapping[str, Sums]]:
     taken: dict[Name, Mapping[str, Sums]] = {}
     for checkpoint in side.opened.checkpoints:
@@ -171,15 +174,15 @@ def _sums(
     return taken
 
 
-def _files(side: Side) -> list[int]:
+def _files(side: OpenedSide) -> list[int]:
     return sorted({number for checkpoint in side.opened.checkpoints for number in checkpoint.files})
 
 
-def _size(side: Side) -> int:
+def _size(side: OpenedSide) -> int:
     return sum(side.opened.files[number].size for number in _files(side))
 
 
-def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
+def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     """Those of the files that are not what their store, or their archive's own sums, say that they are."""
     records = [record for checkpoint in side.opened.checkpoints for record in checkpoint.records]
     for number in numbers:
@@ -194,7 +197,7 @@ def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
             yield str(error)
 
 
-def check_stored(output: Side, was_read: Read) -> Check:
+def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
     figures = {"files": len(_files(output)), "attested": was_read.attested, "bytes": was_read.bytes}
     figures |= was_read.records.figures()
@@ -204,10 +207,10 @@ def check_stored(output: Side, was_read: Read) -> Check:
 
 
 def check_bytes(
-    source: Side,
-    output: Side,
+    source: OpenedSide,
+    output: OpenedSide,
     matched: Paired,
-    ties: Mapping[Name, Mapping[str, str]],
+    ties: Ties,
     theirs: Read,
     ours: Read,
     tick: Tick,
@@ -254,7 +257,7 @@ def check_bytes(
     return Check("same bytes", result, "BLAKE3 of every tensor, one read of each side", reason, figures, some(findings))
 
 
-def _where(was: Tensor, source: Side, is_: Tensor, output: Side, tmpdir: Path | None) -> str:
+def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmpdir: Path | None) -> str:
     first = Stored(was, source.opened.files, source.source, is_.dtype)
     second = Stored(is_, output.opened.files, output.source, is_.dtype)
     found = first_difference(first, second, tmpdir)

@@ -139,7 +139,7 @@ class Difference(NamedTuple):
 def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) -> Difference | None:
     """Where two tensors of one dtype and shape part ways; None if nowhere. Reads no further than that."""
     at = 0
-    for one, other in _aligned(first.read(tmpdir), second.read(tmpdir)):
+    for one, other in zip(blocks(first.read(tmpdir)), blocks(second.read(tmpdir)), strict=True):
         unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
         if unequal.size:
             return _difference(first, at, int(unequal[0]), one, other)
@@ -151,12 +151,8 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
 _BLOCK = 1 << 20
 
 
-def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[bytes, bytes]]:
-    """Both streams in equal blocks."""
-    return zip(_blocks(first), _blocks(second), strict=True)
-
-
-def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+def blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+    """The same bytes in blocks of one size, whatever the store's views are; the last one may be shorter."""
     held = bytearray()
     for view in views:
         held += view

@@ -19,13 +19,13 @@ from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint
 from reshard.pipeline.verifying.headers import Files, read_files
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.structure import REMARKS, Finding, check_files, check_index, named_files
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 
 
-def check_rules(source: Source, opened: Side | CheckpointError) -> Check:
+def check_rules(source: Source, opened: OpenedSide | CheckpointError) -> Check:
     """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
     indexes = _indexes(source)
     texts = {path: content for path, content in indexes.items() if isinstance(content, bytes)}
@@ -64,7 +64,7 @@ def _is_safe(index: str) -> bool:
     return f"{SUFFIX}.index" in basename(index)
 
 
-def _distributed(opened: Side | CheckpointError) -> list[Checkpoint]:
+def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
     """What torch's distributed checkpoints make up: it has no index, and is judged where it is opened."""
     if isinstance(opened, CheckpointError):
         return []
@@ -76,7 +76,7 @@ def _findings(
     source: Source,
     indexes: Mapping[str, bytes | CheckpointError],
     files: Files,
-    opened: Side | CheckpointError,
+    opened: OpenedSide | CheckpointError,
 ) -> list[Finding]:
     uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
     headers = files.headers

@@ -8,10 +8,10 @@ from reshard.pipeline.check import Check, some
 from reshard.pipeline.tensors import Name
 from reshard.pipeline.verifying.compare import Read, Sums
 from reshard.pipeline.verifying.meta_load import ModelCheck
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.opened import OpenedSide
 
 
-def check_ties(output: Side, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
+def check_ties(output: OpenedSide, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
     """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
 
     Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).

@@ -73,9 +73,9 @@ def mutated(good: Path, to: Path, mutation: Mutation) -> Path:
     return to
 
 
-def caught(checks: list[Check]) -> set[str]:
-    """The columns whose checks failed."""
-    failed = [check.name for check in checks if check.result == "failed"]
+def caught(checks: list[Check], result: str = "failed") -> set[str]:
+    """The columns whose checks ended so."""
+    failed = [check.name for check in checks if check.result == result]
     return {
         column
         for column, names in COLUMNS.items()
@@ -90,15 +90,18 @@ def render(found: Mapping[str, list[Check]]) -> str:
 
 def _lines(found: Mapping[str, list[Check]]) -> Iterator[str]:
     by_column = {column: sum(column in caught(found[m.what]) for m in MUTATIONS) for column in COLUMNS}
-    yield f"{len(MUTATIONS)} mutations; `--against --deep` catches every one of them. Of each check alone:"
+    undecided = sum(not mutation.proven for mutation in MUTATIONS)
+    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x` failed, `?` is inconclusive, as of"
+    yield f"{undecided} that are not shown to change what a loader does. Of each check alone:"
     yield ""
     yield "| what was done to a good output | " + " | ".join(COLUMNS) + " |"
     yield "| --- |" + " :-: |" * len(COLUMNS)
     for kind, mutations in groupby(MUTATIONS, key=lambda mutation: mutation.kind):
         yield f"| **{kind}** |" + " |" * len(COLUMNS)
         for mutation in mutations:
-            seen = caught(found[mutation.what])
-            yield f"| {mutation.what} | " + " | ".join("x" if column in seen else "" for column in COLUMNS) + " |"
+            failed, undecided = (caught(found[mutation.what], result) for result in ("failed", "inconclusive"))
+            marks = ("x" if column in failed else "?" if column in undecided else "" for column in COLUMNS)
+            yield f"| {mutation.what} | " + " | ".join(marks) + " |"
     yield f"| **caught, of {len(MUTATIONS)}** | " + " | ".join(str(by_column[column]) for column in COLUMNS) + " |"
 
 

@@ -14,7 +14,7 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.verify import verify
 from tests.formats.cases import CASES
 from tests.formats.run import _built
@@ -55,7 +55,7 @@ def test_an_honest_output_is_never_called_broken(name: str, built: Path, reload:
 @pytest.mark.parametrize("name", CASES)
 def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path) -> None:
     source = open_source(parse_place(str(built / name / "source")), Context.from_env())
-    rules = check_rules(source, Side.attempt(source))
+    rules = check_rules(source, OpenedSide.attempt(source))
     assert (rules.result, rules.findings) == ("passed", ())
     assert rules.figures["files"] and rules.figures["tensors"]
 

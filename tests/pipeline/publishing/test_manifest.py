@@ -366,7 +366,8 @@ def test_what_its_owner_keeps_beside_a_publication_is_remarked_and_no_finding(
     found = said_of("manifest", look(out, reload))
     assert found.result == "passed", found.findings
     assert found.figures["weight_files_beside_it"] == 3
-    assert "it says nothing of 3 weight files, such as mtp.safetensors" in found.reason
+    assert found.figures["other_files_beside_it"] == 2
+    assert "it says nothing of 3 weight files, such as mtp.safetensors and 2 other files, such as " in found.reason
 
 
 @pytest.mark.parametrize("moved", [1, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.verifying.meta_load import Reload
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.verifying.models import CONFIGS
+from tests.verification.models import save_tokenizer
 
 
 def checks(output: Path, source: Path, reload: Reload) -> dict[str, Check]:
@@ -48,13 +50,14 @@ def test_what_accelerate_saves_of_a_torch_file_is_told_and_does_not_fail(
 ) -> None:
     model = transformers.T5ForConditionalGeneration.from_pretrained(source)
     Accelerator().save_model(model, tmp_path / "output", max_shard_size="20KB")
-    shutil.copy(source / "config.json", tmp_path / "output")
-    found = checks(tmp_path / "output", source, reload)
-    assert failed(found) == set()
-    names = found["same tensors"]
-    assert (names.result, names.figures["tied_copies_dropped"]) == ("inconclusive", 3)
-    assert "tied copies dropped" in names.reason and "kept: " in names.reason
-    assert found["same bytes"].result == "passed"
+    for name, failing in (("config.json", {"other files"}), ("", set())):  # it saves nothing but weights
+        found = checks(tmp_path / "output", source, reload)
+        assert failed(found) == failing
+        names = found["same tensors"]
+        assert (names.result, names.figures["tied_copies_dropped"]) == ("inconclusive", 3)
+        assert "tied copies dropped" in names.reason and "kept: " in names.reason
+        assert found["same bytes"].result == "passed"
+        shutil.copy(source / name, tmp_path / "output") if name else None
 
 
 def stored_twice(folder: Path, change: float) -> None:
@@ -67,10 +70,18 @@ def stored_twice(folder: Path, change: float) -> None:
 
 
 def test_a_save_by_transformers_drops_a_stored_copy_and_is_told(tmp_path: Path, reload: Reload) -> None:
-    stored_twice(tmp_path / "source", 0)
-    transformers.LlamaForCausalLM.from_pretrained(tmp_path / "source").save_pretrained(tmp_path / "output")
-    found = checks(tmp_path / "output", tmp_path / "source", reload)
+    """Config and tokenizer are saved again with it, in other words, and that is told as well."""
+    source = tmp_path / "source"
+    stored_twice(source, 0)
+    save_tokenizer(source)
+    for name, settings in (("config.json", {"transformers_version": "4.40.0"}), ("tokenizer_config.json", {"a": 1})):
+        (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | settings))
+    for loader in (transformers.LlamaForCausalLM, transformers.AutoTokenizer):
+        loader.from_pretrained(source).save_pretrained(tmp_path / "output")
+    found = checks(tmp_path / "output", source, reload)
     assert failed(found) == set()
+    assert 'transformers_version was "4.40.0" and is ' in found["other files"].reason
+    assert (found["other files"].result, found["tokenizer"].result) == ("inconclusive", "inconclusive")
     assert "lm_head.weight (kept: model.embed_tokens.weight)" in found["same tensors"].reason
 
 

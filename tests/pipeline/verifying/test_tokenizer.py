@@ -16,7 +16,8 @@ import transformers
 
 from reshard.pipeline.verifying.child.limits import Allowed
 from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.tokenizer import check_tokenizer, tokenizer_files
+from reshard.pipeline.verifying.tokenizer import compare_tokenizers
+from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
 LINES = [
@@ -89,12 +90,12 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 
 def test_equal_files_need_no_loading(pair: Pair, reload: Reload) -> None:
-    found = check_tokenizer(reload, pair[1], pair[0])
+    found = compare_tokenizers(reload, pair[1], pair[0])
     assert (found.result, found.differing, found.seconds) == ("equal_files", (), 0.0)
 
 
 def test_it_loads(pair: Pair, reload: Reload) -> None:
-    found = check_tokenizer(reload, pair[1])
+    found = compare_tokenizers(reload, pair[1])
     assert found.result == "loads", found
     assert found.seconds > 0
 
@@ -102,7 +103,7 @@ def test_it_loads(pair: Pair, reload: Reload) -> None:
 def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, reload: Reload) -> None:
     edit(pair[1] / "tokenizer_config.json", lambda config: None)
     (pair[1] / "tokenizer_config.json").write_text((pair[1] / "tokenizer_config.json").read_text() + "\n\n")
-    found = check_tokenizer(reload, pair[1], pair[0])
+    found = compare_tokenizers(reload, pair[1], pair[0])
     assert (found.result, found.differing) == ("equal_behaviour", ("tokenizer_config.json",)), found
 
 
@@ -111,7 +112,7 @@ def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, 
     loaded = transformers.AutoTokenizer.from_pretrained(source)
     shutil.rmtree(output)
     loaded.save_pretrained(output)
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(reload, output, source)
     assert found.result == "equal_behaviour", found
     assert set(found.differing) == {"spiece.model", "tokenizer.json", "tokenizer_config.json"}
 
@@ -203,7 +204,7 @@ def test_a_difference_that_matters_is_named(
 ) -> None:
     source, output = make_pair(name, tmp_path)
     fault(output)
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(reload, output, source)
     assert found.result == "failed", found
     assert named in found.reason
     assert found.differing != ()
@@ -214,17 +215,17 @@ def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Pat
     for folder in (source, output):
         need_remote_code(folder)
     (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(reload, output, source)
     assert found.result == "equal_behaviour", found
     edit(output / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(reload, output, source)
     assert (found.result, found.reason[:42]) == ("failed", "what tokenizer_config.json says differs: {"), found
     shutil.copy(source / "tokenizer_config.json", output)
     (output / "chat_template.jinja").unlink()
-    assert check_tokenizer(reload, output, source).result == "failed"
+    assert compare_tokenizers(reload, output, source).result == "failed"
     shutil.copy(source / "chat_template.jinja", output)
     swap_two_ids(output)
-    assert check_tokenizer(reload, output, source).result == "failed"
+    assert compare_tokenizers(reload, output, source).result == "failed"
 
 
 def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, reload: Reload) -> None:
@@ -234,7 +235,7 @@ def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, reload: 
     (source / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
     named = {**REMOTE, "auto_map": {"AutoTokenizer": [f"{source}--tokenization_planted.Planted", None]}}
     edit(source / "tokenizer_config.json", lambda content: content.update(named))
-    assert check_tokenizer(reload, source).result == "loads"
+    assert compare_tokenizers(reload, source).result == "loads"
     assert not canary.exists()
 
 
@@ -242,7 +243,7 @@ def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Pa
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}})
     )
-    found = check_tokenizer(reload, tmp_path)
+    found = compare_tokenizers(reload, tmp_path)
     assert found.result == "inconclusive"
     assert "without remote code" in found.reason
 
@@ -254,17 +255,17 @@ def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(name: str, tm
     for folder in ("source", "output"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    found = check_tokenizer(reload, tmp_path / "output")
+    found = compare_tokenizers(reload, tmp_path / "output")
     assert (found.result, f"it loads as {name} and gives no ids" in found.reason) == ("inconclusive", True), found
     (tmp_path / "output" / "vocab.unread").write_text("a vocabulary that the class does not find")
-    found = check_tokenizer(reload, tmp_path / "output", tmp_path / "source")
+    found = compare_tokenizers(reload, tmp_path / "output", tmp_path / "source")
     assert (found.result, "nothing to compare with" in found.reason) == ("inconclusive", True), found
 
 
 @pytest.mark.parametrize("name", ["ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"])
 def test_a_tokenizer_of_bytes_or_characters_needs_no_vocabulary(name: str, tmp_path: Path, reload: Reload) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    assert check_tokenizer(reload, tmp_path).result == "loads"
+    assert compare_tokenizers(reload, tmp_path).result == "loads"
 
 
 @pytest.mark.parametrize(
@@ -276,12 +277,12 @@ def test_a_vocabulary_that_knows_no_english_is_asked_for_its_own_words(
     (tmp_path / "vocab.txt").write_text("\n".join(["<unk>", "<pad>", "<mask>", "<cls>", "<eos>", *words]))
     settings = {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<extra>"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert check_tokenizer(reload, tmp_path).result == result
+    assert compare_tokenizers(reload, tmp_path).result == result
 
 
 def test_no_tokenizer_is_skipped(tmp_path: Path, reload: Reload) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert check_tokenizer(reload, tmp_path).result == "skipped"
+    assert compare_tokenizers(reload, tmp_path).result == "skipped"
 
 
 def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, reload: Reload) -> None:
