@@ -20,7 +20,7 @@ from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
 # What accelerate and transformers call the maps that they infer.
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -91,17 +91,17 @@ def device_facts(
     plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: str | Mapping[str, str] | None
 ) -> list[dict[str, Any]]:
     """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
-    with closing(Reload()) as reload:
-        return [_of(plan, output, source, reload, max_memory, device_map) for output in plan.outputs]
+    with closing(MetaLoader()) as meta_loader:
+        return [_of(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
 
 
 def _of(
     plan: Plan,
     output: Output,
     source: Source,
-    reload: Reload,
+    meta_loader: MetaLoader,
     max_memory: Mapping[str, int] | None,
     device_map: str | Mapping[str, str] | None,
 ) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _of(
     files = {e.name: shard.path for shard in shards for e in shard.entries}
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
-    made = plan_devices(reload, config, specs, files, max_memory=max_memory, device_map=device_map)
+    made = plan_devices(meta_loader, config, specs, files, max_memory=max_memory, device_map=device_map)
     limits = max_memory or {}
     given = () if device_map is None or isinstance(device_map, str) else device_map.values()
     named = [*limits, *given] if made.blocks else []

@@ -108,8 +108,8 @@ def verify(
     """
     from reshard.pipeline.stores.connect import Context, open_source
     from reshard.pipeline.stores.overlay import Borrowing
-    from reshard.pipeline.verifying.loading import check_load
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.load import check_load
+    from reshard.pipeline.verifying.meta_load import MetaLoader
     from reshard.pipeline.verifying.verify import verify as make_checks
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
@@ -123,14 +123,14 @@ def verify(
     theirs = open_source(parse_place(against), context) if against else None
     if theirs and config_from:
         theirs = Borrowing(theirs, open_source(parse_place(config_from), context))
-    with bar(output) as shown, closing(Reload(tmpdir=context.tmpdir)) as reload:
+    with bar(output) as shown, closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
         progress = _Progress(shown, ours, theirs)
         # First, because it may end in an error of what was asked for, and reading every byte takes longer.
-        loaded = [check_load(ours, theirs, reload, loads, progress.tick, context.tmpdir)] if loads else []
+        loaded = [check_load(ours, theirs, meta_loader, loads, progress.tick, context.tmpdir)] if loads else []
         checks = make_checks(
             ours,
             theirs,
-            reload,
+            meta_loader,
             deep=deep,
             changes=changes,
             described=described,

@@ -1,4 +1,4 @@
-"""One thing that was looked at, as a person or a program reads it, and how an error takes such things along."""
+"""The result of one check, as a person or a program reads it, and how an error carries such results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = Literal["passed", "failed", "skipped", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted.
+    """The result of one check: ``level`` says how closely was looked, ``figures`` what was counted.
 
     Each of ``findings`` is one thing that is wrong, and names the tensor or the file.
     """

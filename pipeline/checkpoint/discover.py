@@ -34,7 +34,7 @@ _VARIANT = re.compile(r"[A-Za-z_]\w*")
 _INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
 _DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _DISTRIBUTED_METADATA = ".metadata"
@@ -132,7 +132,7 @@ def index_name(path: str) -> Name:
 
 def is_numbered(path: str) -> bool:
     """Whether a weight file is one of a set, by its name."""
-    return _NUMBERED.fullmatch(basename(path)) is not None
+    return NUMBERED.fullmatch(basename(path)) is not None
 
 
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
@@ -267,7 +267,7 @@ class _Finder:
                 if file not in self._listing:
                     raise AbsentFile(file=path, other=file)
                 if _suffix(file) not in suffixes:
-                    raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
+                    raise BadIndex(file=path, why=f"it names {file}, which is no {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
 
@@ -317,12 +317,8 @@ def _format(suffixes: set[str]) -> Format:
     return "safetensors" if SUFFIX in suffixes else "torch"
 
 
-def _kind(suffixes: set[str]) -> str:
-    return "safetensors" if SUFFIX in suffixes else "torch"
-
-
 def _numbered(path: str) -> re.Match[str]:
-    match = _NUMBERED.fullmatch(basename(path))
+    match = NUMBERED.fullmatch(basename(path))
     assert match is not None
     return match
 
@@ -335,7 +331,7 @@ def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str],
     numbered = [
         path
         for path in paths
-        if _NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
+        if NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
     ]
     for group, members in groupby(sorted(numbered, key=lambda p: (key(p), p)), key=key):
         yield group, list(members)
@@ -357,7 +353,7 @@ def _name(path: str) -> Name:
 
 def set_name(path: str) -> Name:
     """The name of the set that a file is one of, if its name has a number."""
-    match = _NUMBERED.fullmatch(basename(path))
+    match = NUMBERED.fullmatch(basename(path))
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
 
 

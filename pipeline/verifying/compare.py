@@ -7,19 +7,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
-
-from blake3 import blake3
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.copying.hashing import Compared, FileHasher, tensor_digest
+from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
-from reshard.pipeline.verifying.digests import NO_CASTS, NO_HASHERS, Stored, digests, first_difference, hashers_of
+from reshard.pipeline.verifying.digests import (
+    NO_CASTS,
+    NO_HASHERS,
+    Digests,
+    Stored,
+    digests,
+    first_difference,
+    hashers_of,
+)
 from reshard.pipeline.verifying.layout import entry, moved
+from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare
 
@@ -98,32 +104,11 @@ def _declared(output: Checkpoint) -> Mapping[str, object]:
 # -------------------------------------------------------------------------------------------------------- bytes
 
 
-class Sums(NamedTuple):
-    """Two digests of one tensor: one that nobody can forge, and the one that manifests hold."""
-
-    blake3: str
-    xxh3: str
-
-
-class _BothSums:
-    """Takes both in one pass."""
-
-    def __init__(self) -> None:
-        self._blake3, self._xxh3 = blake3(), tensor_digest()
-
-    def update(self, view: memoryview, /) -> None:
-        self._blake3.update(view)
-        self._xxh3.update(view)
-
-    def hexdigest(self) -> str:
-        return f"{self._blake3.hexdigest()} {self._xxh3.hexdigest()}"
-
-
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A side that was read once: every tensor's sums by checkpoint, and what its files were held against."""
+    """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
-    tensors: Mapping[Name, Mapping[str, Sums]]
+    tensors: Mapping[Name, Mapping[str, Digests]]
     bytes: int
     attested: int  # files held against a sha256, or against a CRC for each of their records
     records: Compared
@@ -139,13 +124,13 @@ def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = Tr
     files = side.opened.files if sha256 else [replace(file, sha256=None) for file in side.opened.files]
     hashers = {c.name: hashers_of(c, files) for c in side.opened.checkpoints}
     try:
-        sums = _sums(side, tick, tmpdir, hashers)
+        found = _digests(side, tick, tmpdir, hashers)
     except SourceCorrupt:
         corrupt = tuple(_corrupt(side, _files(side), tick))
-        return Read(_sums(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
+        return Read(_digests(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
     passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
     attested = sum(1 for hasher in passed if hasher.level != "as delivered")
-    return Read(sums, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
+    return Read(found, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
 
 
 def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
@@ -163,14 +148,14 @@ def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path |
         return theirs, ours
 
 
-def _sums(
+def _digests(
     side: OpenedSide, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
-) -> dict[Name, Mapping[str, Sums]]:
-    taken: dict[Name, Mapping[str, Sums]] = {}
+) -> dict[Name, Mapping[str, Digests]]:
+    taken: dict[Name, Mapping[str, Digests]] = {}
     for checkpoint in side.opened.checkpoints:
         casts, ours = side.casts.get(checkpoint.name, NO_CASTS), hashers.get(checkpoint.name, NO_HASHERS)
-        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, hashers=ours, casts=casts)
-        taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
+        files = side.opened.files
+        taken[checkpoint.name] = digests(checkpoint, files, side.source, tick, tmpdir, hashers=ours, casts=casts)
     return taken
 
 
@@ -264,3 +249,30 @@ def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmp
     if found is None:
         return ", though not when it was read again: a disk or a line gives different bytes each time"
     return f": element {list(found.element)} is {found.first} in the source and {found.second} in the output"
+
+
+# --------------------------------------------------------------------------------------------------------- ties
+
+
+def check_ties(output: OpenedSide, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
+    """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
+
+    Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).
+    But loaders take one of them or both, so nobody can say from here which model it is.
+    """
+    checks = []
+    for checkpoint in output.opened.checkpoints:
+        twice = models[checkpoint.name].stored_twice
+        if twice:
+            checks.append(_check_copies(f"ties of {checkpoint.name}", twice, was_read.tensors[checkpoint.name]))
+    return checks
+
+
+def _check_copies(name: str, twice: Mapping[str, str], digests: Mapping[str, Digests]) -> Check:
+    level = "BLAKE3 of both copies"
+    differing = [f"{one} and {other}" for one, other in twice.items() if digests[one].blake3 != digests[other].blake3]
+    figures = {"stored_twice": len(twice), "differ": len(differing)}
+    if not differing:
+        return Check(name, "passed", level, "", figures)
+    told = "loaders take one copy or both; --against tells whether the source has them so"
+    return Check(name, "inconclusive", level, f"other bytes in {', '.join(some(differing))}: {told}", figures)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reshard.pipeline.errors import DeviceMapIncomplete
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.structure import Signature
 
 
@@ -46,7 +46,7 @@ class DevicePlan:
 
 
 def plan_devices(
-    reload: Reload,
+    meta_loader: MetaLoader,
     config: bytes,
     specs: Signature,
     files: Mapping[str, str],
@@ -68,7 +68,7 @@ def plan_devices(
         "max_memory": max_memory,
         "device_map": device_map,
     }
-    answer: dict[str, Any] = reload.ask("devices", json.dumps(arguments))
+    answer: dict[str, Any] = meta_loader.ask("devices", json.dumps(arguments))
     if answer["result"] == "incomplete":
         raise incomplete(answer["parameters"])
     return DevicePlan(

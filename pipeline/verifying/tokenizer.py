@@ -22,7 +22,7 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import full_disk_errors
 from reshard.pipeline.tensors import StoredFile, same_by_hash
 from reshard.pipeline.verifying.json_difference import json_difference
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.tokenizer_files import named_like, tokenizer_files
 
 # Names of which one at least makes up a tokenizer that loads; the others configure it.
@@ -31,13 +31,15 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.js
 _VOCABULARIES = ("vocab.*", "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json")
 
 
-def check_tokenizers(output: Source, source: Source | None, reload: Reload, tmpdir: Path | None) -> list[Check]:
+def check_tokenizers(
+    output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+) -> list[Check]:
     """Of every folder with a tokenizer: whether it is the source's, or alone, whether it loads.
 
     Equal bytes pass; other bytes that behave the same are inconclusive, with the keys that differ.
     """
     folders = sorted({*_tokenizers(output.files()), *(_tokenizers(source.files()) if source else ())})
-    return [_check_folder(folder, output, source, reload, tmpdir) for folder in folders]
+    return [_check_folder(folder, output, source, meta_loader, tmpdir) for folder in folders]
 
 
 def compared_by_behaviour(theirs: Mapping[str, StoredFile], ours: Mapping[str, StoredFile]) -> set[str]:
@@ -59,7 +61,9 @@ def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
     return {folder: files for folder, files in found.items() if any(named_like(path, _TOKENIZERS) for path in files)}
 
 
-def _check_folder(folder: str, output: Source, source: Source | None, reload: Reload, tmpdir: Path | None) -> Check:
+def _check_folder(
+    folder: str, output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+) -> Check:
     name = f"tokenizer {folder}" if folder else "tokenizer"
     level = "the same files, or how they behave" if source else "loads without remote code"
     sides = [side for side in (output, source) if side is not None]
@@ -76,7 +80,7 @@ def _check_folder(folder: str, output: Source, source: Source | None, reload: Re
         folders = [Path(scratch, str(number)) for number in range(len(sides))]
         for side, paths, to in zip(sides, files, folders, strict=True):
             _fetch(side, [*paths, join(folder, "config.json")], to)
-        found = compare_tokenizers(reload, folders[0], folders[1] if source else None)
+        found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
         differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
     told = "; ".join([found.reason, *differences])
     if found.result == "failed":
@@ -119,7 +123,7 @@ class TokenizerVerdict:
     peak_rss: int = 0  # bytes
 
 
-def compare_tokenizers(reload: Reload, output: Path, source: Path | None = None) -> TokenizerVerdict:
+def compare_tokenizers(meta_loader: MetaLoader, output: Path, source: Path | None = None) -> TokenizerVerdict:
     """Whether ``output``'s tokenizer is ``source``'s; both are folders with (at least) the files of one tokenizer.
 
     Without ``source``: whether it loads. Never raises for what it checks.
@@ -134,7 +138,7 @@ def compare_tokenizers(reload: Reload, output: Path, source: Path | None = None)
         if not differing:
             return TokenizerVerdict("equal_files", f"{len(ours)} files are the same byte for byte")
     folders = [str(folder.resolve()) for folder in (source, output) if folder is not None]
-    answer: dict[str, Any] = reload.ask("tokenizers", json.dumps({"folders": folders}))
+    answer: dict[str, Any] = meta_loader.ask("tokenizers", json.dumps({"folders": folders}))
     return TokenizerVerdict(**answer, differing=differing)
 
 

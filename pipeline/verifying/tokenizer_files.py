@@ -8,18 +8,9 @@ from posixpath import basename
 
 # What tokenizers of transformers read; `chat_template.json` is a processor's.
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "*-vocab.json",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "tekken.json",
-    "chat_template.jinja",
-)
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.*",
+    "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json", "chat_template.jinja",
+)  # fmt: skip
 _PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
 
 

@@ -19,20 +19,19 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, read, read_both
+from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, Paired, paired
-from reshard.pipeline.verifying.ties import check_ties
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 
 
 def verify(
     output: Source,
     source: Source | None,
-    reload: Reload,
+    meta_loader: MetaLoader,
     *,
     deep: bool = False,
     changes: Options = UNCHANGED,
@@ -48,7 +47,7 @@ def verify(
     broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
-        threading.Thread(target=reload.warm, daemon=True).start()  # its imports take seconds, and so do headers
+        threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     their_side = OpenedSide.open(source, changes) if source else None
     side = OpenedSide.attempt(output)
     checks = [check_rules(output, side)]
@@ -60,12 +59,12 @@ def verify(
         side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
-    models = _ask_classes(side, their_side, matched, reload)
+    models = _ask_classes(side, their_side, matched, meta_loader)
     ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
         checks += [check_headers(their_side, side, matched, ties), check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
-    checks += check_tokenizers(output, source, reload, tmpdir)
+    checks += check_tokenizers(output, source, meta_loader, tmpdir)
     if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
         checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
@@ -78,28 +77,32 @@ def verify(
 
 
 def _one_at_a_time(tick: Tick) -> Tick:
-    """Both sides are read at once, and who is told should not have to think of it."""
+    """``tick`` behind a lock: both sides are read at the same time."""
     lock = threading.Lock()
 
-    def told(count: int) -> None:
+    def locked(count: int) -> None:
         with lock:
             tick(count)
 
-    return told
+    return locked
 
 
 # ------------------------------------------------------------------------------------------------------- the class
 
 
 def _ask_classes(
-    side: OpenedSide, theirs: OpenedSide | None, matched: Paired | None, reload: Reload
+    side: OpenedSide, theirs: OpenedSide | None, matched: Paired | None, meta_loader: MetaLoader
 ) -> dict[Name, ModelCheck]:
     sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
-    return {c.name: _ask_class(side, c, theirs, sources.get(c.name), reload) for c in side.opened.checkpoints}
+    return {c.name: _ask_class(side, c, theirs, sources.get(c.name), meta_loader) for c in side.opened.checkpoints}
 
 
 def _ask_class(
-    side: OpenedSide, checkpoint: Checkpoint, theirs: OpenedSide | None, before: Checkpoint | None, reload: Reload
+    side: OpenedSide,
+    checkpoint: Checkpoint,
+    theirs: OpenedSide | None,
+    before: Checkpoint | None,
+    meta_loader: MetaLoader,
 ) -> ModelCheck:
     """What the class of the output's own config says, or of the source's where the output has none.
 
@@ -117,7 +120,11 @@ def _ask_class(
     if file.size > CONFIG_MAX:
         return ModelCheck("structural", "skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
-    return reload.check(config, theirs.signature(before), ours) if theirs and before else reload.check(config, ours)
+    return (
+        meta_loader.check(config, theirs.signature(before), ours)
+        if theirs and before
+        else meta_loader.check(config, ours)
+    )
 
 
 def _check_model(name: Name, verdict: ModelCheck, alone: bool) -> Check:

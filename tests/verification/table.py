@@ -13,7 +13,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import described_by
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.verification.models import SIZE, save_source
 from tests.verification.mutations import MUTATIONS, Mutation
@@ -38,31 +38,31 @@ AGAINST = tuple(COLUMNS)[:6]
 Results = dict[str, list[Check]]
 
 
-def make_good(folder: Path, reload: Reload) -> tuple[Path, Path]:
+def make_good(folder: Path, meta_loader: MetaLoader) -> tuple[Path, Path]:
     """(source, output): the model, and what the pipeline itself makes of it."""
     source, output = folder / "source", folder / "good"
     save_source(source)
     request = Request(
         source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=SIZE, transport="auto")
     )
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     return source, output
 
 
-def check(output: Path, source: Path, reload: Reload) -> list[Check]:
+def check(output: Path, source: Path, meta_loader: MetaLoader) -> list[Check]:
     """Everything that `verify --against --deep` says."""
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(str(folder)), context) for folder in (output, source))
     published = described_by(open_target(ours.place, Options(), context), ours.pin.commit)
-    return verify(ours, theirs, reload, deep=True, described=published)
+    return verify(ours, theirs, meta_loader, deep=True, described=published)
 
 
-def results(folder: Path, reload: Reload) -> Results:
+def results(folder: Path, meta_loader: MetaLoader) -> Results:
     """What is said of each mutated copy of one good output, by what was done to it."""
-    source, good = make_good(folder, reload)
-    found: Results = {"": check(good, source, reload)}
+    source, good = make_good(folder, meta_loader)
+    found: Results = {"": check(good, source, meta_loader)}
     for mutation in MUTATIONS:
-        found[mutation.what] = check(mutated(good, folder / "broken", mutation), source, reload)
+        found[mutation.what] = check(mutated(good, folder / "broken", mutation), source, meta_loader)
     return found
 
 

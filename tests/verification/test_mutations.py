@@ -8,7 +8,7 @@ import pytest
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.verifying import verify as verification
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.verification.mutations import MUTATIONS, Mutation
 from tests.verification.table import AGAINST, COLUMNS, Results, caught, check, make_good, mutated, on_the_page, render
 
@@ -52,15 +52,15 @@ ALONE = {
 
 @pytest.mark.parametrize("column", ALONE)
 def test_without_a_check_something_broken_passes(
-    column: str, found: Results, tmp_path: Path, reload: Reload, monkeypatch: pytest.MonkeyPatch
+    column: str, found: Results, tmp_path: Path, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opens = [m for m in MUTATIONS if len(found[m.what]) == len(found[""])]
     mine = [m for m in opens if caught(found[m.what]) & set(AGAINST) == {column}]
     assert mine, f"no mutation needs {column}"
-    source, good = make_good(tmp_path, reload)
+    source, good = make_good(tmp_path, meta_loader)
     broken = mutated(good, tmp_path / "broken", mine[-1])
     name = ALONE[column]
     switched_off = Check(column, "passed", "")
     many = name == "check_tokenizers"
     monkeypatch.setattr(verification, name, lambda *_: [switched_off] if many else switched_off)
-    assert not caught(check(broken, source, reload)) & set(AGAINST)
+    assert not caught(check(broken, source, meta_loader)) & set(AGAINST)

@@ -1,4 +1,4 @@
-"""The device map of a model on meta, joined with its files; runs in a fork of the reload child."""
+"""The device map of a model on meta, joined with its files; runs in a fork of `server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tokenizer does to difficult text; runs in a fork of the reload child, on folders that strangers filled."""
+"""What a tokenizer does to difficult text; runs in a fork of `server`, on folders that strangers filled."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder import FolderSource
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.json_difference import json_difference
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from tests.support.full_disk import small_files
@@ -125,10 +125,10 @@ def test_what_is_left_of_no_tokenizer_is_compared_as_any_other_file(pair: tuple[
     assert compared(output, source).findings == ("special_tokens_map.json is not there",)
 
 
-def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], reload: Reload) -> None:
+def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], meta_loader: MetaLoader) -> None:
     output, source = pair
     give_tokenizers(output)
-    (check,) = check_tokenizers(source_of(output), source_of(source), reload, None)
+    (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
     assert (check.result, check.reason) == ("inconclusive", "the source has none to compare it with")
 
 
@@ -183,13 +183,13 @@ def test_what_completes_a_source_without_a_config_is_named(pair: tuple[Path, Pat
 
 
 def test_a_publication_into_a_folder_that_was_not_empty_is_its_sources_equal(
-    pair: tuple[Path, Path], tmp_path: Path, reload: Reload
+    pair: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     output, source = tmp_path / "target", pair[1]
     for name in ("README.md", "notes.txt", ".gitattributes", "images/x.png"):
         write(output / name, "the owner's")
     request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=1000))
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     assert "images/x.png is not in the source; notes.txt is not in the source" in undecided(compared(output, source))
     for name in ("notes.txt", "images/x.png"):
         (output / name).unlink()
@@ -340,6 +340,6 @@ def test_two_documents_are_the_same_only_where_they_are_equal(one: Any, other: A
 def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     write(tmp_path / "model" / "tokenizer.json", "x" * 3_000_000)
     request.getfixturevalue("small_files")
-    with closing(Reload()) as reload, pytest.raises(DiskFull) as full:
-        check_tokenizers(source_of(tmp_path / "model"), None, reload, tmp_path)
+    with closing(MetaLoader()) as meta_loader, pytest.raises(DiskFull) as full:
+        check_tokenizers(source_of(tmp_path / "model"), None, meta_loader, tmp_path)
     assert full.value.facts["needed"] == 3_000_000

@@ -18,7 +18,7 @@ from reshard.pipeline.errors import BadLength, NoWeights
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.folder import FolderSource
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.verifying import models
 from tests.support.canary import touch
@@ -32,11 +32,11 @@ def source_of(folder: Path) -> FolderSource:
 
 
 @pytest.fixture
-def look(reload: Reload) -> Verify:
+def look(meta_loader: MetaLoader) -> Verify:
     """``look(output, source, deep=True)``: the checks by name."""
 
     def look(output: Path, source: Path | None = None, **options: Any) -> dict[str, Check]:
-        checks = verify(source_of(output), source_of(source) if source else None, reload, **options)
+        checks = verify(source_of(output), source_of(source) if source else None, meta_loader, **options)
         found = {check.name: check for check in checks}
         assert len(found) == len(checks)
         return found
