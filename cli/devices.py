@@ -20,13 +20,21 @@ from reshard.pipeline.request import parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
+# What accelerate and transformers call the maps that they infer.
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 STRADDLING_SHOWN = 8  # blocks; --json has them all
 
 # What accelerate takes in a device map: an accelerator by its number or by its name in torch, the CPU, the disk.
 _DEVICE = re.compile(r"[0-9]+|cpu|disk|mps|(?:cuda|xpu|npu|hpu|mlu|musa|sdaa|neuron)(?::[0-9]+)?")
 _LIMITED = re.compile(r"[0-9]+|cpu")
+
+
+def check_placement(device_map: str | None, max_memory: str | None) -> None:
+    """Raises UsageError where a map of devices by module comes with limits: it says itself what goes where."""
+    if max_memory and device_map and device_map not in DEVICE_MAPS:
+        raise UsageError(what="--max-memory and --device-map FILE exclude each other")
 
 
 def parse_max_memory(value: str) -> dict[str, int]:
@@ -46,8 +54,11 @@ def parse_max_memory(value: str) -> dict[str, int]:
     return limits
 
 
-def read_device_map(path: Path) -> dict[str, str]:
-    """Devices by module from a JSON file; raises UsageError."""
+def read_device_map(value: str) -> str | dict[str, str]:
+    """One of accelerate's names, or devices by module from a JSON file; raises UsageError."""
+    if value in DEVICE_MAPS:
+        return value
+    path = Path(value)
     try:
         with path.open("rb") as file:
             text = file.read(CONFIG_MAX + 1)
@@ -77,22 +88,22 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def device_facts(
-    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: Mapping[str, str] | None
+    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: str | Mapping[str, str] | None
 ) -> list[dict[str, Any]]:
     """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
-    with closing(Reload()) as reload:
-        return [_of(plan, output, source, reload, max_memory, device_map) for output in plan.outputs]
+    with closing(MetaLoader()) as meta_loader:
+        return [_of(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
 
 
 def _of(
     plan: Plan,
     output: Output,
     source: Source,
-    reload: Reload,
+    meta_loader: MetaLoader,
     max_memory: Mapping[str, int] | None,
-    device_map: Mapping[str, str] | None,
+    device_map: str | Mapping[str, str] | None,
 ) -> dict[str, Any]:
     from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.verifying.devices import plan_devices
@@ -104,9 +115,10 @@ def _of(
     files = {e.name: shard.path for shard in shards for e in shard.entries}
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
-    made = plan_devices(reload, config, specs, files, max_memory=max_memory, device_map=device_map)
+    made = plan_devices(meta_loader, config, specs, files, max_memory=max_memory, device_map=device_map)
     limits = max_memory or {}
-    named = [*limits, *(device_map or {}).values()] if made.blocks else []
+    given = () if device_map is None or isinstance(device_map, str) else device_map.values()
+    named = [*limits, *given] if made.blocks else []
     devices = dict.fromkeys([*named, *(block.device for block in made.blocks)])
     return {
         "checkpoint": str(output.name),

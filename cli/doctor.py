@@ -79,12 +79,12 @@ def _fail_with(errors: list[ReshardError]) -> None:
 def _repository(place: str, output: Output) -> None:
     from reshard.pipeline.doctor.health import examine
     from reshard.pipeline.stores.connect import Context, open_source
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
     context = Context.from_env()
     source = open_source(parse_place(place), context)
-    with closing(Reload()) as reload:
-        health = examine(source, reload, context.tmpdir)
+    with closing(MetaLoader()) as meta_loader:
+        health = examine(source, meta_loader, context.tmpdir)
     facts: dict[str, Any] = {
         "place": str(source.place),
         "commit": source.pin.commit,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from rich.console import Group
@@ -21,20 +20,22 @@ def plan(
         str | None, value("DEVICE=SIZE,...", "Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.")
     ] = None,
     device_map: Annotated[
-        Path | None, value("FILE", "The same for a device map, as JSON of devices by module.")
+        str | None,
+        value("NAME|FILE", "auto, balanced, balanced_low_0 or sequential (default), or a device map as JSON."),
     ] = None,
     output: Output,
 ) -> None:
     """Show what a job would write and delete; change nothing."""
-    from reshard.cli.devices import device_facts, device_text, parse_max_memory, read_device_map
+    from reshard.cli.devices import check_placement, device_facts, device_text, parse_max_memory, read_device_map
     from reshard.cli.plan_text import needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.connect import Context, open_target
 
-    if max_memory and device_map:
-        raise UsageError(what="--max-memory and --device-map exclude each other")
+    check_placement(device_map, max_memory)
     memory = parse_max_memory(max_memory) if max_memory else None
     placed = read_device_map(device_map) if device_map else None
+    if isinstance(placed, str) and memory is None:
+        raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     context = Context.from_env()
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)

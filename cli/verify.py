@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
@@ -32,6 +31,8 @@ def verify(
     against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
     dtype: Annotated[DType, Option(help="With --against: expect the cast that `reshard run --dtype` does.")] = "keep",
     strip_prefix: Annotated[str | None, value("PREFIX", "With --against: expect names without this prefix.")] = None,
+    exclude: Annotated[list[str] | None, value("GLOB", "With --against: files of SRC that `run` left out.")] = None,
+    config_from: Annotated[str | None, value("PLACE", "With --against: the place of the files that SRC lacks.")] = None,
     deep: Annotated[bool, Option("--deep", help="Read every byte of each side once.")] = False,
     load: Annotated[
         bool, Option("--load", help="Load and run the model; with --against, compare both outputs.")
@@ -40,7 +41,10 @@ def verify(
         str | None,
         value("DEVICE=SIZE,...", "With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk."),
     ] = None,
-    device_map: Annotated[Path | None, value("FILE", "With --load: JSON of devices by module, disk included.")] = None,
+    device_map: Annotated[
+        str | None,
+        value("NAME|FILE", "With --load: auto (default), balanced, balanced_low_0, sequential, or a JSON file."),
+    ] = None,
     loader: Annotated[
         Loader | None,
         value(None, "With --load: accelerate uses load_checkpoint_and_dispatch (default: transformers)."),
@@ -57,15 +61,17 @@ def verify(
     from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
-    changes = Options(dtype=dtype, strip_prefix=strip_prefix)
-    if against is None and changes != Options():
-        raise UsageError(what="--dtype and --strip-prefix need --against")
+    changes = Options(dtype=dtype, strip_prefix=strip_prefix, exclude=tuple(exclude or ()))
+    if against is None and (changes != Options() or config_from):
+        raise UsageError(what="--dtype, --strip-prefix, --exclude and --config-from need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:
             shown.show("reading" if done else "checking", done, total if done else 0)
 
-        verified = api.verify(place, against, deep=deep, changes=changes, load=loads, progress=progress)
+        verified = api.verify(
+            place, against, deep=deep, changes=changes, config_from=config_from, load=loads, progress=progress
+        )
     facts = {
         "place": str(verified.place),
         "commit": verified.pin.commit,
@@ -81,18 +87,17 @@ def verify(
 
 
 def _load_options(
-    load: bool, loader: Loader | None, device_map: Path | None, max_memory: str | None, memory: str | None
+    load: bool, loader: Loader | None, device_map: str | None, max_memory: str | None, memory: str | None
 ) -> LoadOptions | None:
     """How to load, or None where nobody asked for it; raises UsageError."""
-    from reshard.cli.devices import parse_max_memory, read_device_map
+    from reshard.cli.devices import check_placement, parse_max_memory, read_device_map
     from reshard.pipeline.verifying.load import LoadOptions
 
     if not load:
         if loader or device_map or max_memory or memory:
             raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
         return None
-    if max_memory and device_map:
-        raise UsageError(what="--max-memory and --device-map exclude each other")
+    check_placement(device_map, max_memory)
     return LoadOptions(
         loader=loader or "transformers",
         device_map=read_device_map(device_map) if device_map else "auto",

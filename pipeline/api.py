@@ -16,11 +16,11 @@ from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft, source_of
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.tensors import Pin
-from reshard.pipeline.verifying.load import LoadOptions
-from reshard.pipeline.verifying.loading import check_load
+from reshard.pipeline.verifying.load import LoadOptions, check_load
 from reshard.pipeline.verifying.manifest_check import described_by
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify as check_all
 
 Progress = Callable[[int, int], None]  # bytes read so far, and about how many there are to read
@@ -58,30 +58,34 @@ def verify(
     *,
     deep: bool = False,
     changes: Options | None = None,
+    config_from: str | Hub | Folder | None = None,
     load: LoadOptions | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Verification:
     """Check a checkpoint, optionally against its source; ``deep`` reads every byte of each side once.
 
-    ``changes`` has the dtype and the prefix by which the output is meant to differ. With ``load`` the model is also
-    loaded and run. What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a
-    broken source, DeviceMapIncomplete, and what stores raise.
+    ``changes`` has the dtype, the prefix and the excluded files by which the output is meant to differ, and
+    ``config_from`` lent the files that the source lacks. With ``load`` the model is also loaded and run. What is wrong
+    with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
+    DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()
     place = parse_place(output) if isinstance(output, str) else output
-    other = parse_place(against) if isinstance(against, str) else against
+    other, lender = _place(against), _place(config_from)
     ours = open_source(place, context)
     described = _described(place, ours, context)
     theirs = open_source(other, context) if other else None
+    if theirs and lender:
+        theirs = Borrowing(theirs, open_source(lender, context))
     tick = _counter(progress, [ours, theirs] if theirs else [ours])
-    with closing(Reload(tmpdir=context.tmpdir)) as reload:
+    with closing(MetaLoader(tmpdir=context.tmpdir)) as meta_loader:
         # First, because it may end in an error of what was asked for, and reading every byte takes longer.
-        loaded = [check_load(ours, theirs, reload, load, tick, context.tmpdir)] if load else []
+        loaded = [check_load(ours, theirs, meta_loader, load, tick, context.tmpdir)] if load else []
         checks = check_all(
             ours,
             theirs,
-            reload,
+            meta_loader,
             deep=deep,
             changes=changes or Options(),
             described=described,
@@ -89,6 +93,10 @@ def verify(
             tmpdir=context.tmpdir,
         )
     return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
+
+
+def _place(given: str | Hub | Folder | None) -> Hub | Folder | None:
+    return parse_place(given) if isinstance(given, str) else given
 
 
 def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:

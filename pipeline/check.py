@@ -1,4 +1,4 @@
-"""One thing that was looked at, as a person or a program reads it, and how an error takes such things along."""
+"""The result of one check, as a person or a program reads it, and how an error carries such results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = Literal["passed", "failed", "skipped", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: ``level`` says how closely, ``figures`` what was counted.
+    """The result of one check: ``level`` says how closely was looked, ``figures`` what was counted.
 
     Each of ``findings`` is one thing that is wrong, and names the tensor or the file.
     """
@@ -31,10 +31,14 @@ class Check:
         return asdict(self)
 
 
-def some(findings: Sequence[str]) -> tuple[str, ...]:
-    """As many as a report holds; the rest is counted."""
-    more = len(findings) - REPORT_NAMES_MAX
-    return (*findings[:REPORT_NAMES_MAX], *([f"and {more:,} more"] if more > 0 else []))
+def some(findings: Sequence[str], most: int = REPORT_NAMES_MAX) -> tuple[str, ...]:
+    """The first ``most``, and how many more there are.
+
+    >>> some(["a", "b", "c"], 2)
+    ('a', 'b', 'and 1 more')
+    """
+    more = len(findings) - most
+    return (*findings[:most], *([f"and {more:,} more"] if more > 0 else []))
 
 
 def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence[str]) -> list[dict[str, Any]]:

@@ -51,8 +51,8 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Name, Pin
-from reshard.pipeline.verifying.checks import check, check_model, check_structure, confirm
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.job_checks import check, check_model, check_structure, confirm
+from reshard.pipeline.verifying.meta_load import MetaLoader
 
 __all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 
@@ -94,33 +94,33 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
-def draft(request: Request, source: Source, target: Target, reload: Reload | None = None) -> Plan:
+def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None) -> Plan:
     """The plan for ``request`` as things stand; changes nothing anywhere.
 
-    ``reload`` is asked only for which tied names are the sources, where the request wants to know.
+    ``meta_loader`` is asked only for which tied names are the sources, where the request wants to know.
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    return _draft(request, source, target, reload, replaces=True)[0]
+    return _draft(request, source, target, meta_loader, replaces=True)[0]
 
 
 @_collector_paused()
-def plan(request: Request, source: Source, target: Target, reload: Reload) -> Plan:
+def plan(request: Request, source: Source, target: Target, meta_loader: MetaLoader) -> Plan:
     """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
 
     Raises what ``draft`` raises, the AccessError family, ModelCheckRequired, and TargetDrifted unless the request says
     that what others changed is to be replaced.
     """
-    made, known = _draft(request, source, target, reload, replaces=request.options.overwrite)
+    made, known = _draft(request, source, target, meta_loader, replaces=request.options.overwrite)
     if made.published is not None:
         return made
     if request.options.require == "model":
-        check_model(made, made.shards, source, reload)
+        check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))
     if head == made.base:
         return replace(made, notes=(*made.notes, *target.notes))
     if made.base:  # somebody commits at this very moment
-        return plan(request, source, target, reload)
+        return plan(request, source, target, meta_loader)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
     made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
@@ -129,7 +129,7 @@ def plan(request: Request, source: Source, target: Target, reload: Reload) -> Pl
 
 
 def _draft(
-    request: Request, source: Source, target: Target, reload: Reload | None, *, replaces: bool
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None, *, replaces: bool
 ) -> tuple[Plan, Known]:
     """``replaces``: the plan is made although others changed the target."""
     _refuse_nested_folders(request)
@@ -168,7 +168,7 @@ def _draft(
         None,
         Transports(source.transport, target.transport if state.head else ""),
         lender,
-        ties=_ties(opened, configs, reload) if options.ties == "source" else {},
+        ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
     )
     made = make_plan(known)
@@ -203,17 +203,18 @@ def _configs(source: Source, opened: Opened) -> dict[Name, tuple[str, bytes]]:
 
 
 def _ties(
-    opened: Opened, configs: Mapping[Name, tuple[str, bytes]], reload: Reload | None
+    opened: Opened, configs: Mapping[Name, tuple[str, bytes]], meta_loader: MetaLoader | None
 ) -> dict[Name, Mapping[str, str]]:
     """Of each model whose file stores names once: which parameter each of the others is tied to."""
     tied = [c for c in opened.checkpoints if c.ties and c.name in configs]
     if not tied:
         return {}
-    if reload is None:
-        with closing(Reload()) as ours:
+    if meta_loader is None:
+        with closing(MetaLoader()) as ours:
             return _ties(opened, configs, ours)
     return {
-        c.name: reload.check(configs[c.name][1], {t.name: (t.dtype, t.shape) for t in c.tensors}).ties for c in tied
+        c.name: meta_loader.check(configs[c.name][1], {t.name: (t.dtype, t.shape) for t in c.tensors}).ties
+        for c in tied
     }
 
 
@@ -294,21 +295,24 @@ class Watcher:
 
 
 def run(
-    request: Request, context: Context | None = None, watcher: Watcher | None = None, reload: Reload | None = None
+    request: Request,
+    context: Context | None = None,
+    watcher: Watcher | None = None,
+    meta_loader: MetaLoader | None = None,
 ) -> Report:
-    """Carry out ``request`` in this process: what the queue does in many. A given ``reload`` stays warm.
+    """Carry out ``request`` in this process: what the queue does in many. A given ``meta_loader`` stays warm.
 
     Without a ``context``, tokens and limits come from the environment. Raises ReshardError, whose families say why.
     """
     context = context or Context.from_env()
-    if reload is None:
-        with closing(Reload(tmpdir=context.tmpdir)) as ours:
+    if meta_loader is None:
+        with closing(MetaLoader(tmpdir=context.tmpdir)) as ours:
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)
     target = open_target(request.target, request.options, context)
     watcher.step("plan")
-    made = plan(request, source, target, reload)
+    made = plan(request, source, target, meta_loader)
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
@@ -317,7 +321,7 @@ def run(
         watcher.step("copy")
         work.copy()
         watcher.step("check")
-        checks = check(made, made.shards, source, reload)
+        checks = check(made, made.shards, source, meta_loader)
         with prior_checks(checks):
             watcher.step("publish")
             published = work.publish()

@@ -48,7 +48,7 @@ from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.tensors import Attestation
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
@@ -362,9 +362,9 @@ def _leases() -> Leases:
 
 
 @cache
-def _reload() -> Reload:
+def _reload() -> MetaLoader:
     """One warm reload child for each worker process."""
-    return Reload(tmpdir=settings().tmpdir)
+    return MetaLoader(tmpdir=settings().tmpdir)
 
 
 def worker_name() -> str:

@@ -115,7 +115,7 @@ class Query(Strict):
         return self
 
 
-class Entry(Cut):
+class CatalogEntry(Cut):
     """One model by its id, or all that a query finds."""
 
     repo: str | None = Field(default=None, description="A model: them/model.")
@@ -132,7 +132,7 @@ class Entry(Cut):
             raise ValueError(f"{value}: {error.facts['why']}") from None
 
     @model_validator(mode="after")
-    def _either(self) -> Entry:
+    def _either(self) -> CatalogEntry:
         if (self.repo is None) == (self.query is None):
             raise ValueError("an entry has either repo or query")
         return self
@@ -144,7 +144,7 @@ class Catalog(Strict):
     version: Literal[1] = VERSION
     name: str = Field(pattern=NAME, description="Small letters, digits, dots, - and _.")
     defaults: Cut = Cut()
-    entries: tuple[Entry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
+    entries: tuple[CatalogEntry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
 
     @model_validator(mode="after")
     def _targeted(self) -> Catalog:
@@ -191,7 +191,7 @@ def digest(text: str) -> str:
     return key_of(text)
 
 
-def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
+def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     """What is asked for the model ``repo`` of ``entry``; raises BadPlace when the template gives no repository."""
     cut = merged(catalog.defaults, entry)
     place = _hub(repo)
@@ -209,7 +209,7 @@ def request_for(catalog: Catalog, entry: Entry, repo: str) -> Request:
     )
 
 
-def merged(defaults: Cut, entry: Entry) -> Cut:
+def merged(defaults: Cut, entry: CatalogEntry) -> Cut:
     """What is asked for an entry, its own before the defaults'."""
     own = {name: value for name in Cut.model_fields if (value := getattr(entry, name)) is not None}
     if "pr" in own or "branch" in own:  # an entry that says where it goes takes nothing of it from the defaults
@@ -283,7 +283,7 @@ def _fix(error: Any) -> str:
     """What to do about one of pydantic's errors."""
     kind, path = error["type"], error["loc"]
     if kind == "extra_forbidden":
-        known = sorted({*Catalog.model_fields, *Entry.model_fields, *Query.model_fields})
+        known = sorted({*Catalog.model_fields, *CatalogEntry.model_fields, *Query.model_fields})
         near = difflib.get_close_matches(str(path[-1]), known, 1)
         return f"did you mean `{near[0]}`?" if near else "remove it; docs/guides/catalogs.md lists every key"
     if kind == "missing":

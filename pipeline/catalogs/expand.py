@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-from reshard.pipeline.catalogs.definition import Catalog, Cut, Entry, Query, merged, named, request_for
+from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
 from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.build import request_key
@@ -134,7 +134,7 @@ def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tuple[Entry, str]]:
+def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tuple[CatalogEntry, str]]:
     """Each model with its entry; the numbers of entries that find none are added to ``empty``."""
     by_id = set(named(catalog))
     for number, entry in enumerate(catalog.entries):

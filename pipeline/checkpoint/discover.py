@@ -35,7 +35,7 @@ _VARIANT = re.compile(r"[A-Za-z_]\w*")
 _INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
 _DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _DISTRIBUTED_METADATA = ".metadata"
@@ -49,8 +49,10 @@ _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
 
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
-# Stems that are weights wherever they stand; other torch files are weights only where there are no better ones.
-_USUAL_STEMS = ("model", "diffusion_pytorch_model")
+# Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
+# mistral-inference, open_clip and peft.
+USUAL_STEMS = ("model", "diffusion_pytorch_model")
+SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
 # ZeRO (whose model states are parts that only its own script puts together), torchtune.
 _TRAINERS = (
@@ -135,7 +137,7 @@ def index_name(path: str) -> Name:
 
 def is_numbered(path: str) -> bool:
     """Whether a weight file is one of a set, by its name."""
-    return _NUMBERED.fullmatch(basename(path)) is not None
+    return NUMBERED.fullmatch(basename(path)) is not None
 
 
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
@@ -185,7 +187,7 @@ def find_uncut(source: Source) -> Found:
 
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
     weights = {path for path in listing if _suffix(path) in (SUFFIX, ".bin")}
-    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in _USUAL_STEMS}
+    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if _matches(path, _UNCUT)}
     uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
@@ -228,7 +230,7 @@ class _Finder:
         self._add(self._unindexed([SUFFIX]))
         self._add(self._indexed(set(_TORCH)))
         for suffix in _TORCH:
-            usual = [p for p in self._torch_files() if set_name(p).stem in _USUAL_STEMS]
+            usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(s for s in self._distributed() if self._is_new(s.name))
         if not self._found:
@@ -248,9 +250,9 @@ class _Finder:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
         alone = sum(other.name.folder == part.name.folder for other in self._found) == 1
         config = join(part.name.folder, "config.json") in self._listing
-        if part.format == "safetensors" or part.name.stem in _USUAL_STEMS or not (alone and config):
+        if part.format == "safetensors" or part.name.stem in USUAL_STEMS or not (alone and config):
             return part
-        return replace(part, name=Name(part.name.folder, _USUAL_STEMS[0]))
+        return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
     def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
         """The sets that an index names whose files have one of these suffixes."""
@@ -270,7 +272,7 @@ class _Finder:
                 if file not in self._listing:
                     raise AbsentFile(file=path, other=file)
                 if _suffix(file) not in suffixes:
-                    raise BadIndex(file=path, why=f"it names {file}, which is no {_kind(suffixes)} file")
+                    raise BadIndex(file=path, why=f"it names {file}, which is no {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
 
@@ -320,12 +322,8 @@ def _format(suffixes: set[str]) -> Format:
     return "safetensors" if SUFFIX in suffixes else "torch"
 
 
-def _kind(suffixes: set[str]) -> str:
-    return "safetensors" if SUFFIX in suffixes else "torch"
-
-
 def _numbered(path: str) -> re.Match[str]:
-    match = _NUMBERED.fullmatch(basename(path))
+    match = NUMBERED.fullmatch(basename(path))
     assert match is not None
     return match
 
@@ -338,7 +336,7 @@ def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str],
     numbered = [
         path
         for path in paths
-        if _NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
+        if NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
     ]
     for group, members in groupby(sorted(numbered, key=lambda p: (key(p), p)), key=key):
         yield group, list(members)
@@ -360,7 +358,7 @@ def _name(path: str) -> Name:
 
 def set_name(path: str) -> Name:
     """The name of the set that a file is one of, if its name has a number."""
-    match = _NUMBERED.fullmatch(basename(path))
+    match = NUMBERED.fullmatch(basename(path))
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
 
 

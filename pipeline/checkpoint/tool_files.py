@@ -1,10 +1,11 @@
-"""What lies in a repository or a folder and belongs to a tool: never to a model, however deep it lies.
+"""Files that lie in a repository or a folder and are no part of a model, however deep they lie.
 
 What a folder does not list, nobody may write to one, or it would not be found there again. So both ask here.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from posixpath import basename
 
 # git's data, the marks that huggingface_hub leaves in a download, the record of a folder that we published to.
@@ -22,3 +23,32 @@ def is_tool_folder(path: str) -> bool:
 def is_tool_file(path: str) -> bool:
     """Whether the file ``path`` is git's, or lies in a tool's folder."""
     return basename(path) in FILES or any(f"/{folder}/" in f"/{path}" for folder in FOLDERS)
+
+
+# May hold passwords, tokens or keys, which a copy must not publish. Also left out of a Hub repository: its readers may
+# be fewer than the copy's.
+_SECRETS = (".env", ".env.*", ".envrc", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".ssh", ".aws", "id_rsa",
+            "id_ed25519")  # fmt: skip
+# Written by the system, an editor, a version control system or Python: files, and folders with all that is in them.
+_LEFTOVERS = (
+    ".DS_Store", "._*", "__MACOSX", "Thumbs.db", "desktop.ini", "*~", ".*.sw[op]", ".#*", ".idea", ".vscode",
+    ".git", ".gitmodules", ".svn", ".hg", "__pycache__", "*.py[co]", ".ipynb_checkpoints", ".venv", ".*_cache",
+)  # fmt: skip
+
+
+def leftover(path: str) -> str | None:
+    """Why a copy leaves ``path`` out unless asked to include it; None for everything else.
+
+    >>> leftover("scripts/.env.local")
+    'it may hold secrets'
+    >>> leftover("__pycache__/modeling.cpython-312.pyc")
+    'left behind by a program'
+    >>> leftover("modeling.py")
+    """
+    if _has_part(path, _SECRETS):
+        return "it may hold secrets"
+    return "left behind by a program" if _has_part(path, _LEFTOVERS) else None
+
+
+def _has_part(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(part.lower(), pattern.lower()) for part in path.split("/") for pattern in patterns)

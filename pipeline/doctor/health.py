@@ -1,4 +1,4 @@
-"""What is amiss with a repository or folder, and what of it a reshard would put right; from listings and headers."""
+"""What is wrong with a repository or folder, and what of it a reshard repairs; from listings and headers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, foreign_format, load_json, read_file, set_name
+from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
-from reshard.pipeline.verifying.files import check_tokenizers
 from reshard.pipeline.verifying.index_rules import check_rules
-from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.side import Side
-from reshard.pipeline.verifying.tokenizer import processor_files, tokenizer_files
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.tokenizer import check_tokenizers
+from reshard.pipeline.verifying.tokenizer_files import processor_files, tokenizer_files
 
-# Stems that loaders look for by themselves; others are found by who knows their names.
-_USUAL_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
 # What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
 _SAYS_CLASS = ("config.json", "params.json", "open_clip_config.json", "model_index.json", "adapter_config.json")
@@ -36,14 +34,14 @@ _VOCABULARIES = ("tokenizer.json", "tekken.json", "vocab.txt", "*.model", "*.spm
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM")
 _TORCH = FOREIGN[".bin"]
 _RESHARD = "a reshard writes it right"
-_FROM_MAKER = "get it from whoever made the pipeline; a reshard adds nothing"
-_NOT_CUT_OFF = "it may be cut off; get it from whoever made the model"
+_FROM_MAKER = "get it from the author of the pipeline; a reshard adds nothing"
+_NOT_CUT_OFF = "it may be cut off; get it from the author of the model"
 _NOT_CARRIED = "a reshard leaves it out"
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One thing that is amiss: ``kind`` in a word or two, and what cures it."""
+    """One thing that is wrong: ``kind`` in a word or two, and what repairs it."""
 
     kind: str
     text: str
@@ -60,35 +58,39 @@ class Health:
     weights: int  # bytes of the files that a loader reads
 
 
-def examine(source: Source, reload: Reload, tmpdir: Path | None = None) -> Health:
+def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None) -> Health:
     """Raises NoWeights, and what stores raise; whatever is broken is a symptom.
 
-    ``reload`` is asked only about a tokenizer whose files leave open whether it loads.
+    ``meta_loader`` is asked only about a tokenizer whose files leave open whether it loads.
     """
-    side = Side.attempt(source)
+    side = OpenedSide.attempt(source)
     rules = check_rules(source, side)
     seen = _seen(source, side)
     weights = sum(file.size for file in seen.files)
-    around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen), *_tokenizers(seen, reload, tmpdir)]
+    around = [
+        *_formats(seen),
+        *_sizes(seen),
+        *_configs(seen),
+        *_components(seen),
+        *_tokenizers(seen, meta_loader, tmpdir),
+    ]
     if isinstance(side, CheckpointError):
         cure = f"a reshard refuses it: {side.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
         return Health(tuple(symptoms), side, rules.figures["tensors"], weights)
     symptoms = [Symptom("index", text, _RESHARD) for text in rules.findings]
-    symptoms += [
-        *(Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items())
-    ]
+    symptoms += [Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items()]
     symptoms += [*around, *_names(side, seen)]
     return Health(tuple(symptoms), None, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a loader reads, as far as broken files let it be told."""
+    """What a loader reads, as far as files are not broken."""
 
     source: Source
     files: tuple[StoredFile, ...]  # of weights
-    names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; others' readers know their names
+    names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; the others are read by their own names
 
     def json(self, path: str) -> Any:
         """The content of a JSON file; None where it is absent, or no JSON."""
@@ -101,7 +103,7 @@ class _Seen:
             return None
 
 
-def _seen(source: Source, side: Side | CheckpointError) -> _Seen:
+def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
     if isinstance(side, CheckpointError):
         listing = source.files()
         paths = [path for path in listing if path.endswith(SUFFIX)]
@@ -139,7 +141,7 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
             yield Symptom("size", text, "a reshard cuts it")
         elif file.size > 2 * DEFAULT_SIZE:
             text = f"{file.path} has {file.size:,} bytes: it is fetched again from the start where resuming fails"
-            yield Symptom("size", text, "a reshard cuts it, if that is a trouble to anybody")
+            yield Symptom("size", text, "a reshard cuts it, if that is a problem")
     small = [file for file in read if file.size < SMALL_FILE]
     if len(small) > 8 and len(small) > len(read) // 2:
         text = f"{len(small)} of {len(read)} weight files have less than {SMALL_FILE:,} bytes, and each costs a request"
@@ -151,13 +153,13 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
             yield Symptom("size", text, "a reshard with a larger --size has fewer")
 
 
-def _names(side: Side, seen: _Seen) -> Iterator[Symptom]:
+def _names(side: OpenedSide, seen: _Seen) -> Iterator[Symptom]:
     for checkpoint in side.opened.checkpoints:
         for note in checkpoint.notes:
             yield Symptom("note", note, "a reshard keeps every tensor")
-        if checkpoint.name in seen.names and checkpoint.name.stem not in _USUAL_STEMS:
+        if checkpoint.name in seen.names and checkpoint.name.stem not in USUAL_STEMS:
             text = f"{checkpoint.name} has a name that loaders do not look for"
-            yield Symptom("name", text, "a reshard keeps its name; whoever reads it knows it")
+            yield Symptom("name", text, "a reshard keeps its name, which its readers know")
 
 
 def _configs(seen: _Seen) -> Iterator[Symptom]:
@@ -169,7 +171,7 @@ def _configs(seen: _Seen) -> Iterator[Symptom]:
     anywhere = any(basename(path) in _SAYS_CLASS for path in listing)
     for name in seen.names:
         here = any(join(name.folder, config) in listing for config in _SAYS_CLASS)
-        if not here and (name.stem in _USUAL_STEMS or not anywhere):
+        if not here and (name.stem in USUAL_STEMS or not anywhere):
             text = f"no config.json beside {name} says which class loads it"
             yield Symptom("config", text, "--config-from takes it from another repository")
 
@@ -180,7 +182,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
     if PIPELINE not in listing:
         return
     if not isinstance(index, dict):
-        yield Symptom("component", f"{PIPELINE} is no JSON object", "get it from whoever made the pipeline")
+        yield Symptom("component", f"{PIPELINE} is no JSON object", "get it from the author of the pipeline")
         return
     folders = {path.partition("/")[0] for path in listing if "/" in path}
     weights = {dirname(path) for path in listing if path.endswith(SUFFIX) or foreign_format(path)}
@@ -198,7 +200,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
             yield Symptom("component", text, _FROM_MAKER)
 
 
-def _tokenizers(seen: _Seen, reload: Reload, tmpdir: Path | None) -> Iterator[Symptom]:
+def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> Iterator[Symptom]:
     """Whether the files of each tokenizer are enough to load it, and whether a model of text has one."""
     listing = seen.source.files()
     cure = "--config-from takes one from another repository, if the model needs it"
@@ -214,7 +216,7 @@ def _tokenizers(seen: _Seen, reload: Reload, tmpdir: Path | None) -> Iterator[Sy
     partial = {dirname(path) for path in tokenizer_files(listing)}
     partial = {folder for folder in partial if not (_has_vocabulary(folder, listing) or _has_code(folder, seen))}
     if partial:
-        for check in check_tokenizers(seen.source, None, reload, tmpdir):
+        for check in check_tokenizers(seen.source, None, meta_loader, tmpdir):
             folder = check.name.partition(" ")[2]
             if folder in partial and check.result != "passed":
                 names = ", ".join(basename(path) for path in tokenizer_files(listing) if dirname(path) == folder)

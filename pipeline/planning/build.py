@@ -20,7 +20,7 @@ from reshard.pipeline.checkpoint.discover import (
 )
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.model import (
@@ -110,7 +110,7 @@ def make_plan(known: Known) -> Plan:
         shards += made.shards
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
-        notes += [*checkpoint.notes, *made.notes]
+        notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
     if known.request.target.kind == "hub":
         _refuse_too_large(shards)
     carried, left_out = sort_out(known.listing, known.found, opened, options)
@@ -214,6 +214,14 @@ def _config(name: Name, listing: Mapping[str, StoredFile]) -> str | None:
     return path if path in listing else None
 
 
+def _config_note(name: Name, config: str | None, listing: Mapping[str, StoredFile]) -> list[str]:
+    """How to load weights that lie in a folder of their own, away from the config, where there is one."""
+    if config is not None or "config.json" not in listing:
+        return []
+    where = f"subfolder={name.folder!r}, config=AutoConfig.from_pretrained(MODEL)"
+    return [f"{name} has no config.json beside it; load it with from_pretrained(MODEL, {where})"]
+
+
 def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
     """One group for each source file in which a shard begins.
 
@@ -269,7 +277,18 @@ def _warnings(shards: Sequence[Shard]) -> list[str]:
 
 
 def excluded(options: Options, path: str) -> bool:
-    return is_tool_file(path) or any(fnmatchcase(path, pattern) for pattern in options.exclude)
+    """Whether a source file is not even looked at."""
+    return _unwanted(path, options) is not None
+
+
+def _unwanted(path: str, options: Options) -> str | None:
+    """Why ``path`` is left out whatever it holds; None for what its kind decides on."""
+    if is_tool_file(path):
+        return "it belongs to the repository and not to the model"
+    if any(fnmatchcase(path, pattern) for pattern in options.exclude):
+        return "excluded"
+    why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
+    return why and f"{why}; --include {path!r} carries it"
 
 
 def sort_out(
@@ -288,10 +307,8 @@ def sort_out(
 
 
 def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
-    if is_tool_file(path):
-        return "it belongs to the repository and not to the model"
-    if excluded(options, path):
-        return "excluded"
+    if why := _unwanted(path, options):
+        return why
     if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
         return None
     if path in duplicates:

@@ -7,97 +7,115 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
-
-from blake3 import blake3
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.copying.hashing import Compared, FileHasher, tensor_digest
+from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
-from reshard.pipeline.tensors import Name, Tensor
-from reshard.pipeline.verifying.digests import NO_CASTS, NO_HASHERS, Stored, digests, first_difference, hashers_of
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
+from reshard.pipeline.tensors import Checkpoint, Name, Tensor
+from reshard.pipeline.verifying.digests import (
+    NO_CASTS,
+    NO_HASHERS,
+    Digests,
+    Stored,
+    digests,
+    first_difference,
+    hashers_of,
+)
 from reshard.pipeline.verifying.layout import entry, moved
-from reshard.pipeline.verifying.side import Pair, Paired, Side
-from reshard.pipeline.verifying.structure import Finding, compare
+from reshard.pipeline.verifying.meta_load import ModelCheck
+from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
+from reshard.pipeline.verifying.structure import compare
+
+# Of each checkpoint: parameter -> the one that it shares its bytes with.
+Ties = Mapping[Name, Mapping[str, str]]
 
 # ------------------------------------------------------------------------------------------------------ headers
 
 
-def check_headers(theirs: Side, ours: Side, matched: Paired) -> Check:
-    """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find."""
+def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties) -> Check:
+    """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
+
+    Copies of tied tensors that the output dropped are no finding; where it does not say so itself, the check is
+    inconclusive. ``ties`` are what the models' classes say.
+    """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
     findings += [f"{entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [
         f"{entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
     ]
     casts: Counter[tuple[str, str]] = Counter()
+    copies: dict[str, str] = {}
+    undeclared = 0
     for pair in matched.pairs:
         source, output = theirs.signature(pair.source), ours.signature(pair.output)
-        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and _is_tied(d, pair))]
+        dropped = dropped_copies(pair, ours, ties.get(pair.output.name, {}))
+        copies |= dropped
+        undeclared += len(dropped.keys() - _declared(pair.output).keys())
+        findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
         both = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
     figures = {
         "tensors": sum(len(pair.output.tensors) for pair in matched.pairs),
         "in_the_source": sum(len(c.tensors) for c in (*(p.source for p in matched.pairs), *matched.lost)),
         "differences": len(findings),
+        **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
-    reason = "; ".join(
+    told = [
         f"{count:,} tensors are {was} in the source and {is_} in the output"
         for (was, is_), count in sorted(casts.items())
-    )
+    ]
+    if copies:
+        told.append(f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}")
     level = "every name, dtype and shape, from headers"
-    return Check("same tensors", "failed" if findings else "passed", level, reason, figures, some(findings))
+    result: Result = "failed" if findings else "inconclusive" if undeclared else "passed"
+    return Check("same tensors", result, level, "; ".join(told), figures, some(findings))
 
 
-def _is_tied(lost: Finding, pair: Pair) -> bool:
-    """Whether the output says of a name that it shares the bytes of one that is there, and the source shows it."""
-    kept = (pair.output.file_metadata | pair.output.index_metadata).get(lost.tensor or "")
-    places = {tensor.name: (tensor.dtype, tensor.shape, tensor.pieces) for tensor in pair.source.tensors}
-    return (
-        isinstance(kept, str)
-        and kept in {tensor.name for tensor in pair.output.tensors}
-        and places.get(kept) == places.get(lost.tensor or "")
-    )
+def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:
+    """Names of tied tensors that only the source has -> the name under which the output has the same tensor.
+
+    The output says so itself, and the source stores both names' bytes once, as torch files do; or the class ties them,
+    as `save_pretrained` and accelerate's `save_model` drop such copies. A publication by reshard always says so.
+    """
+    before = {tensor.name: tensor for tensor in pair.source.tensors}
+    there = before.keys() & {tensor.name for tensor in pair.output.tensors}
+    published = ROOT_KEY in pair.output.index_metadata or MANIFEST in ours.source.files()
+    declared = _declared(pair.output)
+    dropped = {}
+    for name in before.keys() - there:
+        lost = before[name]
+        alike = [before[n] for n in there if (before[n].dtype, before[n].shape) == (lost.dtype, lost.shape)]
+        stored_once = {tensor.name for tensor in alike if lost.size and tensor.pieces == lost.pieces}
+        tied = {tensor.name for tensor in alike if ties.get(name, name) == ties.get(tensor.name, tensor.name)}
+        kept = stored_once & {declared.get(name)} or (set() if published else tied)
+        if kept:
+            dropped[name] = min(kept)
+    return dropped
+
+
+def _declared(output: Checkpoint) -> Mapping[str, object]:
+    """What the output says of the copies that it dropped: {name: the name that keeps its bytes}, among other things."""
+    return output.file_metadata | output.index_metadata
 
 
 # -------------------------------------------------------------------------------------------------------- bytes
 
 
-class Sums(NamedTuple):
-    """Two digests of one tensor: one that nobody can forge, and the one that manifests hold."""
-
-    blake3: str
-    xxh3: str
-
-
-class _BothSums:
-    """Takes both in one pass."""
-
-    def __init__(self) -> None:
-        self._blake3, self._xxh3 = blake3(), tensor_digest()
-
-    def update(self, view: memoryview, /) -> None:
-        self._blake3.update(view)
-        self._xxh3.update(view)
-
-    def hexdigest(self) -> str:
-        return f"{self._blake3.hexdigest()} {self._xxh3.hexdigest()}"
-
-
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A side that was read once: every tensor's sums by checkpoint, and what its files were held against."""
+    """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
-    tensors: Mapping[Name, Mapping[str, Sums]]
+    tensors: Mapping[Name, Mapping[str, Digests]]
     bytes: int
     attested: int  # files held against a sha256, or against a CRC for each of their records
     records: Compared
     corrupt: tuple[str, ...]  # files that are not what their store, or their archive, says
 
 
-def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) -> Read:
+def read(side: OpenedSide, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) -> Read:
     """Read all of ``side`` once, and hold each file against its sha256 and its archive's sums.
 
     Without ``sha256`` against the archive's sums alone. A side with a corrupt file is read once more, to tell its
@@ -106,23 +124,23 @@ def read(side: Side, tick: Tick, tmpdir: Path | None, *, sha256: bool = True) ->
     files = side.opened.files if sha256 else [replace(file, sha256=None) for file in side.opened.files]
     hashers = {c.name: hashers_of(c, files) for c in side.opened.checkpoints}
     try:
-        sums = _sums(side, tick, tmpdir, hashers)
+        found = _digests(side, tick, tmpdir, hashers)
     except SourceCorrupt:
         corrupt = tuple(_corrupt(side, _files(side), tick))
-        return Read(_sums(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
+        return Read(_digests(side, tick, tmpdir, {}), _size(side), 0, Compared(), corrupt)
     passed = [hasher for of_one in hashers.values() for hasher in of_one.values()]
     attested = sum(1 for hasher in passed if hasher.level != "as delivered")
-    return Read(sums, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
+    return Read(found, _size(side), attested, Compared.total(hasher.records for hasher in passed), ())
 
 
-def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
+def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path | None) -> tuple[Read, Read]:
     """Both sides at the same time: they are different disks, or different ends of a line.
 
     Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
     file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
 
-    def one(side: Side) -> Read:
+    def one(side: OpenedSide) -> Read:
         return read(side, tick, tmpdir, sha256=False)
 
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
@@ -130,26 +148,26 @@ def read_both(source: Side, output: Side, tick: Tick, tmpdir: Path | None) -> tu
         return theirs, ours
 
 
-def _sums(
-    side: Side, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
-) -> dict[Name, Mapping[str, Sums]]:
-    taken: dict[Name, Mapping[str, Sums]] = {}
+def _digests(
+    side: OpenedSide, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
+) -> dict[Name, Mapping[str, Digests]]:
+    taken: dict[Name, Mapping[str, Digests]] = {}
     for checkpoint in side.opened.checkpoints:
         casts, ours = side.casts.get(checkpoint.name, NO_CASTS), hashers.get(checkpoint.name, NO_HASHERS)
-        found = digests(checkpoint, side.opened.files, side.source, _BothSums, tick, tmpdir, hashers=ours, casts=casts)
-        taken[checkpoint.name] = {name: Sums(*sums.split()) for name, sums in found.items()}
+        files = side.opened.files
+        taken[checkpoint.name] = digests(checkpoint, files, side.source, tick, tmpdir, hashers=ours, casts=casts)
     return taken
 
 
-def _files(side: Side) -> list[int]:
+def _files(side: OpenedSide) -> list[int]:
     return sorted({number for checkpoint in side.opened.checkpoints for number in checkpoint.files})
 
 
-def _size(side: Side) -> int:
+def _size(side: OpenedSide) -> int:
     return sum(side.opened.files[number].size for number in _files(side))
 
 
-def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
+def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     """Those of the files that are not what their store, or their archive's own sums, say that they are."""
     records = [record for checkpoint in side.opened.checkpoints for record in checkpoint.records]
     for number in numbers:
@@ -164,7 +182,7 @@ def _corrupt(side: Side, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
             yield str(error)
 
 
-def check_stored(output: Side, was_read: Read) -> Check:
+def check_stored(output: OpenedSide, was_read: Read) -> Check:
     """Whether what was read is what the store attests: a file's sha256, or the sums that an archive keeps."""
     figures = {"files": len(_files(output)), "attested": was_read.attested, "bytes": was_read.bytes}
     figures |= was_read.records.figures()
@@ -174,18 +192,31 @@ def check_stored(output: Side, was_read: Read) -> Check:
 
 
 def check_bytes(
-    source: Side, output: Side, matched: Paired, theirs: Read, ours: Read, tick: Tick, tmpdir: Path | None
+    source: OpenedSide,
+    output: OpenedSide,
+    matched: Paired,
+    ties: Ties,
+    theirs: Read,
+    ours: Read,
+    tick: Tick,
+    tmpdir: Path | None,
 ) -> Check:
-    """Whether every tensor has the source's bytes.
+    """Whether every tensor has the source's bytes, and dropped copies of tied ones those of what was kept.
 
     Only what differs is read again, to name the first difference, and the files that it lies in, to say whether one
     of them is not what its store says.
     """
     compared = incomparable = 0
+    findings = []
     differing: list[tuple[Tensor, Tensor]] = []
     for pair in matched.pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
         were = {tensor.name: tensor for tensor in pair.source.tensors}
+        findings += [
+            f"{name} was dropped, and its bytes in the source are not those of {kept}, to which it is tied"
+            for name, kept in dropped_copies(pair, output, ties.get(pair.output.name, {})).items()
+            if before[name].blake3 != before[kept].blake3
+        ]
         kinds = source.signature(pair.source)
         for tensor in pair.output.tensors:
             if kinds.get(tensor.name) != (tensor.dtype, tensor.shape):
@@ -195,7 +226,7 @@ def check_bytes(
             if before[tensor.name].blake3 != after[tensor.name].blake3:
                 differing.append((were[tensor.name], tensor))
     again, rest = differing[:READ_AGAIN_MAX], differing[READ_AGAIN_MAX:]
-    findings = [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
+    findings += [f"{is_.name} has other bytes{_where(was, source, is_, output, tmpdir)}" for was, is_ in again]
     findings += [f"{is_.name} has other bytes" for _, is_ in rest]
     findings += theirs.corrupt or _corrupt(source, sorted({p.file for was, _ in again for p in was.pieces}), tick)
     findings += ours.corrupt or _corrupt(output, sorted({p.file for _, is_ in again for p in is_.pieces}), tick)
@@ -211,10 +242,37 @@ def check_bytes(
     return Check("same bytes", result, "BLAKE3 of every tensor, one read of each side", reason, figures, some(findings))
 
 
-def _where(was: Tensor, source: Side, is_: Tensor, output: Side, tmpdir: Path | None) -> str:
+def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmpdir: Path | None) -> str:
     first = Stored(was, source.opened.files, source.source, is_.dtype)
     second = Stored(is_, output.opened.files, output.source, is_.dtype)
     found = first_difference(first, second, tmpdir)
     if found is None:
         return ", though not when it was read again: a disk or a line gives different bytes each time"
     return f": element {list(found.element)} is {found.first} in the source and {found.second} in the output"
+
+
+# --------------------------------------------------------------------------------------------------------- ties
+
+
+def check_ties(output: OpenedSide, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
+    """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
+
+    Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).
+    But loaders take one of them or both, so nobody can say from here which model it is.
+    """
+    checks = []
+    for checkpoint in output.opened.checkpoints:
+        twice = models[checkpoint.name].stored_twice
+        if twice:
+            checks.append(_check_copies(f"ties of {checkpoint.name}", twice, was_read.tensors[checkpoint.name]))
+    return checks
+
+
+def _check_copies(name: str, twice: Mapping[str, str], digests: Mapping[str, Digests]) -> Check:
+    level = "BLAKE3 of both copies"
+    differing = [f"{one} and {other}" for one, other in twice.items() if digests[one].blake3 != digests[other].blake3]
+    figures = {"stored_twice": len(twice), "differ": len(differing)}
+    if not differing:
+        return Check(name, "passed", level, "", figures)
+    told = "loaders take one copy or both; --against tells whether the source has them so"
+    return Check(name, "inconclusive", level, f"other bytes in {', '.join(some(differing))}: {told}", figures)

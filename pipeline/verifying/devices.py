@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reshard.pipeline.errors import DeviceMapIncomplete
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.structure import Signature
 
 
@@ -46,18 +46,20 @@ class DevicePlan:
 
 
 def plan_devices(
-    reload: Reload,
+    meta_loader: MetaLoader,
     config: bytes,
     specs: Signature,
     files: Mapping[str, str],
     *,
     max_memory: Mapping[str, int] | None = None,
-    device_map: Mapping[str, str] | None = None,
+    device_map: str | Mapping[str, str] | None = None,
 ) -> DevicePlan:
     """Place the tensors ``specs``, each in the file that ``files`` names, on devices.
 
     Either ``max_memory`` is given, bytes by device ("0", "1", "cpu"; what does not fit goes to "disk"), or a finished
-    ``device_map``, devices by module. Raises DeviceMapIncomplete when that map leaves a parameter without a device.
+    ``device_map``, devices by module. With ``max_memory`` it may be one of accelerate's names: ``sequential``, the
+    default, fills one device after the other; ``auto`` and ``balanced`` give each of the accelerators a like share, and
+    ``balanced_low_0`` the first one less. Raises DeviceMapIncomplete when that map leaves a parameter without a device.
     """
     arguments = {
         "config": config.decode(errors="replace"),
@@ -66,7 +68,7 @@ def plan_devices(
         "max_memory": max_memory,
         "device_map": device_map,
     }
-    answer: dict[str, Any] = reload.ask("devices", json.dumps(arguments))
+    answer: dict[str, Any] = meta_loader.ask("devices", json.dumps(arguments))
     if answer["result"] == "incomplete":
         raise incomplete(answer["parameters"])
     return DevicePlan(

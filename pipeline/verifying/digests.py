@@ -6,7 +6,7 @@ nothing of their layouts is alike. Memory is bounded by a read and a gather, wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
+from reshard.pipeline.checkpoint.formats.torch_state import DTYPES
 from reshard.pipeline.copying.casts import Caster
-from reshard.pipeline.copying.hashing import FileHasher, Sum
+from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
 from reshard.pipeline.copying.stream import Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
@@ -26,26 +27,15 @@ from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile,
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.
 _NUMPY: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "U8": np.dtype("u1"),
-    "I8": np.dtype("i1"),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "I16": np.dtype("<i2"),
-    "U16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I32": np.dtype("<i4"),
-    "U32": np.dtype("<u4"),
-    "F32": np.dtype("<f4"),
-    "C64": np.dtype("<c8"),
-    "F64": np.dtype("<f8"),
-    "I64": np.dtype("<i8"),
-    "U64": np.dtype("<u8"),
+    ours: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name, ours in DTYPES.items() if ours != "F4"
 }
+
+
+class Digests(NamedTuple):
+    """Two digests of one tensor: one that nobody can forge, and the one that manifests hold."""
+
+    blake3: str
+    xxh3: str
 
 
 NO_CASTS: Mapping[str, str] = {}
@@ -56,14 +46,13 @@ def digests(
     checkpoint: Checkpoint,
     files: Sequence[StoredFile],
     source: Source,
-    new: Callable[[], Sum] = blake3,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
     *,
     hashers: Mapping[int, FileHasher] = NO_HASHERS,
     casts: Mapping[str, str] = NO_CASTS,
-) -> dict[str, str]:
-    """Tensor -> digest of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
+) -> dict[str, Digests]:
+    """Tensor -> digests of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
     The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. The
     files that have one of ``hashers`` pass it whole and must match: raises SourceCorrupt. Raises SourceChanged and the
@@ -79,12 +68,13 @@ def digests(
     parts = [part(entry) for entry in entries]
     segments = read_segments((place for one in parts for place in one.ranges), hashers, files)
     stream = Stream(source, files, segments, hashers, tick)
-    found: dict[str, str] = {}
+    found: dict[str, Digests] = {}
     for one, sharing in zip(parts, names.values(), strict=True):
-        digest = new()
+        unforgeable, recorded = blake3(), tensor_digest()
         for view in _cast(one.entry, packed(one, stream.take, ScratchSpace(tmpdir))):
-            digest.update(view)
-        found |= dict.fromkeys(sharing, digest.hexdigest())
+            unforgeable.update(view)
+            recorded.update(view)
+        found |= dict.fromkeys(sharing, Digests(unforgeable.hexdigest(), recorded.hexdigest()))
     stream.finish()
     return found
 
@@ -139,7 +129,7 @@ class Difference(NamedTuple):
 def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) -> Difference | None:
     """Where two tensors of one dtype and shape part ways; None if nowhere. Reads no further than that."""
     at = 0
-    for one, other in _aligned(first.read(tmpdir), second.read(tmpdir)):
+    for one, other in zip(blocks(first.read(tmpdir)), blocks(second.read(tmpdir)), strict=True):
         unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
         if unequal.size:
             return _difference(first, at, int(unequal[0]), one, other)
@@ -151,12 +141,8 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
 _BLOCK = 1 << 20
 
 
-def _aligned(first: Iterator[memoryview], second: Iterator[memoryview]) -> Iterator[tuple[bytes, bytes]]:
-    """Both streams in equal blocks."""
-    return zip(_blocks(first), _blocks(second), strict=True)
-
-
-def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+def blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+    """The same bytes in blocks of one size, whatever the store's views are; the last one may be shorter."""
     held = bytearray()
     for view in views:
         held += view

@@ -16,7 +16,7 @@ from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import HEADER_READERS
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Record, StoredFile, Tensor
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.structure import Headers, Total, named_files
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Files:
     totals: Mapping[str, Total]
 
 
-def read_files(source: Source, indexes: Mapping[str, bytes], opened: Side | CheckpointError) -> Files:
+def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide | CheckpointError) -> Files:
     """Every safetensors file, and those torch files that are opened or that one of ``indexes`` names."""
     listing = source.files()
     safe = sorted(path for path in listing if path.endswith(SUFFIX))
@@ -104,7 +104,7 @@ def _read_torch(source: Source, file: StoredFile) -> _TorchFile:
     return _TorchFile(file, contents.tensors, contents.records)
 
 
-def _opened_torch(opened: Side | CheckpointError) -> dict[str, _TorchFile | CheckpointError]:
+def _opened_torch(opened: OpenedSide | CheckpointError) -> dict[str, _TorchFile | CheckpointError]:
     """Those torch files that the pipeline has opened already."""
     if isinstance(opened, CheckpointError):
         return {}

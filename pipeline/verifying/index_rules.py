@@ -1,17 +1,16 @@
-"""The index rules held against any repository or folder, whoever made it: listings, indexes and headers are read.
+"""The index rules held against any repository or folder: listings, indexes and headers are read.
 
 Where the pipeline stops at the first thing that it will not reshard, this goes on and names all of them.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.check import Check
-from reshard.pipeline.checkpoint.discover import index_name, is_weight_index, read_file, set_name
+from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight_index, read_file, set_name
 from reshard.pipeline.checkpoint.formats import dcp
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.errors import CheckpointError
@@ -19,13 +18,11 @@ from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint
 from reshard.pipeline.verifying.headers import Files, read_files
-from reshard.pipeline.verifying.side import Side
-from reshard.pipeline.verifying.structure import REMARKS, Finding, check_files, check_index, named_files
-
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
+from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.structure import REMARKS, Finding, check_index, check_weight_files, named_files
 
 
-def check_rules(source: Source, opened: Side | CheckpointError) -> Check:
+def check_rules(source: Source, opened: OpenedSide | CheckpointError) -> Check:
     """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
     indexes = _indexes(source)
     texts = {path: content for path, content in indexes.items() if isinstance(content, bytes)}
@@ -64,7 +61,7 @@ def _is_safe(index: str) -> bool:
     return f"{SUFFIX}.index" in basename(index)
 
 
-def _distributed(opened: Side | CheckpointError) -> list[Checkpoint]:
+def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
     """What torch's distributed checkpoints make up: it has no index, and is judged where it is opened."""
     if isinstance(opened, CheckpointError):
         return []
@@ -76,7 +73,7 @@ def _findings(
     source: Source,
     indexes: Mapping[str, bytes | CheckpointError],
     files: Files,
-    opened: Side | CheckpointError,
+    opened: OpenedSide | CheckpointError,
 ) -> list[Finding]:
     uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
     headers = files.headers
@@ -99,9 +96,9 @@ def _findings(
     in_parts = {path for path, h in free.items() if isinstance(h, Header) and dcp.is_sharded(h.metadata)}
     # Read by their names, or in parts that another reader puts together: only the files themselves can be judged.
     alone = {path for path in free if path in uncut} | in_parts
-    findings += [f for path in sorted(alone) for f in check_files({path: free[path]}) if f.rule != "format"]
+    findings += [f for path in sorted(alone) for f in check_weight_files({path: free[path]}) if f.rule != "format"]
     for paths in _sets(path for path in free if path not in alone):
-        findings += check_files({path: free[path] for path in paths})
+        findings += check_weight_files({path: free[path] for path in paths})
         if dirname(paths[0]) not in unread:  # else it may well name them
             findings += _unindexed(paths)
     # What else the pipeline would stop at has no rule here.
@@ -118,20 +115,20 @@ def _sets(paths: Iterable[str]) -> Iterator[list[str]]:
     """What no index names: numbered files by stem and count, any other file alone."""
     sets: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for path in sorted(paths):
-        match = _NUMBERED.fullmatch(basename(path))
+        match = NUMBERED.fullmatch(basename(path))
         sets[(dirname(path), match["stem"], match["count"], match["suffix"]) if match else (path,)].append(path)
     yield from sets.values()
 
 
 def _unindexed(paths: list[str]) -> Iterator[Finding]:
-    match = _NUMBERED.fullmatch(basename(paths[0]))
+    match = NUMBERED.fullmatch(basename(paths[0]))
     if match is None:
         return
     stem = join(dirname(paths[0]), match["stem"])
     index = f"{stem}{match['suffix']}.index.json"
     text = f"{stem} is in numbered files, and {index} is not there to name them"
     yield Finding("no_index", paths[0], None, text)
-    numbers = {int(found["number"]) for path in paths if (found := _NUMBERED.fullmatch(basename(path)))}
+    numbers = {int(found["number"]) for path in paths if (found := NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):
         text = f"number {number} of {int(match['count'])} of {match['stem']} is not there"
         yield Finding("absent_file", paths[0], None, text)

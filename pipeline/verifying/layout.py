@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from posixpath import basename, join
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, foreign_format, index_name, is_weight_index, set_name
+from reshard.pipeline.checkpoint.discover import (
+    FOREIGN,
+    SOUGHT_STEMS,
+    foreign_format,
+    index_name,
+    is_weight_index,
+    set_name,
+)
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verifying.side import Pair, Side
-
-# What loaders look for by themselves: transformers, diffusers, mistral-inference, open_clip, peft. `pytorch_model` is
-# `model`, but not in safetensors: no loader looks for that.
-_SOUGHT = {"model", "diffusion_pytorch_model", "consolidated", "open_clip_model", "adapter_model"}
+from reshard.pipeline.verifying.opened import OpenedSide, Pair
 
 
-def moved(pair: Pair, theirs: Side, ours: Side) -> str | None:
+def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     """Where a loader that finds the source's files does not find the output's; None where it does.
 
     A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
@@ -27,13 +30,13 @@ def moved(pair: Pair, theirs: Side, ours: Side) -> str | None:
     mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
     freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
     found = was.folder == is_.folder or freed
-    named = was.stem == is_.stem or (was.stem not in _SOUGHT and is_.stem in _SOUGHT)
+    named = was.stem == is_.stem or (was.stem not in SOUGHT_STEMS and is_.stem in SOUGHT_STEMS)
     if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
     return f"{entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
 
 
-def _called(side: Side, checkpoint: Checkpoint) -> Name:
+def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
     """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
     path, first = entry(side, checkpoint), _first_file(side, checkpoint)
     if _is_distributed(side, checkpoint):
@@ -49,18 +52,18 @@ def _has_bare_map(checkpoint: Checkpoint) -> bool:
     return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
 
 
-def entry(side: Side, checkpoint: Checkpoint) -> str:
+def entry(side: OpenedSide, checkpoint: Checkpoint) -> str:
     """Where loaders begin: the index, or the file itself."""
     return checkpoint.index_path or _first_file(side, checkpoint)
 
 
-def _first_file(side: Side, checkpoint: Checkpoint) -> str:
+def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
     return side.opened.files[checkpoint.files[0]].path
 
 
-def _is_distributed(side: Side, checkpoint: Checkpoint) -> bool:
+def _is_distributed(side: OpenedSide, checkpoint: Checkpoint) -> bool:
     return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
 
 
-def _has_config(side: Side, name: Name) -> bool:
+def _has_config(side: OpenedSide, name: Name) -> bool:
     return join(name.folder, "config.json") in side.source.files()

@@ -1,21 +1,32 @@
-"""Loading a folder's model for real, with a device map, disk offload and a memory limit, and asking it one question.
+"""`verify --load`: the model is loaded for real, with a device map, disk offload and a memory limit, and runs once.
 
-The dearest of the checks and the only one that reads weights through the loaders that people use. ScratchSpace offload
-follows the index tensor by tensor, so it also notices an index that names the wrong file.
+The most expensive of the checks, and the only one that reads weights through the loaders that people use. Disk offload
+follows the index tensor by tensor, so it also notices an index that names the wrong file. A loader reads folders, so a
+repository is fetched for as long as it takes; there has to be room for it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from reshard.pipeline.check import Check, Result
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.copying.stream import Tick
+from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
+from reshard.pipeline.places import Folder
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.child.limits import Allowed
 from reshard.pipeline.verifying.devices import incomplete
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 
 Loader = Literal["transformers", "accelerate"]
 
@@ -53,7 +64,7 @@ class LoadCheck:
     peak_rss: int = 0  # bytes
 
 
-def load(reload: Reload, folder: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:
+def load(meta_loader: MetaLoader, folder: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:
     """Load ``folder`` (config.json and safetensors) and run one forward pass over fixed input.
 
     Raises DeviceMapIncomplete when a given map leaves a parameter without a device; never for what it checks.
@@ -66,15 +77,15 @@ def load(reload: Reload, folder: Path, options: LoadOptions = DEFAULTS) -> LoadC
     }
     # Weights are mapped, so address space says nothing here; and offloaded blocks are files of any size.
     allowed = Allowed(seconds=LOAD_TIME, cpu=LOAD_CPU, memory=None, file=None, rss=options.memory)
-    answer: dict[str, Any] = reload.ask("load", json.dumps(arguments), allowed)
+    answer: dict[str, Any] = meta_loader.ask("load", json.dumps(arguments), allowed)
     if answer["result"] == "incomplete":
         raise incomplete(answer["parameters"])
     return LoadCheck(**{**answer, "in_no_file": tuple(answer.get("in_no_file", ()))})
 
 
-def compare_loads(reload: Reload, source: Path, output: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:
+def compare_loads(meta_loader: MetaLoader, source: Path, output: Path, options: LoadOptions = DEFAULTS) -> LoadCheck:
     """``load`` both folders in the same way; ``equal`` when both answer alike, bit for bit."""
-    before, after = (load(reload, folder, options) for folder in (source, output))
+    before, after = (load(meta_loader, folder, options) for folder in (source, output))
     if before.result != "loaded":
         reason = f"the source itself cannot be asked: {before.reason}"
         return replace(before, result="skipped" if before.result == "skipped" else "inconclusive", reason=reason)
@@ -88,3 +99,86 @@ def compare_loads(reload: Reload, source: Path, output: Path, options: LoadOptio
         return replace(after, result="failed", reason="one forward pass gives another output than the source's")
     same = f"; parameters that are in no file of either: {len(after.in_no_file):,}" if after.in_no_file else ""
     return replace(after, result="equal", reason=f"one forward pass gives the source's output, bit for bit{same}")
+
+
+def check_load(
+    output: Source,
+    source: Source | None,
+    meta_loader: MetaLoader,
+    options: LoadOptions,
+    tick: Tick,
+    tmpdir: Path | None,
+) -> Check:
+    """Whether the model of the root folder loads and runs; with ``source``, whether it gives its output bit for bit.
+
+    Raises DiskFull when what has to be fetched does not fit into ``tmpdir``, DeviceMapIncomplete, and what stores
+    raise.
+    """
+    level = f"loaded by {options.loader}, one forward pass"
+    if not _files(output):
+        return Check("load", "skipped", level, "no safetensors files and config.json are at the top of it")
+    comparable = source is not None and bool(_files(source))
+    with ExitStack() as fetched:
+        here = fetched.enter_context(_as_folder(output, tick, tmpdir))
+        if source is not None and comparable:
+            there = fetched.enter_context(_as_folder(source, tick, tmpdir))
+            found = compare_loads(meta_loader, there, here, options)
+        else:
+            found = load(meta_loader, here, options)
+    result, reason = _judged(found, alone=source is None)
+    if result == "failed":
+        return Check("load", result, level, "", _figures(found), (f"the model: {reason}",))
+    return Check("load", result, level, reason, _figures(found))
+
+
+def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
+    """A model that runs on made-up parameters proves nothing alone: some are made so, and others lost them."""
+    if found.result == "equal":
+        return "passed", found.reason
+    if found.result != "loaded":
+        return found.result, found.reason
+    if not alone:
+        untold = "the source is in no format that is loaded here, so there is nothing to compare with"
+        return "inconclusive", f"{found.reason}; {untold}"
+    if found.in_no_file:
+        return "inconclusive", f"{found.reason}; --against tells whether the source has them"
+    return "passed", found.reason
+
+
+def _figures(found: LoadCheck) -> dict[str, object]:
+    """What was counted; nothing where nothing was tried."""
+    if found.result == "skipped":
+        return {}
+    named: dict[str, object] = {"class_name": found.class_name} if found.class_name else {}
+    lacking: dict[str, object] = {"in_no_file": len(found.in_no_file)} if found.in_no_file else {}
+    seen = {"seconds": round(found.seconds, 1), "peak_rss": found.peak_rss}
+    return {**named, **lacking, **seen, **_placed(found.placement)}
+
+
+def _placed(placement: Mapping[str, int]) -> dict[str, int]:
+    return {f"blocks_on_{device}": count for device, count in placement.items() if device}
+
+
+def _files(source: Source) -> list[StoredFile]:
+    """What the loader reads, if the root holds a model that it reads."""
+    files = source.files()
+    weights = [f for path, f in files.items() if "/" not in path and path.endswith((SUFFIX, f"{SUFFIX}.index.json"))]
+    return [files["config.json"], *weights] if weights and "config.json" in files else []
+
+
+@contextmanager
+def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
+    if isinstance(source.place, Folder):
+        yield Path(source.place.path)
+        return
+    wanted = _files(source)
+    with tempfile.TemporaryDirectory(prefix="reshard-load-", dir=tmpdir) as scratch:
+        needed, free = sum(file.size for file in wanted), shutil.disk_usage(scratch).free
+        if needed > free:
+            raise DiskFull(path=scratch, needed=needed, free=free)
+        for file in wanted:
+            with Path(scratch, file.path).open("wb") as handle:
+                for view in source.read(file, 0, file.size):
+                    handle.write(view)
+                    tick(len(view))
+        yield Path(scratch)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import is_numbered, is_weight_index, load_json, read_file
+from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, load_json, read_file
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
@@ -21,7 +22,7 @@ from reshard.pipeline.publishing.history import Publication, publications
 from reshard.pipeline.publishing.manifest import Manifest, parse, sha256_of
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.compare import Read
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.structure import named_files
 
 _LEVEL = "what was published, by its own record"
@@ -57,16 +58,17 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     findings = [*_own_findings(manifest), *_index_findings(manifest, indexes), *contradicted]
     for path in manifest.files:
         findings += _file_findings(output, path, manifest)
-    beside = _beside(output, manifest, indexes)
+    weights, others = _beside(output, manifest, indexes)
     figures = {
         "files": len(manifest.files),
         "tensors": sum(len(file.tensors) for file in manifest.files.values()),
-        "weight_files_beside_it": len(beside),
+        "weight_files_beside_it": len(weights),
+        "other_files_beside_it": len(others),
         "root_in_the_commit": described is not None and described.manifest == manifest.root,
     }
     reason = f"it says that {_told(manifest)}; {_vouched(described, contradicted)}"
-    if beside:
-        reason += f"; it says nothing of {_example(beside)}"
+    if untold := [_example(paths, kind) for paths, kind in ((weights, "weight"), (others, "other")) if paths]:
+        reason += f"; it says nothing of {' and '.join(untold)}"
     return Recorded(
         Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings)), manifest
     )
@@ -169,15 +171,16 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
             yield f"the commit that published it says the {what} {theirs or 'none'}, and {has}"
 
 
-def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, _Index]) -> set[str]:
-    """Weights that are there and of which the manifest says nothing: adapters, or what its owner added."""
+def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, _Index]) -> tuple[set[str], set[str]]:
+    """The weights (adapters, or what its owner added) and the other files of which the manifest says nothing."""
     named = {path for index in indexes.values() for path in index.names}
-    weights = {path for path in output.files() if path.endswith(SUFFIX) or path in named}
-    return weights - manifest.files.keys()
+    beside = {path for path in output.files() if not is_tool_file(path)} - {*manifest.files, *indexes, MANIFEST}
+    weights = {path for path in beside if path.endswith(SUFFIX) or foreign_format(path) or path in named}
+    return weights, beside - weights
 
 
-def _example(paths: set[str]) -> str:
-    return min(paths) if len(paths) == 1 else f"{len(paths):,} weight files, such as {min(paths)}"
+def _example(paths: set[str], kind: str = "weight") -> str:
+    return min(paths) if len(paths) == 1 else f"{len(paths):,} {kind} files, such as {min(paths)}"
 
 
 def _file_findings(output: Source, path: str, manifest: Manifest) -> list[str]:
@@ -205,7 +208,7 @@ def _header(output: Source, file: StoredFile) -> bytes:
     return b"".join(output.read(file, 0, LENGTH_BYTES + length))
 
 
-def attested_by(side: Side, manifest: Manifest) -> Side:
+def attested_by(side: OpenedSide, manifest: Manifest) -> OpenedSide:
     """``side`` with the manifest's sha256 for files whose store lists none: reading them whole then checks them."""
     files = tuple(
         replace(file, sha256=file.sha256 or manifest.files[file.path].sha256)
@@ -216,7 +219,7 @@ def attested_by(side: Side, manifest: Manifest) -> Side:
     return replace(side, opened=replace(side.opened, files=files))
 
 
-def check_manifest_bytes(side: Side, was_read: Read, manifest: Manifest) -> Check:
+def check_manifest_bytes(side: OpenedSide, was_read: Read, manifest: Manifest) -> Check:
     """Whether every tensor still has the bytes that were read from the source when it was published."""
     read = {
         side.opened.files[number].path: was_read.tensors[checkpoint.name]

@@ -1,6 +1,6 @@
-"""Asking the reload child whether a model's class still takes the weights; cheap, torch-free, never hangs.
+"""Asking the child process whether a model's class still takes the weights; cheap, torch-free, never hangs.
 
-The child (``reload_child``) imports torch and transformers once and forks a process per request, so a config that
+The child (``child.server``) imports torch and transformers once and forks a process per request, so a config that
 burns memory or time hurts only its own fork. Whatever becomes of either, ``check`` answers: a crash, a timeout or a
 kill is ``inconclusive`` with the reason, never an exception and never a pass.
 """
@@ -35,15 +35,8 @@ if TYPE_CHECKING:
 
 # What the child inherits: how to find Python's packages and to speak UTF-8. Above all no token, no proxy, no cache.
 _INHERITED = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "LANG",
-    "LC_ALL",
-)
+    "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "LC_ALL",
+)  # fmt: skip
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -64,7 +57,7 @@ Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What the reload found.
+    """What the load on the meta device found.
 
     ``model``: the class was built and said the same to output and source: ``clean`` without complaint, ``report`` with
     the same complaints, ``failed`` with others. ``structural``: the class was not checked, and ``reason`` says why:
@@ -106,8 +99,8 @@ class ModelCheck:
         return ModelCheck(**values)
 
 
-class Reload:
-    """The reload child, started when first needed and kept warm; safe to share between threads."""
+class MetaLoader:
+    """The child process, started when first needed and kept warm; safe to share between threads."""
 
     def __init__(
         self,
@@ -208,7 +201,7 @@ class Reload:
                 self._child.end()
                 self._child = None
 
-    def __enter__(self) -> Reload:
+    def __enter__(self) -> MetaLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -242,7 +235,7 @@ class _Child:
     """One child process, its pipes, and a folder of its own that stands for its home."""
 
     def __init__(self, python: str, tmpdir: Path | None) -> None:
-        # Absolute, because the child is told of it and works in another folder.
+        # Absolute, because the child works in another folder.
         self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
         self._log = self._home / "log"
         self._unread = b""
@@ -279,7 +272,7 @@ class _Child:
         return self._exchange(line, seconds)
 
     def kill(self) -> None:
-        """Kill it and its forks; whoever owns it still has to ``end`` it."""
+        """Kill it and its forks; its owner still has to ``end`` it."""
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
 

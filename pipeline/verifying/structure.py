@@ -110,7 +110,7 @@ def compare(source: Signature, output: Signature) -> list[Finding]:
     return findings
 
 
-def check_files(headers: Headers) -> list[Finding]:
+def check_weight_files(headers: Headers) -> list[Finding]:
     """The rules of the files themselves, with or without an index."""
     findings: list[Finding] = []
     for name, paths in _owners(headers).items():
@@ -134,7 +134,7 @@ def check_index(
     listing: Iterable[str],
     totals: Mapping[str, Total] = NO_TOTALS,
 ) -> list[Finding]:
-    """The rules of an index against the headers of all files that belong to it, and ``check_files`` of those.
+    """The rules of an index against the headers of all files that belong to it, and ``check_weight_files`` of those.
 
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
     every file in the repository; ``totals`` those files whose bytes writers count in several ways.
@@ -142,7 +142,7 @@ def check_index(
     listing = set(listing)
     document = _parse(index_path, index)
     if isinstance(document, Finding):
-        return [document, *check_files(headers)]
+        return [document, *check_weight_files(headers)]
     weight_map, metadata = document
     folder = posixpath.dirname(index_path)
     findings: list[Finding] = []
@@ -170,7 +170,7 @@ def check_index(
     own = {path: header for path, header in headers.items() if path in named}
     if metadata is not None and len(_readable(own)) == len(named):
         findings += _check_total(index_path, metadata, _readable(own), totals)
-    return findings + check_files(own)
+    return findings + check_weight_files(own)
 
 
 def named_files(index_path: str, index: bytes | Mapping[str, Any]) -> set[str]:

@@ -1,40 +1,117 @@
 """Whether two repositories have the same tokenizer: the same files, or else files that behave the same.
 
-Equal bytes prove it. Where they differ (a re-save writes other files with the same meaning), the reload child loads
-both without remote code and compares what they do to difficult text.
+Equal bytes prove it. Where they differ (a re-save writes other files with the same meaning), the child process loads
+both without remote code and compares what they are and do over difficult text. That is an argument and no proof.
 """
 
 from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Iterable
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import basename, dirname, join
 from typing import Any, Literal
 
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.limits import TOKENIZER_MAX
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.stores.scratch import full_disk_errors
+from reshard.pipeline.tensors import StoredFile, same_by_hash
+from reshard.pipeline.verifying.json_difference import json_difference
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.tokenizer_files import named_like, tokenizer_files
 
-# What tokenizers of transformers read, by file name; `chat_template.json` is a processor's.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "*-vocab.json",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "tekken.json",
-    "chat_template.jinja",
-)
-PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
+# Names of which one at least makes up a tokenizer that loads; the others configure it.
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*-vocab.json", "*.model", "*.spm")
+# Read only by loaders that take no `tokenizer.json`; those that take it read none of these.
+_VOCABULARIES = ("vocab.*", "*-vocab.json", "merges.txt", "*.model", "*.spm", "tekken.json")
+
+
+def check_tokenizers(
+    output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+) -> list[Check]:
+    """Of every folder with a tokenizer: whether it is the source's, or alone, whether it loads.
+
+    Equal bytes pass; other bytes that behave the same are inconclusive, with the keys that differ.
+    """
+    folders = sorted({*_tokenizers(output.files()), *(_tokenizers(source.files()) if source else ())})
+    return [_check_folder(folder, output, source, meta_loader, tmpdir) for folder in folders]
+
+
+def compared_by_behaviour(theirs: Mapping[str, StoredFile], ours: Mapping[str, StoredFile]) -> set[str]:
+    """The paths of both sides that `check_tokenizers` judges, where the source has a tokenizer."""
+    before, after = _tokenizers(theirs), _tokenizers(ours)
+    paths = {path for folder, files in before.items() for path in (*files, *after.get(folder, ()))}
+    return {path for path in paths if not any(_is_unread(path, listing) for listing in (theirs, ours))}
+
+
+def _is_unread(path: str, listing: Mapping[str, StoredFile]) -> bool:
+    return path in listing and named_like(path, _VOCABULARIES) and join(dirname(path), "tokenizer.json") in listing
+
+
+def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Folder -> the files of its tokenizer, if it has one."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in tokenizer_files(paths):
+        found[dirname(path)].append(path)
+    return {folder: files for folder, files in found.items() if any(named_like(path, _TOKENIZERS) for path in files)}
+
+
+def _check_folder(
+    folder: str, output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path | None
+) -> Check:
+    name = f"tokenizer {folder}" if folder else "tokenizer"
+    level = "the same files, or how they behave" if source else "loads without remote code"
+    sides = [side for side in (output, source) if side is not None]
+    files = [{path: side.files()[path] for path in _tokenizers(side.files()).get(folder, [])} for side in sides]
+    ours, theirs = files[0], files[-1]
+    figures = {"files": len(ours)}
+    if not theirs:
+        return Check(name, "inconclusive", level, "the source has none to compare it with", figures)
+    if source and ours.keys() == theirs.keys() and all(same_by_hash(ours[path], theirs[path]) for path in ours):
+        return Check(name, "passed", level, "every file has the source's hash", figures)
+    if any(file.size > TOKENIZER_MAX for listed in files for file in listed.values()):
+        return Check(name, "skipped", level, f"a file of it is larger than {TOKENIZER_MAX:,} bytes", figures)
+    with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
+        folders = [Path(scratch, str(number)) for number in range(len(sides))]
+        for side, paths, to in zip(sides, files, folders, strict=True):
+            _fetch(side, [*paths, join(folder, "config.json")], to)
+        found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
+        differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
+    told = "; ".join([found.reason, *differences])
+    if found.result == "failed":
+        return Check(name, "failed", level, "", figures, (f"{name}: {told}",))
+    result: Result = "skipped" if found.result == "skipped" else "inconclusive"
+    return Check(name, "passed" if found.result in {"equal_files", "loads"} else result, level, told, figures)
+
+
+def _difference(path: str, folders: list[Path]) -> str:
+    """How the file differs in two folders, the output's and the source's."""
+    after, before = (folder / path for folder in folders)
+    if not (before.exists() and after.exists()):
+        return "is on one side only"
+    if not path.endswith(".json"):
+        return "has other bytes"
+    return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
+
+
+def _fetch(source: Source, paths: Iterable[str], to: Path) -> None:
+    to.mkdir()
+    for path in paths:
+        file = source.files().get(path)
+        if file is None:
+            continue
+        with full_disk_errors(to, file.size), (to / basename(path)).open("wb") as handle:
+            for view in source.read(file, 0, file.size):
+                handle.write(view)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerCheck:
+class TokenizerVerdict:
     """``equal_files``: the same bytes; ``equal_behaviour``: other bytes, the same ids, decoding, specials and template;
     ``loads``: nothing to compare with, and it loads; ``failed``: it differs, or no longer loads where the source does.
     """
@@ -46,43 +123,24 @@ class TokenizerCheck:
     peak_rss: int = 0  # bytes
 
 
-def tokenizer_files(paths: Iterable[str]) -> list[str]:
-    """Those of a repository's paths that its tokenizer is made of."""
-    return _named(paths, TOKENIZER_FILES)
-
-
-def processor_files(paths: Iterable[str]) -> list[str]:
-    """Those of a repository's paths that say how it takes images, sound and chats."""
-    return _named(paths, PROCESSOR_FILES)
-
-
-def _named(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    return sorted(path for path in paths if any(fnmatchcase(PurePosixPath(path).name, like) for like in patterns))
-
-
-def check_tokenizer(reload: Reload, output: Path, source: Path | None = None) -> TokenizerCheck:
+def compare_tokenizers(meta_loader: MetaLoader, output: Path, source: Path | None = None) -> TokenizerVerdict:
     """Whether ``output``'s tokenizer is ``source``'s; both are folders with (at least) the files of one tokenizer.
 
     Without ``source``: whether it loads. Never raises for what it checks.
     """
-    ours = _relative(output)
-    if not ours and (source is None or not _relative(source)):
-        return TokenizerCheck("skipped", "there are no tokenizer files")
+    ours, theirs = (_files(folder) if folder else [] for folder in (output, source))
+    if not ours and not theirs:
+        return TokenizerVerdict("skipped", "there are no tokenizer files")
     differing: tuple[str, ...] = ()
     if source is not None:
-        differing = tuple(_differing(source, output))
+        _, mismatch, errors = filecmp.cmpfiles(source, output, sorted({*ours, *theirs}), shallow=False)
+        differing = tuple(sorted([*mismatch, *errors]))
         if not differing:
-            return TokenizerCheck("equal_files", f"{len(ours)} files are the same byte for byte")
+            return TokenizerVerdict("equal_files", f"{len(ours)} files are the same byte for byte")
     folders = [str(folder.resolve()) for folder in (source, output) if folder is not None]
-    answer: dict[str, Any] = reload.ask("tokenizers", json.dumps({"folders": folders}))
-    return TokenizerCheck(**answer, differing=differing)
+    answer: dict[str, Any] = meta_loader.ask("tokenizers", json.dumps({"folders": folders}))
+    return TokenizerVerdict(**answer, differing=differing)
 
 
-def _relative(folder: Path) -> list[str]:
+def _files(folder: Path) -> list[str]:
     return tokenizer_files(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def _differing(source: Path, output: Path) -> list[str]:
-    names = sorted({*_relative(source), *_relative(output)})
-    _, mismatch, errors = filecmp.cmpfiles(source, output, names, shallow=False)
-    return sorted([*mismatch, *errors])

@@ -19,20 +19,19 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name
-from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, read, read_both
-from reshard.pipeline.verifying.files import check_files, check_tokenizers
+from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
+from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
-from reshard.pipeline.verifying.side import UNCHANGED, Paired, Side, paired
-from reshard.pipeline.verifying.structure import Signature
-from reshard.pipeline.verifying.ties import check_ties
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, Paired, paired
+from reshard.pipeline.verifying.tokenizer import check_tokenizers
 
 
 def verify(
     output: Source,
     source: Source | None,
-    reload: Reload,
+    meta_loader: MetaLoader,
     *,
     deep: bool = False,
     changes: Options = UNCHANGED,
@@ -48,9 +47,9 @@ def verify(
     broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
-        threading.Thread(target=reload.warm, daemon=True).start()  # its imports take seconds, and so do headers
-    their_side = Side.open(source, changes) if source else None
-    side = Side.attempt(output)
+        threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
+    their_side = OpenedSide.open(source, changes) if source else None
+    side = OpenedSide.attempt(output)
     checks = [check_rules(output, side)]
     recorded = check_manifest(output, described)
     checks += [recorded.check] if recorded.check else []
@@ -60,14 +59,15 @@ def verify(
         side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
+    models = _ask_classes(side, their_side, matched, meta_loader)
+    ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
-        checks += [check_headers(their_side, side, matched), check_files(their_side, side, changes, deep, tick)]
-    models = _ask_classes(side, their_side, matched, reload)
+        checks += [check_headers(their_side, side, matched, ties), check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
-    checks += check_tokenizers(output, source, reload, tmpdir)
+    checks += check_tokenizers(output, source, meta_loader, tmpdir)
     if deep and their_side and matched:
         theirs, ours = read_both(their_side, side, tick, tmpdir)
-        checks.append(check_bytes(their_side, side, matched, theirs, ours, tick, tmpdir))
+        checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
         checks += [check_stored(side, ours), *check_ties(side, models, ours)]
@@ -77,38 +77,54 @@ def verify(
 
 
 def _one_at_a_time(tick: Tick) -> Tick:
-    """Both sides are read at once, and who is told should not have to think of it."""
+    """``tick`` behind a lock: both sides are read at the same time."""
     lock = threading.Lock()
 
-    def told(count: int) -> None:
+    def locked(count: int) -> None:
         with lock:
             tick(count)
 
-    return told
+    return locked
 
 
 # ------------------------------------------------------------------------------------------------------- the class
 
 
-def _ask_classes(side: Side, theirs: Side | None, matched: Paired | None, reload: Reload) -> dict[Name, ModelCheck]:
-    before: dict[Name, Signature] = {}
-    if theirs and matched:
-        before = {pair.output.name: theirs.signature(pair.source) for pair in matched.pairs}
-    return {c.name: _ask_class(side, c, before.get(c.name), reload) for c in side.opened.checkpoints}
+def _ask_classes(
+    side: OpenedSide, theirs: OpenedSide | None, matched: Paired | None, meta_loader: MetaLoader
+) -> dict[Name, ModelCheck]:
+    sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
+    return {c.name: _ask_class(side, c, theirs, sources.get(c.name), meta_loader) for c in side.opened.checkpoints}
 
 
-def _ask_class(side: Side, checkpoint: Checkpoint, source: Signature | None, reload: Reload) -> ModelCheck:
-    """The output's config names the class; another config is a difference between files, and is reported there."""
+def _ask_class(
+    side: OpenedSide,
+    checkpoint: Checkpoint,
+    theirs: OpenedSide | None,
+    before: Checkpoint | None,
+    meta_loader: MetaLoader,
+) -> ModelCheck:
+    """What the class of the output's own config says, or of the source's where the output has none.
+
+    Another config is a difference between files, and is reported there.
+    """
     if side.found.stays_whole:
         return ModelCheck("structural", "skipped", "such weights have a loader of their own, and are no model's alone")
     path = join(checkpoint.name.folder, "config.json")
-    file = side.source.files().get(path)
+    places = [(side.source, path)]
+    if theirs and before:
+        places.append((theirs.source, join(before.name.folder, "config.json")))
+    source, file = next(((s, s.files()[at]) for s, at in places if at in s.files()), (side.source, None))
     if file is None:
         return ModelCheck("structural", "skipped", f"no {path} says which class loads it")
     if file.size > CONFIG_MAX:
-        return ModelCheck("structural", "skipped", f"{path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
-    config, ours = read_file(side.source, file, CONFIG_MAX), side.signature(checkpoint)
-    return reload.check(config, source, ours) if source else reload.check(config, ours)
+        return ModelCheck("structural", "skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
+    config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
+    return (
+        meta_loader.check(config, theirs.signature(before), ours)
+        if theirs and before
+        else meta_loader.check(config, ours)
+    )
 
 
 def _check_model(name: Name, verdict: ModelCheck, alone: bool) -> Check:

@@ -23,7 +23,7 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.benchmarks.figures import Figure
 from tests.support.hub import HubProcess
@@ -70,11 +70,11 @@ def do_ratio(source: str, output: str, kept: bool) -> float:
     """
     context = Context.from_env()
     places = parse_place(source), parse_place(output)
-    with closing(Reload()) as reload:
+    with closing(MetaLoader()) as meta_loader:
 
         def deep() -> None:
             theirs, ours = (open_source(place, context) for place in places)
-            checks = verify(ours, theirs, reload, deep=True)
+            checks = verify(ours, theirs, meta_loader, deep=True)
             assert "failed" not in {check.result for check in checks}
 
         def plain() -> None:

@@ -55,14 +55,14 @@ def loop(count: int) -> float:
     """Seconds of each job in a loop over the pipeline, once its reload child is warm."""
     from reshard.pipeline.reshard import run
     from reshard.pipeline.stores.connect import Context
-    from reshard.pipeline.verifying.meta_load import Reload
+    from reshard.pipeline.verifying.meta_load import MetaLoader
 
     context = Context.from_env()
-    with closing(Reload()) as reload:
-        run(request(0, "loop"), context, reload=reload)
+    with closing(MetaLoader()) as meta_loader:
+        run(request(0, "loop"), context, meta_loader=meta_loader)
         start = time.perf_counter()
         for number in range(1, count):
-            run(request(number, "loop"), context, reload=reload)
+            run(request(number, "loop"), context, meta_loader=meta_loader)
         return (time.perf_counter() - start) / (count - 1)
 
 

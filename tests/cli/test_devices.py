@@ -41,6 +41,26 @@ def test_devices_are_given_whole_blocks_and_only_the_files_they_need(reshard: Ru
     assert "kept whole: LlamaDecoderLayer" in reshard(*typed).out
 
 
+def test_a_map_may_be_named_as_accelerate_names_it(reshard: Run, llama: Path) -> None:
+    limits = ("--max-memory", "0=2MB,1=2MB,2=2MB,cpu=1GB")
+
+    def held(*typed: object) -> list[int]:
+        (placed,) = reshard("plan", llama, *limits, *typed, "--json").documents[0]["device_maps"]
+        return [device["bytes"] for device in placed["devices"]]
+
+    total = sum(held())
+    assert held() == held("--device-map", "sequential") == [total, 0, 0, 0]
+    balanced = held("--device-map", "balanced")
+    assert balanced == held("--device-map", "auto") and all(balanced[:3]) and sum(balanced) == total
+    low = held("--device-map", "balanced_low_0")
+    assert low[0] < balanced[0] and all(low[1:3]) and sum(low) == total
+
+
+def test_a_named_map_needs_devices_to_place_on(reshard: Run, llama: Path) -> None:
+    done = reshard("plan", llama, "--device-map", "balanced")
+    assert done.code == 2 and "--device-map balanced needs --max-memory" in done.err
+
+
 def test_a_device_that_gets_nothing_is_shown_with_its_limit(reshard: Run, llama: Path) -> None:
     typed = ("plan", llama, "--max-memory", "1=2kB,0=600kB,cpu=1kB")
     (placed,) = reshard(*typed, "--json").documents[0]["device_maps"]
@@ -84,7 +104,7 @@ def test_limits_that_are_none_are_refused(value: str) -> None:
 def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "map.json").write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(UsageError, match="not .*JSON"):
-        read_device_map(tmp_path / "map.json")
+        read_device_map(str(tmp_path / "map.json"))
 
 
 def test_a_map_that_cannot_be_read_is_refused_in_one_line(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -92,21 +112,21 @@ def test_a_map_that_cannot_be_read_is_refused_in_one_line(reshard: Run, model: P
     assert done.code == 2
     assert done.err.startswith(f"error[usage]: --device-map {tmp_path}: Is a directory\n")
     with pytest.raises(UsageError, match="has more than"):
-        read_device_map(Path("/dev/zero"))
+        read_device_map("/dev/zero")
 
 
 @pytest.mark.parametrize("device", ["banana", "٣", "", "cuda:", "-1", -1, 1.5, None, True, [], {}])
 def test_a_device_that_is_none_is_named_with_its_module(tmp_path: Path, device: object) -> None:
     (tmp_path / "map.json").write_text(json.dumps({"model": 0, "lm_head": device}))
     with pytest.raises(UsageError) as refused:
-        read_device_map(tmp_path / "map.json")
+        read_device_map(str(tmp_path / "map.json"))
     assert f'"lm_head" is on {json.dumps(device)}, ' in str(refused.value)
 
 
 def test_devices_go_by_number_or_name_and_a_module_is_given_once(tmp_path: Path) -> None:
     placed = {"a": 0, "b": "1", "c": "cpu", "d": "disk", "e": "cuda:3", "f": "mps"}
     (tmp_path / "map.json").write_text(json.dumps(placed))
-    assert read_device_map(tmp_path / "map.json") == {module: str(device) for module, device in placed.items()}
+    assert read_device_map(str(tmp_path / "map.json")) == {module: str(device) for module, device in placed.items()}
     (tmp_path / "map.json").write_text('{"a": 0, "b": 1, "a": 2}')
     with pytest.raises(UsageError, match='has "a" twice'):
-        read_device_map(tmp_path / "map.json")
+        read_device_map(str(tmp_path / "map.json"))

@@ -20,7 +20,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, run
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.formats.cases import CASES, Case
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -65,8 +65,8 @@ class _Done:
 
 def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row]:
     """The rows of those cases; ``space`` is a user on the Hub on loopback, ``HF_ENDPOINT`` and ``HF_TOKEN`` are its."""
-    with closing(Reload()) as reload:
-        done = [_reshard(name, scratch / name, space, reload) for name in _built(names, scratch)]
+    with closing(MetaLoader()) as meta_loader:
+        done = [_reshard(name, scratch / name, space, meta_loader) for name in _built(names, scratch)]
     asked = [(d, loader) for d in done for loader in LOADERS]
     said = _ask([(loader, d.target, "auto") for d, loader in asked], scratch)
     found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
@@ -99,14 +99,14 @@ def _environment(scratch: Path) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------- through the product
 
 
-def _reshard(name: str, folder: Path, space: Namespace, reload: Reload) -> _Done:
+def _reshard(name: str, folder: Path, space: Namespace, meta_loader: MetaLoader) -> _Done:
     case, target = CASES[name], space.repo(f"{name}-resharded")
     transport = "xet" if list(CASES).index(name) % 2 else "http"
     source = _publish(case, name, folder, space, transport)
     lender = None if case.home == "source" else parse_place(str(folder / case.home))
     options = Options(**case.options, config_from=lender, transport=transport, visibility="public")
     request = Request(source=parse_place(source), target=parse_place(target), options=options)
-    report = run(request, Context.from_env(), reload=reload)
+    report = run(request, Context.from_env(), meta_loader=meta_loader)
     there = snapshot_download(target, cache_dir=folder / "cache", endpoint=space.endpoint, token=space.token)
     return _Done(name, folder, Path(there), report, _trouble(case, folder, Path(there), space, target, report.plan))
 

@@ -16,7 +16,7 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, run
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["Run", "hub", "hub_process", "namespace"]
@@ -29,19 +29,19 @@ TRANSPORT = "RESHARD_TEST_TRANSPORT"  # how this test's jobs and seeds reach the
 
 
 @pytest.fixture(scope="session")
-def reload() -> Iterator[Reload]:
-    with closing(Reload()) as warm:
+def meta_loader() -> Iterator[MetaLoader]:
+    with closing(MetaLoader()) as warm:
         yield warm
 
 
 @pytest.fixture
-def go(reload: Reload) -> Run:
+def go(meta_loader: MetaLoader) -> Run:
     """``go(source, target, **options)`` reshards between folders, or what ``HF_ENDPOINT`` names."""
 
     def go(source: str | Path, target: str | Path, **options: Any) -> Report:
         chosen = Options(**{"transport": os.environ.get(TRANSPORT, "auto")} | options)
         request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=chosen)
-        return run(request, Context.from_env(), reload=reload)
+        return run(request, Context.from_env(), meta_loader=meta_loader)
 
     return go
 

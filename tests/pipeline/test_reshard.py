@@ -36,7 +36,7 @@ from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.verifying import checks
+from reshard.pipeline.verifying import job_checks
 from tests.pipeline.conftest import TRANSPORT, Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -536,8 +536,8 @@ def test_headers_that_changed_since_they_were_planned_are_found_without_and_by_t
     check = reshard.check
     monkeypatch.setattr(reshard, "check", lambda made, shards, *rest: check(made, misspelt(shards), *rest))
     if blind:
-        check_plan = checks.check_plan
-        monkeypatch.setattr(checks, "check_plan", lambda made, _: check_plan(made, made.shards))
+        check_plan = job_checks.check_plan
+        monkeypatch.setattr(job_checks, "check_plan", lambda made, _: check_plan(made, made.shards))
     with pytest.raises(error, match=said):
         go(llama, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from reshard.pipeline.errors import DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
@@ -377,3 +378,21 @@ def test_a_bare_checkpoint_borrows_config_and_tokenizer(on_hub: Namespace, tmp_p
     assert "pytorch_model.bin" not in on_hub.admin.files(target)
     again = go(repos[0], target, size=SIZE, config_from=parse_place(repos[1]))
     assert again.plan.published is not None
+
+
+def test_weights_in_a_folder_of_their_own_are_loaded_as_the_plan_says(tmp_path: Path, go: Run) -> None:
+    lender = tmp_path / "lender"
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=96)
+    )
+    model.save_pretrained(lender)
+    (tmp_path / "bare" / "weights").mkdir(parents=True)
+    torch.save(model.state_dict(), tmp_path / "bare" / "weights" / "pytorch_model.bin")
+    out = tmp_path / "out"
+    report = go(tmp_path / "bare", out, size=30_000, config_from=parse_place(str(lender)))
+    (said,) = [note for note in report.plan.notes if "config.json" in note]
+    call = said.partition("load it with ")[2]
+    assert call == "from_pretrained(MODEL, subfolder='weights', config=AutoConfig.from_pretrained(MODEL))"
+    names = {"from_pretrained": LlamaForCausalLM.from_pretrained, "AutoConfig": AutoConfig, "MODEL": out}
+    loaded = eval(call, names).state_dict()  # noqa: S307 - our own words, tried as they stand
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.verification.table import Results, results
 
 
 @pytest.fixture(scope="session")
-def reload() -> Iterator[Reload]:
-    with Reload() as it:
+def meta_loader() -> Iterator[MetaLoader]:
+    with MetaLoader() as it:
         assert it.warm() is None
         yield it
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory, reload: Reload) -> Results:
-    return results(tmp_path_factory.mktemp("mutations"), reload)
+def found(tmp_path_factory: pytest.TempPathFactory, meta_loader: MetaLoader) -> Results:
+    return results(tmp_path_factory.mktemp("mutations"), meta_loader)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.verification.models import LINES, save_tokenizer
 from tests.verification.weights import INDEX, Array, Folder, join, read, split, write
@@ -25,20 +26,24 @@ MTP = "mtp.layers.0.proj.weight"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to break an output; ``what`` is what became of it."""
+    """One way to break an output; ``what`` is what became of it.
+
+    Where it is not ``proven`` that loaders do otherwise with it, no check fails, and one is inconclusive.
+    """
 
     kind: str
     what: str
     apply: Callable[[Folder], object]
+    proven: bool
 
 
 MUTATIONS: list[Mutation] = []
 Breaking = Callable[[Folder], object]
 
 
-def mutation(kind: str, what: str) -> Callable[[Breaking], Breaking]:
+def mutation(kind: str, what: str, *, proven: bool = True) -> Callable[[Breaking], Breaking]:
     def add(apply: Breaking) -> Breaking:
-        MUTATIONS.append(Mutation(kind, what, apply))
+        MUTATIONS.append(Mutation(kind, what, apply, proven))
         return apply
 
     return add
@@ -559,3 +564,99 @@ def _(out: Folder) -> None:
 def _(out: Folder) -> None:
     (out / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1}')
     write(out / "adapter_model.safetensors", {"lora_A.weight": out.get(NORM)})
+
+
+def added_token(out: Folder, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what `tokenizer.json` says of its first added token."""
+    out.json("tokenizer.json", lambda t: change(t["added_tokens"][0]))
+
+
+@mutation(OTHERS, "the tokenizer has a normalizer")
+def _(out: Folder) -> None:
+    out.json(
+        "tokenizer.json", lambda t: t.update(normalizer={"type": "Strip", "strip_left": False, "strip_right": False})
+    )
+
+
+@mutation(OTHERS, "the tokenizer cuts long texts off")
+def _(out: Folder) -> None:
+    settings = {"direction": "Right", "max_length": 100_000, "strategy": "LongestFirst", "stride": 0}
+    out.json("tokenizer.json", lambda t: t.update(truncation=settings))
+
+
+@mutation(OTHERS, "the tokenizer pads")
+def _(out: Folder) -> None:
+    settings = {"direction": "Left", "pad_id": 2, "pad_type_id": 0, "pad_token": "<pad>", "pad_to_multiple_of": None}
+    out.json("tokenizer.json", lambda t: t.update(padding=settings | {"strategy": "BatchLongest"}))
+
+
+@mutation(OTHERS, "a special token takes the blanks before it")
+def _(out: Folder) -> None:
+    added_token(out, lambda token: token.update(lstrip=True))
+
+
+@mutation(OTHERS, "a special token is found in whole words only")
+def _(out: Folder) -> None:
+    added_token(out, lambda token: token.update(single_word=True))
+
+
+@mutation(OTHERS, "a special token is an ordinary one", proven=False)
+def _(out: Folder) -> None:
+    added_token(out, lambda token: token.update(special=False))
+
+
+@mutation(OTHERS, "the tokenizer has a special token more")
+def _(out: Folder) -> None:
+    out.json("tokenizer_config.json", lambda t: t.update(extra_special_tokens={"image_token": "<pad>"}))
+
+
+@mutation(OTHERS, "the tokenizer cleans up blanks", proven=False)
+def _(out: Folder) -> None:
+    out.json("tokenizer_config.json", lambda t: t.update(clean_up_tokenization_spaces=True))
+
+
+@mutation(OTHERS, "the tokenizer's config has a setting that nobody knows here", proven=False)
+def _(out: Folder) -> None:
+    out.json("tokenizer_config.json", lambda t: t.update(spaces_between_special_tokens=False))
+
+
+@mutation(OTHERS, "the config has another setting for generation")
+def _(out: Folder) -> None:
+    out.json("config.json", lambda c: c.update(repetition_penalty=1.5))
+
+
+@mutation(OTHERS, "the config was written by another version", proven=False)
+def _(out: Folder) -> None:
+    out.json("config.json", lambda c: c.update(transformers_version="0.0.1", _name_or_path="another/model"))
+
+
+@mutation(OTHERS, "a template for other chats is there that the source does not have")
+def _(out: Folder) -> None:
+    (out / "additional_chat_templates").mkdir()
+    (out / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+
+
+@mutation(OTHERS, "code for generation is there that the source does not have")
+def _(out: Folder) -> None:
+    (out / "custom_generate").mkdir()
+    (out / "custom_generate" / "generate.py").write_text("def generate(model, **_): ...\n")
+
+
+@mutation(OTHERS, "a torch file with other weights is there beside the good ones")
+def _(out: Folder) -> None:
+    torch.save({NORM: torch.zeros(32)}, out / "pytorch_model.bin")
+
+
+@mutation(OTHERS, "a file is there that no loader reads", proven=False)
+def _(out: Folder) -> None:
+    (out / "notes.txt").write_text("added by hand\n")
+
+
+@mutation(OTHERS, "the licence is missing")
+def _(out: Folder) -> None:
+    (out / "LICENSE").unlink()
+
+
+@mutation(OTHERS, "the licence is another one")
+def _(out: Folder) -> None:
+    (out / "LICENSE").write_text("Do as we please.\n")

@@ -13,7 +13,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import described_by
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.verification.models import SIZE, save_source
 from tests.verification.mutations import MUTATIONS, Mutation
@@ -38,31 +38,31 @@ AGAINST = tuple(COLUMNS)[:6]
 Results = dict[str, list[Check]]
 
 
-def make_good(folder: Path, reload: Reload) -> tuple[Path, Path]:
+def make_good(folder: Path, meta_loader: MetaLoader) -> tuple[Path, Path]:
     """(source, output): the model, and what the pipeline itself makes of it."""
     source, output = folder / "source", folder / "good"
     save_source(source)
     request = Request(
         source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=SIZE, transport="auto")
     )
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     return source, output
 
 
-def check(output: Path, source: Path, reload: Reload) -> list[Check]:
+def check(output: Path, source: Path, meta_loader: MetaLoader) -> list[Check]:
     """Everything that `verify --against --deep` says."""
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(str(folder)), context) for folder in (output, source))
     published = described_by(open_target(ours.place, Options(), context), ours.pin.commit)
-    return verify(ours, theirs, reload, deep=True, described=published)
+    return verify(ours, theirs, meta_loader, deep=True, described=published)
 
 
-def results(folder: Path, reload: Reload) -> Results:
+def results(folder: Path, meta_loader: MetaLoader) -> Results:
     """What is said of each mutated copy of one good output, by what was done to it."""
-    source, good = make_good(folder, reload)
-    found: Results = {"": check(good, source, reload)}
+    source, good = make_good(folder, meta_loader)
+    found: Results = {"": check(good, source, meta_loader)}
     for mutation in MUTATIONS:
-        found[mutation.what] = check(mutated(good, folder / "broken", mutation), source, reload)
+        found[mutation.what] = check(mutated(good, folder / "broken", mutation), source, meta_loader)
     return found
 
 
@@ -73,9 +73,9 @@ def mutated(good: Path, to: Path, mutation: Mutation) -> Path:
     return to
 
 
-def caught(checks: list[Check]) -> set[str]:
-    """The columns whose checks failed."""
-    failed = [check.name for check in checks if check.result == "failed"]
+def caught(checks: list[Check], result: str = "failed") -> set[str]:
+    """The columns whose checks ended so."""
+    failed = [check.name for check in checks if check.result == result]
     return {
         column
         for column, names in COLUMNS.items()
@@ -90,15 +90,18 @@ def render(found: Mapping[str, list[Check]]) -> str:
 
 def _lines(found: Mapping[str, list[Check]]) -> Iterator[str]:
     by_column = {column: sum(column in caught(found[m.what]) for m in MUTATIONS) for column in COLUMNS}
-    yield f"{len(MUTATIONS)} mutations; `--against --deep` catches every one of them. Of each check alone:"
+    undecided = sum(not mutation.proven for mutation in MUTATIONS)
+    yield f"{len(MUTATIONS)} mutations; `--against --deep` passes none of them. `x` failed, `?` is inconclusive, as of"
+    yield f"{undecided} that are not shown to change what a loader does. Of each check alone:"
     yield ""
     yield "| what was done to a good output | " + " | ".join(COLUMNS) + " |"
     yield "| --- |" + " :-: |" * len(COLUMNS)
     for kind, mutations in groupby(MUTATIONS, key=lambda mutation: mutation.kind):
         yield f"| **{kind}** |" + " |" * len(COLUMNS)
         for mutation in mutations:
-            seen = caught(found[mutation.what])
-            yield f"| {mutation.what} | " + " | ".join("x" if column in seen else "" for column in COLUMNS) + " |"
+            failed, undecided = (caught(found[mutation.what], result) for result in ("failed", "inconclusive"))
+            marks = ("x" if column in failed else "?" if column in undecided else "" for column in COLUMNS)
+            yield f"| {mutation.what} | " + " | ".join(marks) + " |"
     yield f"| **caught, of {len(MUTATIONS)}** | " + " | ".join(str(by_column[column]) for column in COLUMNS) + " |"
 
 

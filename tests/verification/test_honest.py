@@ -13,8 +13,8 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.verifying.index_rules import check_rules
-from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.side import Side
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.verify import verify
 from tests.formats.cases import CASES
 from tests.formats.run import _built
@@ -29,23 +29,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scratch
 
 
-def checked(name: str, scratch: Path, reload: Reload, told: bool) -> list[Check]:
+def checked(name: str, scratch: Path, meta_loader: MetaLoader, told: bool) -> list[Check]:
     """The checks of what the pipeline makes of a case; ``told`` what it was asked to change, or not."""
     case, folder = CASES[name], scratch / name
     lender = None if case.home == "source" else parse_place(str(folder / case.home))
     source, target = parse_place(str(folder / "source")), parse_place(str(folder / "output"))
     request = Request(source=source, target=target, options=Options(**case.options, config_from=lender))
     context = Context.from_env()
-    run(request, context, reload=reload)
+    run(request, context, meta_loader=meta_loader)
     theirs = open_source(source, context)
     against = Borrowing(theirs, open_source(lender, context)) if lender else theirs
     wishes = {key: case.options[key] for key in ("dtype", "strip_prefix") if told and key in case.options}
-    return verify(open_source(target, context), against, reload, deep=True, changes=Options(**wishes))
+    return verify(open_source(target, context), against, meta_loader, deep=True, changes=Options(**wishes))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_honest_output_is_never_called_broken(name: str, built: Path, reload: Reload) -> None:
-    checks = checked(name, built, reload, told=True)
+def test_an_honest_output_is_never_called_broken(name: str, built: Path, meta_loader: MetaLoader) -> None:
+    checks = checked(name, built, meta_loader, told=True)
     assert {check.name: check.findings for check in checks if check.result == "failed"} == {}
     (bytes_,) = [check for check in checks if check.name == "same bytes"]
     assert bytes_.result == "passed" and bytes_.figures["not_comparable"] == 0
@@ -55,14 +55,14 @@ def test_an_honest_output_is_never_called_broken(name: str, built: Path, reload:
 @pytest.mark.parametrize("name", CASES)
 def test_an_honest_source_breaks_no_rule_and_is_looked_at(name: str, built: Path) -> None:
     source = open_source(parse_place(str(built / name / "source")), Context.from_env())
-    rules = check_rules(source, Side.attempt(source))
+    rules = check_rules(source, OpenedSide.attempt(source))
     assert (rules.result, rules.findings) == ("passed", ())
     assert rules.figures["files"] and rules.figures["tensors"]
 
 
 @pytest.mark.parametrize("name", ["mistral", "fsdp-wrapped"])
 def test_a_change_that_was_asked_for_is_a_difference_to_whoever_is_not_told(
-    name: str, built: Path, reload: Reload
+    name: str, built: Path, meta_loader: MetaLoader
 ) -> None:
-    failed = {check.name for check in checked(name, built, reload, told=False) if check.result == "failed"}
+    failed = {check.name for check in checked(name, built, meta_loader, told=False) if check.result == "failed"}
     assert "same tensors" in failed

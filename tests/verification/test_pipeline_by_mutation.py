@@ -30,7 +30,7 @@ from reshard.pipeline.reshard import confirm, copy, plan, publish
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import ByteRange, StoredFile
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.failing_stores import FailingSink, FailingSource, Spoiler
 from tests.support.models import arrays, numbered, save_sharded
 
@@ -69,7 +69,7 @@ class SmallViews(FolderSource):
 def job(
     model: Path,
     out: Path,
-    reload: Reload,
+    meta_loader: MetaLoader,
     reading: Callable[[Source], Source] = lambda source: source,
     writing: Callable[[Sink], Sink] = lambda sink: sink,
     attests: bool = True,
@@ -78,7 +78,7 @@ def job(
     source: Source = SmallViews(model, attests)
     request = Request(source=parse_place(str(model)), target=parse_place(str(out)), options=Options(size=20_000))
     target = open_target(request.target, request.options, Context.from_env())
-    made = plan(request, source, target, reload)
+    made = plan(request, source, target, meta_loader)
     receipts: dict[str, Receipt] = {}
 
     def sealed(news: list[Receipt], moved: Moved) -> None:
@@ -94,31 +94,35 @@ def is_published(out: Path) -> bool:
     return any(out.glob("*.safetensors"))
 
 
-def test_right_stores_publish(model: Path, tmp_path: Path, reload: Reload) -> None:
-    job(model, tmp_path / "out", reload, lambda s: FailingSource(s, "rrr"), lambda s: FailingSink(s, "rrr"))
+def test_right_stores_publish(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
+    job(model, tmp_path / "out", meta_loader, lambda s: FailingSource(s, "rrr"), lambda s: FailingSink(s, "rrr"))
     assert is_published(tmp_path / "out")
 
 
 @pytest.mark.parametrize("letters", MAPS)
-def test_a_source_that_spoils_bytes_never_publishes(letters: str, model: Path, tmp_path: Path, reload: Reload) -> None:
+def test_a_source_that_spoils_bytes_never_publishes(
+    letters: str, model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     with pytest.raises(ReshardError):
-        job(model, tmp_path / "out", reload, reading=lambda source: FailingSource(source, letters))
+        job(model, tmp_path / "out", meta_loader, reading=lambda source: FailingSource(source, letters))
     assert not is_published(tmp_path / "out")
 
 
 @pytest.mark.parametrize("letters", CHANGING_LENGTH)
 def test_a_source_that_attests_nothing_and_gives_fewer_or_more_bytes_never_publishes(
-    letters: str, model: Path, tmp_path: Path, reload: Reload
+    letters: str, model: Path, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     with pytest.raises(ReshardError):
-        job(model, tmp_path / "out", reload, reading=lambda source: FailingSource(source, letters), attests=False)
+        job(model, tmp_path / "out", meta_loader, reading=lambda source: FailingSource(source, letters), attests=False)
     assert not is_published(tmp_path / "out")
 
 
 @pytest.mark.parametrize("letters", MAPS)
-def test_a_sink_that_spoils_bytes_never_publishes(letters: str, model: Path, tmp_path: Path, reload: Reload) -> None:
+def test_a_sink_that_spoils_bytes_never_publishes(
+    letters: str, model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     with pytest.raises(ReshardError):
-        job(model, tmp_path / "out", reload, writing=lambda sink: FailingSink(sink, letters))
+        job(model, tmp_path / "out", meta_loader, writing=lambda sink: FailingSink(sink, letters))
     assert not is_published(tmp_path / "out")
 
 
@@ -161,11 +165,11 @@ MISTAKES: dict[str, Break] = {
 @pytest.mark.parametrize("letters", KEEPING_LENGTH)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_loop_that_spoils_bytes_never_publishes(
-    mistake: str, letters: str, model: Path, tmp_path: Path, reload: Reload, monkeypatch: pytest.MonkeyPatch
+    mistake: str, letters: str, model: Path, tmp_path: Path, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MISTAKES[mistake](monkeypatch, letters)
     with pytest.raises(ReshardError):
-        job(model, tmp_path / "out", reload)
+        job(model, tmp_path / "out", meta_loader)
     assert not is_published(tmp_path / "out")
 
 
@@ -223,12 +227,12 @@ GUARDS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None], bool]] = {
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_with_a_tap_switched_off_something_spoiled_is_published(
-    guard: str, model: Path, tmp_path: Path, reload: Reload, monkeypatch: pytest.MonkeyPatch
+    guard: str, model: Path, tmp_path: Path, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seam, switch_off, attests = GUARDS[guard]
     spoiled = faults(seam, monkeypatch, "r" * 20 + "f")
     with pytest.raises(ReshardError):
-        job(model, tmp_path / "guarded", reload, attests=attests, **spoiled)
+        job(model, tmp_path / "guarded", meta_loader, attests=attests, **spoiled)
     switch_off(monkeypatch)
-    job(model, tmp_path / "out", reload, attests=attests, **faults(seam, monkeypatch, "r" * 20 + "f"))
+    job(model, tmp_path / "out", meta_loader, attests=attests, **faults(seam, monkeypatch, "r" * 20 + "f"))
     assert is_published(tmp_path / "out")

@@ -18,7 +18,7 @@ import torch
 from reshard.pipeline.copying.hashing import HashingWriter
 from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.publishing import commit as publish
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from reshard.worker.scripts import job_key
 from reshard.worker.states import JobState
 from tests.pipeline.verifying.models import Saved, save
@@ -94,8 +94,8 @@ def test_a_source_that_is_not_what_its_archive_says_is_named_by_file(bench: Benc
 class Forgetful:
     """The worker's own reload, from which the output's last tensor is kept."""
 
-    def __init__(self, reload: Reload) -> None:
-        self._reload = reload
+    def __init__(self, meta_loader: MetaLoader) -> None:
+        self._reload = meta_loader
 
     def check(self, config: Any, source: Any, output: Any) -> ModelCheck:
         return self._reload.check(config, source, dict(list(output.items())[:-1]))
@@ -108,9 +108,9 @@ def make_llama(bench: Bench) -> Saved:
 
 
 def test_a_failed_reload_names_the_tensor_until_it_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, reload = make_llama(bench), bench.steps._reload()
+    saved, meta_loader = make_llama(bench), bench.steps._reload()
     with monkeypatch.context() as patch:
-        patch.setattr(bench.steps, "_reload", lambda: Forgetful(reload))
+        patch.setattr(bench.steps, "_reload", lambda: Forgetful(meta_loader))
         bench.until(lambda job: job.state.ended)
     facts, text = report(bench)
     check = failed(facts)

@@ -18,7 +18,7 @@ from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.jobs import Job, JobStore
 from reshard.worker.leases import Leases
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
@@ -279,6 +279,6 @@ def one_reload() -> Iterator[None]:
 
     loaded = sys.modules.get("reshard.worker.steps")
     if loaded is not None and loaded._reload.cache_info().currsize:
-        reload: Reload = loaded._reload()
-        reload.close()
+        meta_loader: MetaLoader = loaded._reload()
+        meta_loader.close()
         loaded._reload.cache_clear()

@@ -1,4 +1,4 @@
-"""The device map of a model on meta, joined with its files; runs in a fork of the reload child."""
+"""The device map of a model on meta, joined with its files; runs in a fork of `server`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import infer_auto_device_map
+from accelerate.utils import get_balanced_memory
 
 from reshard.pipeline.tensors import size_in_bytes
 from reshard.pipeline.verifying.child.model import NotChecked, Specs, load_report, parameters_of, resolve
@@ -17,7 +18,7 @@ def devices(
     source: Specs,
     files: Mapping[str, str],
     max_memory: Mapping[str, int] | None,
-    device_map: Mapping[str, str] | None,
+    device_map: str | Mapping[str, str] | None,
     scratch: Path,
 ) -> dict[str, Any]:
     """The answer that ``plan_devices`` wants."""
@@ -31,7 +32,10 @@ def devices(
     no_split = sorted(model._no_split_modules or ())
     if not no_split:
         notes.append(f"{model_class.__name__} names no modules that must stay whole, so a block may be divided")
-    placed = dict(device_map) if device_map is not None else _inferred(model, max_memory or {}, no_split)
+    if device_map is None or isinstance(device_map, str):
+        placed = _inferred(model, max_memory or {}, device_map or "sequential", no_split)
+    else:
+        placed = dict(device_map)
     if names := uncovered(model, placed):
         return {"result": "incomplete", "parameters": names}
 
@@ -71,8 +75,12 @@ def uncovered(model: Any, placed: Mapping[str, object]) -> list[str]:
     return [name for name in model.state_dict() if _block_of(name, placed) is None]
 
 
-def _inferred(model: Any, max_memory: Mapping[str, int], no_split: list[str]) -> dict[str, Any]:
+def _inferred(model: Any, max_memory: Mapping[str, int], name: str, no_split: list[str]) -> dict[str, Any]:
+    """What `from_pretrained` makes of the map's name."""
     limits = {int(device) if device.isdigit() else device: size for device, size in max_memory.items()}
+    if name != "sequential":
+        low_zero = name == "balanced_low_0"
+        limits = get_balanced_memory(model, limits, no_split_module_classes=no_split, low_zero=low_zero)
     return dict(infer_auto_device_map(model, max_memory=limits, no_split_module_classes=no_split))
 
 

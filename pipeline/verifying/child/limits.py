@@ -1,4 +1,4 @@
-"""What one request to the reload child may use: said by the parent, kept by the child."""
+"""What one request to the child process may use: set by the parent, enforced by the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real load and one forward pass; runs in a fork of the reload child, on a folder that strangers filled."""
+"""One real load and one forward pass; runs in a fork of `server`, on a folder that strangers filled."""
 
 from __future__ import annotations
 

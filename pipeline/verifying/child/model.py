@@ -1,6 +1,6 @@
-"""The reload on the meta device: what transformers' own loader says to a checkpoint's headers, without one weight byte.
+"""Loading on the meta device: what transformers' own loader says to a checkpoint's headers, without one weight byte.
 
-Imported only inside the reload child, which forks, sets limits and calls ``check``: a config is data from a stranger,
+Imported only by `server`, which forks, sets limits and calls ``check``: a config is data from a stranger,
 and building its class runs a hundred thousand lines that were not written for strangers' data.
 
 Meta tensors made from headers go to ``from_pretrained`` as ``state_dict``, so the loader's renaming, fusing and tying
@@ -26,55 +26,22 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from reshard.pipeline.checkpoint.formats.torch_state import DTYPES
 from reshard.pipeline.limits import REPORT_NAMES_MAX
 
 Specs = Mapping[str, tuple[str, list[int]]]
 
-# The format's dtypes as torch knows them; F6 it does not have. (safetensors, bindings/python, torch.py `_TYPES`)
-TORCH_DTYPES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+# The format's dtypes as torch knows them; F6 it does not have.
+TORCH_DTYPES = {ours: name for name, ours in DTYPES.items()}
 
 # What a config may say that makes the loader fetch code or files, wherever in the config it stands.
-UNSAFE_KEYS = frozenset(
-    {
-        "attn_implementation",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "experts_implementation",
-        "_experts_implementation",
-        "_experts_implementation_internal",
-        "auto_map",
-        "_name_or_path",
-        "name_or_path",
-        "transformers_weights",
-        "kernel_config",
-        "use_kernels",
-        "fusion_config",
-        "distributed_config",
-    }
-)
+UNSAFE_KEYS = frozenset((
+    "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation",
+    "_experts_implementation", "_experts_implementation_internal", "auto_map", "_name_or_path", "name_or_path",
+    "transformers_weights", "kernel_config", "use_kernels", "fusion_config", "distributed_config",
+))  # fmt: skip
 
-# Quantisation methods whose meta reload was seen to tell right from wrong, and the packages that it needs.
+# Quantisation methods whose load on meta was seen to tell right from wrong, and the packages that it needs.
 # The others either cannot be built without a GPU or were never tried; guessing would give false verdicts.
 QUANTIZED: dict[str, tuple[str, ...]] = {
     "fp8": (),
@@ -249,7 +216,7 @@ def _check_quantization(raw: dict[str, Any]) -> None:
     method = quantization_method(raw)
     if method == "bitsandbytes_4bit":
         # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.
-        raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a reload on meta lacks")
+        raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a load on meta lacks")
     if not isinstance(method, str) or method not in QUANTIZED:
         raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked: that method was never tried")
     lacking = [package for package in QUANTIZED[method] if find_spec(package) is None]

@@ -1,10 +1,10 @@
-"""The reload child: a warm process that has torch and transformers, and forks once per request.
+"""The child process, kept warm: it has torch and transformers, and forks once per request.
 
     python -P -m reshard.pipeline.verifying.child.server
 
 One line in is one request: what it may use as JSON, a tab, what to do as JSON. One JSON line out is its answer, one at
 a time. Each request is served by a fork under limits, so what a hostile config does to its process is over when that
-process is; the warm one only waits. It ends when its standard input does, so it never outlives whoever started it.
+process is; the warm one only waits. It ends when its standard input does, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -26,25 +26,12 @@ from typing import Any, Literal, NoReturn
 from reshard.pipeline.limits import LOAD_WATCH
 from reshard.pipeline.verifying.child.limits import Allowed
 
-# A check reads headers and answers. Whoever asks Python for one of these was led there by the config.
-REFUSED = frozenset(
-    {
-        "os.exec",
-        "os.fork",
-        "os.forkpty",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.system",
-        "pty.spawn",
-        "socket.bind",
-        "socket.connect",
-        "socket.getaddrinfo",
-        "socket.gethostbyname",
-        "socket.sendmsg",
-        "socket.sendto",
-        "subprocess.Popen",
-    }
-)
+# A check reads headers and answers. A call of one of these was caused by the config.
+REFUSED = frozenset((
+    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "socket.bind",
+    "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendmsg", "socket.sendto",
+    "subprocess.Popen",
+))  # fmt: skip
 
 
 def serve() -> None:
@@ -117,7 +104,7 @@ class _Lines:
 
 
 def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed: Allowed) -> dict[str, Any] | None:
-    """The answer of a fork to one request; None when nobody is left to hear it."""
+    """The answer of a fork to one request; None when the parent is gone."""
     heard_here, said_there = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -198,7 +185,7 @@ def _answer_and_exit(
 ) -> NoReturn:
     try:
         for pipe in others:
-            # A pipe that a fork holds open hides its parent's end from whoever waits at the other side.
+            # A pipe that a fork holds open hides its parent's end from the process at the other side.
             os.close(pipe)
         limit(allowed)
         question = json.loads(request)

@@ -1,4 +1,4 @@
-"""What a tokenizer does to difficult text; runs in a fork of the reload child, on folders that strangers filled."""
+"""What a tokenizer does to difficult text; runs in a fork of `server`, on folders that strangers filled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from reshard.pipeline.verifying.child.model import cleaned
-from reshard.pipeline.verifying.tokenizer import tokenizer_files
+from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
 # Each line is something on which two tokenizers that seem the same were seen, or could be expected, to part ways.
 TEXTS = (
@@ -133,12 +133,14 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int | None]:
 
 def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     """Facet by facet, in an order that depends on nothing but the corpus."""
+    definition = _definition(tokenizer)  # before calls change its settings for truncation and padding
     if isinstance(tokenizer, Tokenizer):
         yield "the vocabulary", tokenizer.get_vocab()
         for text in TEXTS:
             ids = tokenizer.encode(text).ids
             yield f"the ids of {text!r:.60}", ids
             yield f"the decoding of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=False)
+        yield from definition
         return
     yield "the vocabulary", tokenizer.get_vocab()
     yield "the special tokens", tokenizer.special_tokens_map
@@ -155,6 +157,14 @@ def _behaviour(tokenizer: Any) -> Iterator[tuple[str, Any]]:
         yield f"the decoding without specials of {text!r:.60}", tokenizer.decode(ids, skip_special_tokens=True)
     yield "the chat template", tokenizer.chat_template
     yield "a templated chat", _templated(tokenizer)
+    yield from definition
+
+
+def _definition(tokenizer: Any) -> list[tuple[str, Any]]:
+    """What it is made of as loaded, of which a sample of texts shows only part: normalizer, truncation, token flags."""
+    backend = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+    parts = json.loads(backend.to_str()) if isinstance(backend, Tokenizer) else {}
+    return [(f"what it has as {name}", part) for name, part in sorted(parts.items())]
 
 
 def _settings(folder: str) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.retry import LocalRateLimiter
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
@@ -180,11 +180,11 @@ def one_of(space: Namespace, repo: str, more: str = "") -> Wanted:
     return one
 
 
-def published(space: Namespace, repo: str, reload: Reload, more: str = "") -> Wanted:
+def published(space: Namespace, repo: str, meta_loader: MetaLoader, more: str = "") -> Wanted:
     """The model as a catalog wants it, once that is carried out."""
     request = one_of(space, repo, more).request
     assert request is not None
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     return one_of(space, repo, more)
 
 
@@ -194,19 +194,19 @@ def target_of(wanted: Wanted) -> str:
 
 
 def test_a_target_whose_head_is_our_commit_of_this_request_stands_by_one_call(
-    space: Namespace, weights: str, reload: Reload
+    space: Namespace, weights: str, meta_loader: MetaLoader
 ) -> None:
     assert not stands(one_of(space, weights), Context.from_env()), "it is not there yet"
-    one = published(space, weights, reload)
+    one = published(space, weights, meta_loader)
     space.admin.log(reset=True)
     assert stands(one, Context.from_env())
     assert [request["kind"] for request in space.admin.log()] == ["api"]
 
 
 def test_a_target_stands_for_this_source_commit_and_these_options_alone(
-    space: Namespace, weights: str, reload: Reload
+    space: Namespace, weights: str, meta_loader: MetaLoader
 ) -> None:
-    published(space, weights, reload)
+    published(space, weights, meta_loader)
     assert not stands(one_of(space, weights, ", dtype: float16"), Context.from_env())
     assert not stands(one_of(space, weights, ", exclude: [LICENSE]"), Context.from_env())
     assert stands(one_of(space, weights, ", visibility: private"), Context.from_env()), "the bytes are the same"
@@ -214,22 +214,26 @@ def test_a_target_stands_for_this_source_commit_and_these_options_alone(
     assert not stands(one_of(space, weights), Context.from_env())
 
 
-def test_a_target_with_a_commit_of_somebody_else_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
-    target = target_of(published(space, weights, reload))
+def test_a_target_with_a_commit_of_somebody_else_does_not_stand(
+    space: Namespace, weights: str, meta_loader: MetaLoader
+) -> None:
+    target = target_of(published(space, weights, meta_loader))
     space.admin.put_files(target, {"mine.txt": b"mine"})
     assert not stands(one_of(space, weights), Context.from_env())
 
 
-def test_a_target_that_was_rolled_back_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
-    one = published(space, weights, reload)
+def test_a_target_that_was_rolled_back_does_not_stand(space: Namespace, weights: str, meta_loader: MetaLoader) -> None:
+    one = published(space, weights, meta_loader)
     assert one.request is not None and one.target is not None
     context = Context.from_env()
     rollback(open_target(one.request.target, one.request.options, context), one.target.sha)
     assert not stands(one_of(space, weights), context)
 
 
-def test_a_description_that_only_looks_like_ours_does_not_stand(space: Namespace, weights: str, reload: Reload) -> None:
-    target = target_of(published(space, weights, reload))
+def test_a_description_that_only_looks_like_ours_does_not_stand(
+    space: Namespace, weights: str, meta_loader: MetaLoader
+) -> None:
+    target = target_of(published(space, weights, meta_loader))
     api = HfApi(space.endpoint, space.token)
     for told in ("Reshard-Publication: {", 'Reshard-Publication: {"request": "x"}', "Published by reshard."):
         api.upload_file(path_or_fileobj=told.encode(), path_in_repo="mine.txt", repo_id=target, commit_description=told)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.stores.folder.source import list_folder
 from tests.pipeline.conftest import Run, upload
 from tests.support.hub.fixtures import Namespace
@@ -44,3 +44,43 @@ def test_a_repository_with_files_of_tools_becomes_a_folder_without_them(
     assert left_out == {*deep, *GIT}
     listed = list_folder(tmp_path / "out").keys()
     assert listed >= set(MODEL) and not listed & {*deep, *GIT}
+
+
+SECRETS = [".env", "scripts/.env.production", ".netrc", ".ssh/config"]
+LEFTOVERS = [
+    ".DS_Store", "x/.DS_Store", "__pycache__/a.cpython-312.pyc", "__pycache__/b.txt", "a.pyc", "Thumbs.db",
+    "config.json~", ".config.json.swp", "._model.safetensors", ".idea/x.xml", ".svn/entries", ".git",
+]  # fmt: skip
+KEPT = ["env", "environment.json", ".envoy", "thumbs.dbx", "modeling.py", "x/pycache/y", ".github/y", "swp"]
+
+
+@pytest.mark.parametrize("path", SECRETS + LEFTOVERS + KEPT)
+def test_secrets_and_leftovers_are_known_at_any_depth(path: str) -> None:
+    assert (leftover(path) is None) == (path in KEPT)
+
+
+@pytest.mark.parametrize("home", ["folder", "repository"])
+def test_secrets_and_leftovers_are_left_out_and_listed(home: str, tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    """Also those of a repository: a private one's readers may be fewer than the copy's."""
+    save_sharded(tmp_path / "model", numbered(arrays(4, 400), 2))
+    for path in (*SECRETS, *LEFTOVERS, *KEPT):
+        (tmp_path / "model" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "model" / path).write_text("x")
+    wanted = {*LEFTOVERS}
+    if home == "repository":
+        (tmp_path / "model" / ".git").unlink()  # no Hub takes one
+        wanted.remove(".git")
+    source = tmp_path / "model" if home == "folder" else upload(on_hub, "source", tmp_path / "model")
+    report = go(source, tmp_path / "out", size=2000)
+    left_out = dict(report.plan.left_out)
+    assert all("secrets" in left_out[path] for path in SECRETS)
+    assert all("left behind" in left_out[path] for path in wanted)
+    assert list_folder(tmp_path / "out").keys() >= set(KEPT)
+    assert not list_folder(tmp_path / "out").keys() & {*SECRETS, *LEFTOVERS}
+
+
+def test_a_leftover_is_carried_where_it_is_asked_for(tmp_path: Path, go: Run) -> None:
+    save_sharded(tmp_path / "model", numbered(arrays(4, 400), 2))
+    (tmp_path / "model" / ".env").write_text("x")
+    report = go(tmp_path / "model", tmp_path / "out", size=2000, include=(".env",))
+    assert ".env" in {file.path for file in report.plan.carried}

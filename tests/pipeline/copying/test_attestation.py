@@ -21,7 +21,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.reshard import Report
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import Record
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run
 
@@ -72,7 +72,7 @@ def named(report: Report, name: str) -> Check:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_flip_in_any_chunk_of_a_distributed_checkpoint_is_told_and_nothing_published(
-    saved: Path, tmp_path: Path, go: Run, reload: Reload, layout: str
+    saved: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader, layout: str
 ) -> None:
     records = records_of(saved / layout)
     report = go(saved / layout, tmp_path / "whole")
@@ -86,16 +86,16 @@ def test_a_flip_in_any_chunk_of_a_distributed_checkpoint_is_told_and_nothing_pub
             with pytest.raises(SourceCorrupt, match=f"{path.name}, record .* at byte {record.start}, "):
                 go(saved / layout, tmp_path / "out")
             assert not (tmp_path / "out").exists()
-            (stored,) = [c for c in verify(source_of(saved / layout), None, reload, deep=True) if c.findings]
+            (stored,) = [c for c in verify(source_of(saved / layout), None, meta_loader, deep=True) if c.findings]
             assert stored.name == "stored bytes" and f"at byte {record.start}," in stored.findings[0]
-    assert {check.result for check in verify(source_of(saved / layout), None, reload, deep=True)} <= {
+    assert {check.result for check in verify(source_of(saved / layout), None, meta_loader, deep=True)} <= {
         "passed",
         "skipped",
     }
 
 
 def test_an_output_that_equals_a_damaged_archive_does_not_pass(
-    saved: Path, tmp_path: Path, go: Run, reload: Reload, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "source"
     shutil.copytree(saved / "grid", folder)
@@ -105,13 +105,13 @@ def test_an_output_that_equals_a_damaged_archive_does_not_pass(
         with monkeypatch.context() as blind:
             blind.setattr("reshard.pipeline.copying.hashing.FileHasher._finish", lambda hasher, place: None)
             go(folder, tmp_path / "out")
-        checks = verify(source_of(tmp_path / "out"), source_of(folder), reload, deep=True)
+        checks = verify(source_of(tmp_path / "out"), source_of(folder), meta_loader, deep=True)
         (bytes_,) = [check for check in checks if check.name == "same bytes"]
         assert bytes_.result == "failed" and bytes_.figures["differ"] == 0
         assert f"{path.name}, record" in bytes_.findings[0]
 
 
-def test_a_file_with_one_record_without_a_sum_is_as_delivered(tmp_path: Path, go: Run, reload: Reload) -> None:
+def test_a_file_with_one_record_without_a_sum_is_as_delivered(tmp_path: Path, go: Run, meta_loader: MetaLoader) -> None:
     folder = tmp_path / "source"
     before = torch.serialization.get_crc32_options()
     dcp.save({"a": torch.ones(3000), "b": torch.ones(4000)}, checkpoint_id=folder, no_dist=True)
@@ -131,7 +131,9 @@ def test_a_file_with_one_record_without_a_sum_is_as_delivered(tmp_path: Path, go
     assert report.attested == {path.name: "as delivered"}
     figures = named(report, "copy").figures
     assert (figures["records_compared"], figures["records"]) == (1, 2)
-    (stored,) = [check for check in verify(source_of(folder), None, reload, deep=True) if check.name == "stored bytes"]
+    (stored,) = [
+        check for check in verify(source_of(folder), None, meta_loader, deep=True) if check.name == "stored bytes"
+    ]
     assert stored.result == "skipped" and stored.figures["attested"] == 0
     assert (stored.figures["records_compared"], stored.figures["records"]) == (1, 2)
     # The sum that is there is still held against.

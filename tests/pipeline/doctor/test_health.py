@@ -19,30 +19,30 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 
 INDEX = "model.safetensors.index.json"
 
 
-class Unasked(Reload):
+class Unasked(MetaLoader):
     """What an ordinary repository leaves open for no reload to say."""
 
     def ask(self, *_: object, **__: object) -> dict[str, Any]:
         raise AssertionError("the files say it all")
 
 
-def health(folder: Path, reload: Reload | None = None) -> Health:
-    return examine(FolderSource.open(Folder(path=str(folder))), reload or Unasked())
+def health(folder: Path, meta_loader: MetaLoader | None = None) -> Health:
+    return examine(FolderSource.open(Folder(path=str(folder))), meta_loader or Unasked())
 
 
 def kinds(folder: Path) -> set[str]:
     return {symptom.kind for symptom in health(folder).symptoms}
 
 
-def texts(folder: Path, kind: str, reload: Reload | None = None) -> list[str]:
+def texts(folder: Path, kind: str, meta_loader: MetaLoader | None = None) -> list[str]:
     """What is said of this kind, which is all that is said."""
-    symptoms = health(folder, reload).symptoms
+    symptoms = health(folder, meta_loader).symptoms
     assert {symptom.kind for symptom in symptoms} <= {kind}
     return [symptom.text for symptom in symptoms]
 
@@ -61,7 +61,7 @@ def test_a_healthy_repository_has_no_symptoms(model: Path) -> None:
     assert found.tensors == 12
 
 
-def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path, reload: Reload) -> None:
+def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
     index = json.loads((model / INDEX).read_text())
     index["metadata"] = {"total_size": 3}
     index["weight_map"].popitem()
@@ -77,7 +77,7 @@ def test_what_a_reshard_can_put_right_it_puts_right(model: Path, tmp_path: Path,
     request = Request(
         source=parse_place(str(model)), target=parse_place(str(tmp_path / "out")), options=Options(size=12_000)
     )
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     assert health(tmp_path / "out").symptoms == ()
 
 
@@ -141,20 +141,20 @@ def test_a_broken_file_hides_neither_the_others_nor_what_else_is_amiss(model: Pa
     ],
 )
 def test_a_tokenizer_that_is_there_in_part_is_told(
-    model: Path, reload: Reload, files: dict[str, str], said: str
+    model: Path, meta_loader: MetaLoader, files: dict[str, str], said: str
 ) -> None:
     (model / "tokenizer.json").unlink()
     for name, text in files.items():
         (model / name).write_text(text)
-    (told,) = texts(model, "tokenizer", reload)
+    (told,) = texts(model, "tokenizer", meta_loader)
     assert told.startswith(f"the root has {', '.join(sorted(files))} of a tokenizer, and ")
     assert said in told
 
 
-def test_a_tokenizer_that_needs_no_vocabulary_is_whole(model: Path, reload: Reload) -> None:
+def test_a_tokenizer_that_needs_no_vocabulary_is_whole(model: Path, meta_loader: MetaLoader) -> None:
     (model / "tokenizer.json").unlink()
     (model / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    assert texts(model, "tokenizer", reload) == []
+    assert texts(model, "tokenizer", meta_loader) == []
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
-from reshard.pipeline.verifying import checks
-from reshard.pipeline.verifying.checks import check_plan, check_structure
+from reshard.pipeline.verifying import job_checks
+from reshard.pipeline.verifying.job_checks import check_plan, check_structure
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 PIN = Pin("https://hub", "a/b", "c" * 40)
@@ -169,7 +169,7 @@ def test_a_selection_that_loses_a_tensor_is_refused(monkeypatch: pytest.MonkeyPa
         whole = select(*arguments)
         return replace(whole, entries=whole.entries[1:])
 
-    for module in (planner, checks):
+    for module in (planner, job_checks):
         monkeypatch.setattr(module, "select", loses)
     opened = opened_of([[100, 200, 400]])
     with pytest.raises(ProofError, match="not every tensor"):

@@ -22,7 +22,7 @@ from reshard.pipeline.publishing.commit import Published, publish
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import confirm, copy, plan
 from reshard.pipeline.stores.connect import Context, open_source, open_target
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT, upload
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -35,13 +35,13 @@ OLD, NEW = {"model.safetensors": b"old"}, {"model.safetensors": b"new"}
 class Job:
     """A job that is copied and only waits to be published, as many times as a test likes."""
 
-    def __init__(self, repo: str, target: str, reload: Reload, **options: Any) -> None:
+    def __init__(self, repo: str, target: str, meta_loader: MetaLoader, **options: Any) -> None:
         options |= {"size": 20_000, "transport": os.environ[TRANSPORT]}
         request = Request(source=parse_place(repo), target=parse_place(target), options=Options(**options))
         context = Context.from_env()
         self.source: Source = open_source(request.source, context)
         self.target: Target = open_target(request.target, request.options, context)
-        self.plan: Plan = plan(request, self.source, self.target, reload)
+        self.plan: Plan = plan(request, self.source, self.target, meta_loader)
         self.shards = dict(enumerate(self.plan.shards))
         self.receipts: dict[str, Receipt] = {}
         sink = self.target.sink("token")
@@ -68,9 +68,9 @@ def repo(tmp_path: Path, on_hub: Namespace) -> str:
 
 
 @pytest.fixture
-def job(repo: str, on_hub: Namespace, reload: Reload) -> Job:
+def job(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
     on_hub.admin.create_repo(on_hub.repo("target"))
-    return Job(repo, on_hub.repo("target"), reload)
+    return Job(repo, on_hub.repo("target"), meta_loader)
 
 
 def commits(space: Namespace, repo: str = "target") -> int:
@@ -144,12 +144,12 @@ def test_a_commit_of_others_to_our_files_is_a_conflict(job: Job, on_hub: Namespa
 
 
 @pytest.fixture
-def replacing(repo: str, on_hub: Namespace, reload: Reload) -> Job:
+def replacing(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
     """A job that takes an old file of its target away."""
     target = on_hub.repo("target")
     on_hub.admin.create_repo(target)
     on_hub.admin.put_files(target, OLD, lfs=list(OLD))
-    job = Job(repo, target, reload)
+    job = Job(repo, target, meta_loader)
     assert job.plan.deletes == (*OLD,)
     return job
 
@@ -162,9 +162,9 @@ def test_a_commit_of_others_to_a_file_that_we_would_delete_is_a_conflict(replaci
 
 
 def test_another_publication_of_ours_is_not_taken_for_this_one(
-    job: Job, repo: str, on_hub: Namespace, reload: Reload
+    job: Job, repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
-    other = Job(repo, on_hub.repo("target"), reload, manifest=False).publish()
+    other = Job(repo, on_hub.repo("target"), meta_loader, manifest=False).publish()
     with pytest.raises(TargetConflict):
         job.publish()
     assert on_hub.admin.head(on_hub.repo("target")) == other.commit
@@ -180,12 +180,14 @@ def test_a_target_whose_history_was_rewritten_is_a_conflict(job: Job, on_hub: Na
     assert on_hub.admin.head(target) == head
 
 
-def test_what_equals_the_plan_already_is_adopted(job: Job, repo: str, on_hub: Namespace, reload: Reload) -> None:
+def test_what_equals_the_plan_already_is_adopted(
+    job: Job, repo: str, on_hub: Namespace, meta_loader: MetaLoader
+) -> None:
     published = job.publish()
     HfApi(on_hub.endpoint, on_hub.token).super_squash_history(on_hub.repo("target"), commit_message="squashed")
     head = on_hub.admin.head(on_hub.repo("target"))
     assert head != published.commit
-    again = Job(repo, on_hub.repo("target"), reload).publish()
+    again = Job(repo, on_hub.repo("target"), meta_loader).publish()
     assert (again.commit, again.found) == (head, True)
     assert on_hub.admin.head(on_hub.repo("target")) == head
 
@@ -232,10 +234,10 @@ def test_receipts_that_do_not_fit_the_plan_publish_nothing(job: Job, on_hub: Nam
 
 
 def test_a_pull_request_whose_creation_was_answered_by_silence_is_found(
-    repo: str, on_hub: Namespace, reload: Reload
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
     on_hub.admin.create_repo(on_hub.repo("target"))
-    job = Job(repo, on_hub.repo("target"), reload, pr=True)
+    job = Job(repo, on_hub.repo("target"), meta_loader, pr=True)
     on_hub.admin.fault("POST /api/models/.*/discussions", "lost_response", times=1)
     published = job.publish()
     assert published.ref == "refs/pr/1"
@@ -268,13 +270,13 @@ def test_a_file_that_came_back_after_it_was_deleted_is_named(replacing: Job, on_
 
 
 def test_a_config_that_does_not_say_what_the_weights_were_cast_to_is_named(
-    repo: str, on_hub: Namespace, reload: Reload
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
     before = {"config.json": b'{"torch_dtype": "float32"}'}
     target = on_hub.repo("target")
     on_hub.admin.put_files(repo, before)
     on_hub.admin.create_repo(target)
-    job = Job(repo, target, reload, dtype="float16")
+    job = Job(repo, target, meta_loader, dtype="float16")
     assert [edit.path for edit in job.plan.edits] == ["config.json"]
     confirm(job.plan, job.plan.shards, job.receipts, job.publish(), job.target)
     undone = Published(on_hub.admin.put_files(target, before), "main", found=False)
@@ -297,12 +299,12 @@ def test_a_shard_of_the_same_length_and_header_that_is_another_file_is_named(
 @pytest.mark.parametrize("there", ["object", "regular"])
 @pytest.mark.parametrize("path", ["tokenizer.model", "tokenizer.json"])
 def test_a_carried_file_of_the_same_length_and_other_bytes_is_named_however_it_is_stored(
-    path: str, there: str, repo: str, on_hub: Namespace, reload: Reload
+    path: str, there: str, repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
     on_hub.admin.put_files(repo, {"tokenizer.model": bytes(range(256)) * 50}, lfs=["tokenizer.model"])
     target = on_hub.repo("target")
     on_hub.admin.create_repo(target)
-    job = Job(repo, target, reload)
+    job = Job(repo, target, meta_loader)
     was = on_hub.admin.read(target, path, job.publish().commit)
     lfs = [path] if there == "object" else []
     for content, passes in ((was, True), (was[::-1], False)):
@@ -313,12 +315,12 @@ def test_a_carried_file_of_the_same_length_and_other_bytes_is_named_however_it_i
 
 
 def test_a_file_that_a_target_stores_as_an_object_reads_back_as_the_git_blob_that_it_was(
-    repo: str, on_hub: Namespace, reload: Reload
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader
 ) -> None:
     target = on_hub.repo("target")
     on_hub.admin.create_repo(target)
     on_hub.admin.put_files(target, {".gitattributes": b"*.json filter=lfs diff=lfs merge=lfs -text\n"})
-    job = Job(repo, target, reload)
+    job = Job(repo, target, meta_loader)
     published = job.publish()
     assert job.target.at(published.commit).files()["tokenizer.json"].oid is None
     confirm(job.plan, job.plan.shards, job.receipts, published, job.target)

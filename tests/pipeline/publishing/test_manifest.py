@@ -25,7 +25,7 @@ from reshard.pipeline.publishing.manifest import parse, render
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.verifying.manifest_check import check_manifest, described_by
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_hub
@@ -251,12 +251,14 @@ BREAKS: dict[str, tuple[Change, bool, str]] = {
 }
 
 
-def look(out: Path, reload: Reload, deep: bool = False, told: bool = True) -> list[Check]:
+def look(out: Path, meta_loader: MetaLoader, deep: bool = False, told: bool = True) -> list[Check]:
     """``told``: with what the commit says; without, as of a folder that was downloaded."""
     place = parse_place(str(out))
     target = open_target(place, Options(), Context.from_env())
     source = open_source(place, Context.from_env())
-    return verify(source, None, reload, deep=deep, described=described_by(target, source.pin.commit) if told else None)
+    return verify(
+        source, None, meta_loader, deep=deep, described=described_by(target, source.pin.commit) if told else None
+    )
 
 
 def said_of(name: str, checks: list[Check]) -> Check:
@@ -266,17 +268,17 @@ def said_of(name: str, checks: list[Check]) -> Check:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_publication_that_was_changed_is_found_without_its_source(
-    name: str, model: Path, tmp_path: Path, go: Run, reload: Reload
+    name: str, model: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
 ) -> None:
     change, deep, said = BREAKS[name]
     out = tmp_path / "out"
     go(model, out, size=SIZE)
     shutil.rmtree(model)
 
-    good = {check.name: check.result for check in look(out, reload, deep=True)}
+    good = {check.name: check.result for check in look(out, meta_loader, deep=True)}
     assert {good[n] for n in ("index rules", "manifest", "stored bytes", "published bytes")} == {"passed"}
     change(out)
-    findings = [finding for check in look(out, reload, deep) for finding in check.findings]
+    findings = [finding for check in look(out, meta_loader, deep) for finding in check.findings]
     assert any(said in finding for finding in findings), findings
 
 
@@ -307,16 +309,16 @@ LIES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("what", LIES)
 def test_what_a_manifest_says_of_its_origin_is_held_against_the_commit(
-    what: str, model: Path, tmp_path: Path, go: Run, reload: Reload
+    what: str, model: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
 ) -> None:
     out = tmp_path / "out"
     go(model, out, size=SIZE)
-    honest = said_of("manifest", look(out, reload))
+    honest = said_of("manifest", look(out, meta_loader))
     assert honest.result == "passed" and "the commit has the sha256 of all that" in honest.reason
     edit(out / MANIFEST, LIES[what])
-    findings = said_of("manifest", look(out, reload)).findings
+    findings = said_of("manifest", look(out, meta_loader)).findings
     assert any(finding.startswith(f"the commit that published it says the {what.strip()} ") for finding in findings)
-    downloaded = said_of("manifest", look(out, reload, told=False))
+    downloaded = said_of("manifest", look(out, meta_loader, told=False))
     assert downloaded.result == "passed" and "that is its own word" in downloaded.reason
     assert downloaded.figures["root_in_the_commit"] is False
 
@@ -357,41 +359,42 @@ def test_releases_read_the_description_of_newer_ones(model: Path, tmp_path: Path
 
 
 def test_what_its_owner_keeps_beside_a_publication_is_remarked_and_no_finding(
-    model: Path, tmp_path: Path, go: Run, reload: Reload
+    model: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
 ) -> None:
     out = tmp_path / "out"
     go(model, out, size=SIZE)
     save_single(out, arrays(1, 400, prefix="mtp"), "mtp.safetensors")
     save_sharded(out / "other", numbered(arrays(2, 400), 2))
-    found = said_of("manifest", look(out, reload))
+    found = said_of("manifest", look(out, meta_loader))
     assert found.result == "passed", found.findings
     assert found.figures["weight_files_beside_it"] == 3
-    assert "it says nothing of 3 weight files, such as mtp.safetensors" in found.reason
+    assert found.figures["other_files_beside_it"] == 2
+    assert "it says nothing of 3 weight files, such as mtp.safetensors and 2 other files, such as " in found.reason
 
 
 @pytest.mark.parametrize("moved", [1, 4])
 def test_bytes_that_were_not_compared_do_not_pass(
-    moved: int, model: Path, tmp_path: Path, go: Run, reload: Reload
+    moved: int, model: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
 ) -> None:
     out = tmp_path / "out"
     go(model, out, size=SIZE)
     files = manifest_in(out)["files"]
     elsewhere = {f"unet/{path}": files.pop(path) for path in sorted(files)[:moved]}
     edit(out / MANIFEST, lambda m: m.update(files=files | elsewhere))
-    found = said_of("published bytes", look(out, reload, deep=True))
+    found = said_of("published bytes", look(out, meta_loader, deep=True))
     absent = sum(len(file["tensors"]) for file in elsewhere.values())
     assert found.result == "inconclusive"
     assert found.reason.startswith(f"{absent} of the 32 tensors") and found.figures["tensors"] == 32 - absent
 
 
 def test_headers_and_tensors_are_the_publications_even_where_no_index_names_them(
-    tmp_path: Path, go: Run, reload: Reload
+    tmp_path: Path, go: Run, meta_loader: MetaLoader
 ) -> None:
     save_single(tmp_path / "model", arrays(3, 400))
     go(tmp_path / "model", tmp_path / "out", size=10**9)
     assert not (tmp_path / "out" / INDEX).exists()
     source = open_source(parse_place(str(tmp_path / "out")), Context.from_env())
-    (found,) = [check for check in verify(source, None, reload) if check.name == "manifest"]
+    (found,) = [check for check in verify(source, None, meta_loader) if check.name == "manifest"]
     assert found.result == "passed" and found.figures["tensors"] == 6
 
 

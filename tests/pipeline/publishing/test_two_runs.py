@@ -9,7 +9,7 @@ import pytest
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.target import FolderTarget
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT
 from tests.pipeline.publishing.test_commit import Job
 from tests.support.checker import from_folder, read_checkpoint
@@ -26,30 +26,34 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("there_before", [False, True])
 def test_the_slower_of_two_equal_runs_finds_the_commit_of_the_other(
-    model: Path, tmp_path: Path, reload: Reload, there_before: bool
+    model: Path, tmp_path: Path, meta_loader: MetaLoader, there_before: bool
 ) -> None:
     out = tmp_path / "out"
     if there_before:
         out.mkdir()
         (out / "mine.txt").write_text("mine")
-    first, second = Job(str(model), str(out), reload), Job(str(model), str(out), reload)
+    first, second = Job(str(model), str(out), meta_loader), Job(str(model), str(out), meta_loader)
     published = first.publish()
     assert second.publish().commit == published.commit
     first.target.discard("token"), second.target.discard("token")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
 
-def test_the_slower_of_two_different_runs_is_told_of_a_conflict(model: Path, tmp_path: Path, reload: Reload) -> None:
+def test_the_slower_of_two_different_runs_is_told_of_a_conflict(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     out = tmp_path / "out"
-    first, second = Job(str(model), str(out), reload), Job(str(model), str(out), reload, dtype="float16")
+    first, second = Job(str(model), str(out), meta_loader), Job(str(model), str(out), meta_loader, dtype="float16")
     first.publish()
     with pytest.raises(TargetConflict):
         second.publish()
     assert read_checkpoint(from_folder(out)) == read_checkpoint(from_folder(model))
 
 
-def test_a_commit_leaves_alone_what_another_run_is_writing(model: Path, tmp_path: Path, reload: Reload) -> None:
-    job, other = Job(str(model), str(tmp_path / "out"), reload), FolderTarget(Folder(path=str(tmp_path / "out")))
+def test_a_commit_leaves_alone_what_another_run_is_writing(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    job, other = Job(str(model), str(tmp_path / "out"), meta_loader), FolderTarget(Folder(path=str(tmp_path / "out")))
     batch = other.sink("other").batch([])
     sealed = batch.open("a", 1)
     sealed.write(memoryview(b"a"))
@@ -64,8 +68,10 @@ def test_a_commit_leaves_alone_what_another_run_is_writing(model: Path, tmp_path
     assert [file.path for file in batch.seal()] == ["b"] and other.holds([stored]) == []
 
 
-def test_what_a_dead_run_left_is_removed_by_the_next_commit(model: Path, tmp_path: Path, reload: Reload) -> None:
-    job, dead = Job(str(model), str(tmp_path / "out"), reload), FolderTarget(Folder(path=str(tmp_path / "out")))
+def test_what_a_dead_run_left_is_removed_by_the_next_commit(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    job, dead = Job(str(model), str(tmp_path / "out"), meta_loader), FolderTarget(Folder(path=str(tmp_path / "out")))
     dead.sink("dead").batch([]).open("a", 1)
     del dead  # and with it, as with its process, its lock
     job.publish()

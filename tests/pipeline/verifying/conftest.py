@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.verifying import models
 
 
 @pytest.fixture(scope="session")
-def reload() -> Iterator[Reload]:
-    with Reload() as it:
+def meta_loader() -> Iterator[MetaLoader]:
+    with MetaLoader() as it:
         assert it.warm() is None
         yield it
 

@@ -10,7 +10,7 @@ from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.digests import digests
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 
 
@@ -25,5 +25,5 @@ def do_verify(output: str, source: str) -> list[dict[str, Any]]:
     """The checks of one repository against another, from headers."""
     context = Context.from_env()
     ours, theirs = (open_source(parse_place(place), context) for place in (output, source))
-    with Reload() as reload:
-        return [check.to_dict() for check in verify(ours, theirs, reload)]
+    with MetaLoader() as meta_loader:
+        return [check.to_dict() for check in verify(ours, theirs, meta_loader)]

@@ -13,7 +13,7 @@ import pytest
 import transformers
 from transformers.models.auto import modeling_auto
 
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Specs, layout
 
 PARTS = 24
@@ -66,13 +66,13 @@ def with_faults(specs: Specs, faults: dict[str, str]) -> Specs:
     return broken
 
 
-def unseen(config: bytes, specs: Specs, faults: dict[str, str], reload: Reload) -> Iterator[str]:
+def unseen(config: bytes, specs: Specs, faults: dict[str, str], meta_loader: MetaLoader) -> Iterator[str]:
     """Faults that are not found. All are tried at once, and alone where that does not tell them apart."""
-    found = reload.check(config, specs, with_faults(specs, faults))
+    found = meta_loader.check(config, specs, with_faults(specs, faults))
     if found.result == "failed" and all_named(faults, found):
         return
     for fault, name in faults.items():
-        found = reload.check(config, specs, with_faults(specs, {fault: name}))
+        found = meta_loader.check(config, specs, with_faults(specs, {fault: name}))
         if found.result != "failed":
             yield f"{name} {fault} is {found.result}, {found.reason}"
 
@@ -100,18 +100,18 @@ def numbers(name: str) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_class_passes_when_honest_and_fails_when_not(part: int, reload: Reload) -> None:
+def test_every_class_passes_when_honest_and_fails_when_not(part: int, meta_loader: MetaLoader) -> None:
     names = class_names()[part::PARTS]
     assert len(names) > 30
     checked, wrong = 0, []
     for name, config, specs in layouts(names):
-        honest = reload.check(config, specs)
+        honest = meta_loader.check(config, specs)
         if honest.result != ("report" if name in NOT_CLEAN else "clean"):
             wrong.append(f"{name}: {honest.result}, {honest.reason}")
             continue
         checked += 1
         free = sorted(specs.keys() - {*honest.ties, *honest.ties.values()})
-        wrong += [f"{name}: {fault}" for fault in unseen(config, specs, victims(free), reload)]
+        wrong += [f"{name}: {fault}" for fault in unseen(config, specs, victims(free), meta_loader)]
     print(f"{checked} of {len(names)} classes checked")
     assert wrong == []
     assert checked > len(names) * 0.8

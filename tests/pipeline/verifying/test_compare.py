@@ -12,7 +12,7 @@ import torch
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.compare import check_headers
-from reshard.pipeline.verifying.side import Side, paired
+from reshard.pipeline.verifying.opened import OpenedSide, paired
 from tests.support.models import Arrays, arrays, numbered, save_sharded, save_single
 
 TENSORS = arrays(4, 400)
@@ -20,8 +20,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def found(output: Path, source: Path) -> tuple[str, ...]:
-    theirs, ours = (Side.open(FolderSource.open(Folder(path=str(folder)))) for folder in (source, output))
-    return check_headers(theirs, ours, paired(theirs, ours)).findings
+    theirs, ours = (OpenedSide.open(FolderSource.open(Folder(path=str(folder)))) for folder in (source, output))
+    return check_headers(theirs, ours, paired(theirs, ours), {}).findings
 
 
 def single(name: str, config: str | None = "") -> Callable[[Path], None]:

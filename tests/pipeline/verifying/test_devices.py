@@ -10,7 +10,7 @@ import transformers
 
 from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.verifying.devices import plan_devices
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.verifying.models import CONFIGS, Saved, Specs, layout
 
 GetSaved = Callable[..., Saved]
@@ -27,12 +27,14 @@ def total(specs: Specs) -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_stored_byte_has_one_device_and_every_file_is_needed(name: str, saved: GetSaved, reload: Reload) -> None:
+def test_every_stored_byte_has_one_device_and_every_file_is_needed(
+    name: str, saved: GetSaved, meta_loader: MetaLoader
+) -> None:
     model = saved(name)
     files = in_files(model.specs, 3)
     size = total(model.specs)
     for limit, devices in ((size * 2, {"cpu"}), (size * 3 // 4, {"cpu", "disk"}), (1, {"disk"})):
-        plan = plan_devices(reload, model.config, model.specs, files, max_memory={"cpu": limit})
+        plan = plan_devices(meta_loader, model.config, model.specs, files, max_memory={"cpu": limit})
         assert plan.result == "planned", plan
         assert plan.class_name == CONFIGS[name][0]
         assert {block.device for block in plan.blocks} <= devices
@@ -41,13 +43,13 @@ def test_every_stored_byte_has_one_device_and_every_file_is_needed(name: str, sa
         assert {*plan.files_of("cpu"), *plan.files_of("disk")} == set(files.values())
 
 
-def test_a_given_map_is_joined_with_the_files(saved: GetSaved, reload: Reload) -> None:
+def test_a_given_map_is_joined_with_the_files(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("mixtral")
     files = {
         name: "experts" if ".experts." in name else "second" if ".layers.1." in name else "rest" for name in model.specs
     }
     placed = {"": "cpu", "model.layers.0": "0", "model.layers.1": "1"}
-    plan = plan_devices(reload, model.config, model.specs, files, device_map=placed)
+    plan = plan_devices(meta_loader, model.config, model.specs, files, device_map=placed)
     blocks = {block.name: block for block in plan.blocks}
     assert blocks["model.layers.0"].device == "0"
     assert blocks["model.layers.0"].files == ("experts", "rest")
@@ -66,41 +68,45 @@ def test_a_given_map_is_joined_with_the_files(saved: GetSaved, reload: Reload) -
     ],
 )
 def test_a_map_that_misses_a_parameter_is_an_error_that_names_it(
-    placed: dict[str, str], parameter: str, saved: GetSaved, reload: Reload
+    placed: dict[str, str], parameter: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
     model = saved("llama")
     files = dict.fromkeys(model.specs, "model.safetensors")
     with pytest.raises(DeviceMapIncomplete) as error:
-        plan_devices(reload, model.config, model.specs, files, device_map=placed)
+        plan_devices(meta_loader, model.config, model.specs, files, device_map=placed)
     assert str(error.value) == f"the device map gives no device for {parameter}"
     assert error.value.exit_code == 2
 
 
-def test_blocks_that_must_stay_whole_do_and_a_class_without_a_list_says_so(saved: GetSaved, reload: Reload) -> None:
+def test_blocks_that_must_stay_whole_do_and_a_class_without_a_list_says_so(
+    saved: GetSaved, meta_loader: MetaLoader
+) -> None:
     model = saved("t5")
     files = dict.fromkeys(model.specs, "model.safetensors")
-    plan = plan_devices(reload, model.config, model.specs, files, max_memory={"cpu": total(model.specs) // 2})
+    plan = plan_devices(meta_loader, model.config, model.specs, files, max_memory={"cpu": total(model.specs) // 2})
     assert plan.no_split == ("T5Block",)
     assert not [block for block in plan.blocks if ".block.0." in block.name or ".block.1." in block.name]
     albert = transformers.AlbertConfig(
         architectures=["AlbertModel"], hidden_size=32, num_attention_heads=2, intermediate_size=32, embedding_size=16
     )
     config, specs = layout(albert)
-    plan = plan_devices(reload, config, specs, dict.fromkeys(specs, "model.safetensors"), max_memory={"cpu": 10**9})
+    plan = plan_devices(
+        meta_loader, config, specs, dict.fromkeys(specs, "model.safetensors"), max_memory={"cpu": 10**9}
+    )
     assert plan.result == "planned"
     assert plan.no_split == ()
     assert "AlbertModel names no modules that must stay whole" in plan.notes[0]
 
 
-def test_a_tied_head_needs_the_file_of_what_it_is_tied_to(saved: GetSaved, reload: Reload) -> None:
+def test_a_tied_head_needs_the_file_of_what_it_is_tied_to(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama-tied")
     files = {name: "embeddings" if "embed_tokens" in name else "rest" for name in model.specs}
-    plan = plan_devices(reload, model.config, model.specs, files, device_map={"model": "0", "lm_head": "1"})
+    plan = plan_devices(meta_loader, model.config, model.specs, files, device_map={"model": "0", "lm_head": "1"})
     assert plan.files_of("1") == ("embeddings",)
     assert plan.bytes_of("1") == 0
 
 
-def test_a_70b_layout_is_placed_as_measured_without_a_device(reload: Reload) -> None:
+def test_a_70b_layout_is_placed_as_measured_without_a_device(meta_loader: MetaLoader) -> None:
     config, specs = layout(
         transformers.LlamaConfig(
             architectures=["LlamaForCausalLM"],
@@ -113,14 +119,14 @@ def test_a_70b_layout_is_placed_as_measured_without_a_device(reload: Reload) -> 
         )
     )
     limits = {"0": 10 << 30, "1": 10 << 30, "cpu": 30 << 30}
-    plan = plan_devices(reload, config, specs, in_files(specs, 30), max_memory=limits)
+    plan = plan_devices(meta_loader, config, specs, in_files(specs, 30), max_memory=limits)
     assert {block.device for block in plan.blocks} == {"0", "1", "cpu", "disk"}
     for device, most in limits.items():
         assert 0.6 * most < plan.bytes_of(device) <= most
     assert all(block.name.count(".") <= 2 for block in plan.blocks)
 
 
-def test_a_model_without_a_class_has_no_device_map(reload: Reload) -> None:
-    plan = plan_devices(reload, b"{}", {"x": ("F32", (1,))}, {"x": "f"}, max_memory={"cpu": 1})
+def test_a_model_without_a_class_has_no_device_map(meta_loader: MetaLoader) -> None:
+    plan = plan_devices(meta_loader, b"{}", {"x": ("F32", (1,))}, {"x": "f"}, max_memory={"cpu": 1})
     assert (plan.result, plan.blocks) == ("skipped", ())
     assert "names no model class" in plan.reason

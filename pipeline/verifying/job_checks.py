@@ -18,8 +18,8 @@ from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
-from reshard.pipeline.verifying.meta_load import ModelCheck, Reload
-from reshard.pipeline.verifying.structure import Finding, check_files, check_index, compare, signature
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.structure import Finding, check_index, check_weight_files, compare, signature
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
@@ -62,7 +62,7 @@ def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Sha
     findings = compare({entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}, signature(headers))
     if output.index:
         return findings + check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
-    return findings + check_files(headers)
+    return findings + check_weight_files(headers)
 
 
 def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
@@ -81,17 +81,17 @@ def _first(findings: Sequence[object]) -> str:
     return f"{findings[0]}{more}"
 
 
-def check(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
+def check(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
     """What is looked at before anything is published: the plan once more, and each model's own class."""
     if not plan.outputs:
         return []
     checks = [check_plan(plan, shards)]
     with prior_checks(checks):
-        return [*checks, *check_model(plan, shards, source, reload)]
+        return [*checks, *check_model(plan, shards, source, meta_loader)]
 
 
-def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Reload) -> list[Check]:
-    """Reload every output on the meta device, from its headers alone.
+def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
+    """Load every output on the meta device, from its headers alone.
 
     Raises ReloadFailed where a class is less content with the output than with the source, and ModelCheckRequired
     where the request says that no class may go unchecked.
@@ -99,7 +99,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
     checks: list[Check] = []
     for output in plan.outputs:
         name = f"reload {output.name}"
-        verdict = _reload(plan, shards, output, source, reload)
+        verdict = _ask_class(plan, shards, output, source, meta_loader)
         figures = verdict.figures()
         with prior_checks(checks):
             if verdict.result == "failed":
@@ -117,14 +117,16 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, reload: Rel
     return checks
 
 
-def _reload(plan: Plan, shards: Sequence[Shard], output: Output, source: Source, reload: Reload) -> ModelCheck:
+def _ask_class(
+    plan: Plan, shards: Sequence[Shard], output: Output, source: Source, meta_loader: MetaLoader
+) -> ModelCheck:
     if output.config is None:
         return ModelCheck("structural", "skipped", "no config.json says which class loads it")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]
     planned = {entry.name: (entry.as_dtype, entry.tensor.shape) for shard in ours for entry in shard.entries}
-    return reload.check(config, planned, signature(_headers(ours)))
+    return meta_loader.check(config, planned, signature(_headers(ours)))
 
 
 def confirm(
@@ -144,8 +146,8 @@ def confirm(
     }
     findings = [
         *_weights_differ(there, shards, receipts),
-        *_records_differ(there, plan, shards, root),
-        *_friends_differ(there, plan),
+        *_manifest_and_indexes_differ(there, plan, shards, root),
+        *_other_files_differ(there, plan),
     ]
     if findings:
         raise ReadBackDiffers(
@@ -169,7 +171,7 @@ def _weights_differ(there: Source, shards: Sequence[Shard], receipts: Mapping[st
             yield f"{wanted.path} has another header than planned"
 
 
-def _records_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: str | None) -> Iterator[str]:
+def _manifest_and_indexes_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: str | None) -> Iterator[str]:
     files = there.files()
     if root is not None:
         try:
@@ -190,7 +192,7 @@ def _records_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: st
             yield f"{index.path} is another index than planned"
 
 
-def _friends_differ(there: Source, plan: Plan) -> Iterator[str]:
+def _other_files_differ(there: Source, plan: Plan) -> Iterator[str]:
     files = there.files()
     for file in plan.carried:
         found = files.get(file.path)

@@ -12,6 +12,7 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_u
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
+from reshard.pipeline.planning.build import excluded
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
@@ -21,7 +22,7 @@ UNCHANGED = Options()
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class OpenedSide:
     """One of the two, opened."""
 
     source: Source
@@ -30,14 +31,14 @@ class Side:
     casts: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # tensors that are compared as another dtype
 
     @classmethod
-    def open(cls, source: Source, changes: Options = UNCHANGED) -> Side:
+    def open(cls, source: Source, changes: Options = UNCHANGED) -> OpenedSide:
         """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
 
         Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
         the CheckpointError family, NoWeights, and what stores raise.
         """
         try:
-            found = find_checkpoints(source)
+            found = find_checkpoints(source, lambda path: excluded(changes, path))
         except NoWeights:
             found = find_uncut(source)
         opened = open_checkpoints(source, found)
@@ -49,7 +50,7 @@ class Side:
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
 
     @classmethod
-    def attempt(cls, source: Source) -> Side | CheckpointError:
+    def attempt(cls, source: Source) -> OpenedSide | CheckpointError:
         """The side, or why the pipeline would not take it; raises NoWeights only where there is nothing of any."""
         try:
             return cls.open(source)
@@ -59,6 +60,11 @@ class Side:
             if any(is_weight_index(path) or path.endswith(SUFFIX) for path in source.files()):
                 return BadIndex(file=source.place, why=f"no weights that reshard reads{error.facts['found']}")
             raise
+
+    def weights(self) -> set[str]:
+        """The paths of the weights that were opened, and of their indexes."""
+        numbers = {number for checkpoint in self.opened.checkpoints for number in checkpoint.files}
+        return {*self.found.indexes, *(self.opened.files[number].path for number in numbers)}
 
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor -> (dtype, shape), as compared."""
@@ -83,7 +89,7 @@ class Paired:
     added: tuple[Checkpoint, ...]
 
 
-def paired(source: Side, output: Side) -> Paired:
+def paired(source: OpenedSide, output: OpenedSide) -> Paired:
     """By name; where each side has a single checkpoint, they are the pair whatever they are called.
 
     `compare.check_headers` says where the output has it under a name that loaders do not look for.

@@ -1,0 +1,80 @@
+"""What two JSON texts say differently, by the keys that lead there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from reshard.pipeline.check import some
+from reshard.pipeline.checkpoint.discover import load_json
+
+# Keys that say which program wrote a config and where it was loaded from.
+_VOLATILE = {"transformers_version", "_name_or_path", "_diffusers_version", "_commit_hash"}
+_ABSENT = object()
+_SHOWN = 3  # keys
+_Keys = tuple[str, ...]
+
+
+class Difference(NamedTuple):
+    """How two files differ, and whether they are argued to mean the same all the same."""
+
+    same_meaning: bool
+    text: str
+
+
+def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
+    """What two different JSON texts say differently; a ``config`` also has keys that mean the same or nothing.
+
+    >>> json_difference(b'{"a": 1}', b'{"a": 2}', config=False).text
+    'says something else: a was 1 and is 2'
+    >>> json_difference(b'{"dtype": "float16"}', b'{"torch_dtype":"float16"}', config=True)[0]
+    True
+    """
+    try:
+        was, is_ = load_json(before), load_json(after)
+        said, meant = (_changed(_leaves(was, c), _leaves(is_, c)) for c in (False, config))
+    except (ValueError, RecursionError):
+        return Difference(False, "is another text, and one of the two is no JSON that loaders read")
+    if meant:
+        return Difference(False, f"says something else: {'; '.join(some(meant, _SHOWN))}")
+    how = "; ".join(some(said, _SHOWN)) or "other blanks, order or forms of numbers"
+    return Difference(True, f"means the same in other words: {how}")
+
+
+def _changed(was: Mapping[_Keys, Any], is_: Mapping[_Keys, Any]) -> list[str]:
+    keys = sorted(key for key in was.keys() | is_.keys() if not _same(was.get(key, _ABSENT), is_.get(key, _ABSENT)))
+    return [f"{'.'.join(key) or 'it'} was {_brief(was, key)} and is {_brief(is_, key)}" for key in keys]
+
+
+def _leaves(value: Any, config: bool, at: _Keys = ()) -> dict[_Keys, Any]:
+    """Keys that lead there -> anything but an object, or an empty object below the root."""
+    if not isinstance(value, dict):
+        return {at: value}
+    if config:
+        value = _without_dialect(value)
+    if at and not value:
+        return {at: {}}
+    return {keys: leaf for key, inner in value.items() for keys, leaf in _leaves(inner, config, (*at, key)).items()}
+
+
+def _without_dialect(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config says to every version: `torch_dtype` is an old name of `dtype`, which counts where both are set."""
+    said = {key: value for key, value in config.items() if key not in {*_VOLATILE, "dtype", "torch_dtype"}}
+    dtype = config.get("torch_dtype") if config.get("dtype") is None else config["dtype"]
+    return said if dtype is None else said | {"dtype": dtype}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, true is not 1, and NaN is itself."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other) or (one != one and other != other)
+
+
+def _brief(leaves: Mapping[_Keys, Any], keys: _Keys) -> str:
+    return f"{json.dumps(leaves[keys]):.60}" if keys in leaves else "not there"
