@@ -43,7 +43,7 @@ def verify(
     ] = None,
     device_map: Annotated[
         str | None,
-        value("NAME|FILE", "With --load: auto (default), balanced, balanced_low_0, sequential, or a JSON file."),
+        value("NAME|FILE", "With --load: a strategy of accelerate (default: auto), or a JSON file."),
     ] = None,
     loader: Annotated[
         Loader | None,
