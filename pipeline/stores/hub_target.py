@@ -20,7 +20,6 @@ from reshard.pipeline.errors import (
     HubError,
     HubRefused,
     ObjectLost,
-    SourceCorrupt,
     TargetConflict,
     TargetHidden,
     TargetMoved,
@@ -43,11 +42,12 @@ from reshard.pipeline.protocols import (
     Visibility,
 )
 from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.carry import read_whole, send_whole
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
 from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.retry import is_transient
-from reshard.pipeline.tensors import StoredFile, git_blob
+from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -224,11 +224,11 @@ class HubTarget:
             elif file.sha256 or file.size > REGULAR_MAX:
                 heavy.append((file, None))
             else:
-                light[file.path] = _content(file, source)
+                light[file.path] = read_whole(file, source)
         modes = self._modes(light)
         by_path = {file.path: file for file in files}
         for path, content in light.items():
-            if modes[path] == "lfs":
+            if modes.get(path) == "lfs":
                 heavy.append((by_path[path], content))
             else:
                 additions[path] = Addition(path, content=content)
@@ -271,20 +271,7 @@ class HubTarget:
     ) -> Sequence[StoredFile]:
         if not files:
             return []
-        batch = self.sink(token).batch([file for file, _ in files], source)
-        try:
-            for file, content in files:
-                writer = batch.open(file.path, file.size)
-                for view in [memoryview(content)] if content is not None else source.read(file, 0, file.size):
-                    writer.write(view)
-                writer.finish()
-            sealed = batch.seal()
-        finally:
-            batch.abort()
-        for (file, _), stored in zip(files, sealed, strict=True):
-            if file.sha256 and file.sha256 != stored.sha256:
-                raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.sha256, actual=stored.sha256)
-        return sealed
+        return send_whole(self.sink(token).batch([file for file, _ in files], source), files, source)
 
     # -------------------------------------------------------------------------------------------------- commit
 
@@ -384,14 +371,3 @@ class _Body:
 
 def _line(key: str, value: Mapping[str, object]) -> bytes:
     return json.dumps({"key": key, "value": value}).encode() + b"\n"
-
-
-def _content(file: StoredFile, source: Source) -> bytes:
-    """A small file, held against its git blob id where the source has one."""
-    content = b"".join(source.read(file, 0, file.size))
-    if file.oid:
-        blob = git_blob(len(content))
-        blob.update(content)
-        if blob.hexdigest() != file.oid:
-            raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.oid, actual=blob.hexdigest())
-    return content

@@ -566,12 +566,13 @@ def test_a_single_damaged_transfer_is_fetched_again(model: Path, on_hub: Namespa
     on_hub.admin.create_repo(repo)
     files = {path.name: path.read_bytes() for path in model.iterdir()}
     on_hub.admin.put_files(repo, files, lfs=[*(path for path in files if path.endswith((".safetensors", ".model")))])
-    on_hub.admin.fault(f"GET /_cdn/.*{where}", "wrong_bytes", at=20_000, times=1)
+    planned = 0 if where == "tokenizer.model" else 1  # reads of a header bring the rest of so small a file along
+    on_hub.admin.fault(f"GET /_cdn/.*{where}", "wrong_bytes", at=20_000, times=1, skip=planned)
     go(repo, on_hub.repo("target"), size=SIZE)
     fetch = from_hub(on_hub.endpoint, on_hub.repo("target"))
     assert read_checkpoint(fetch) == read_checkpoint(from_folder(model))
     assert fetch("tokenizer.model") == files["tokenizer.model"]
-    assert where == "tokenizer.model" or [fault["hits"] for fault in on_hub.admin.faults()] == [1]
+    assert [fault["hits"] for fault in on_hub.admin.faults()] == [1]
 
 
 def test_a_file_that_stays_damaged_ends_the_run_after_three_copies(model: Path, on_hub: Namespace, go: Run) -> None:

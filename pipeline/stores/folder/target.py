@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from reshard.pipeline.errors import FolderNotWritable, ObjectLost, SourceCorrupt, TargetConflict, UnsafePath
+from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import (
@@ -22,12 +22,13 @@ from reshard.pipeline.protocols import (
     Source,
     TargetState,
 )
+from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, remove_tree, sync_folder, write_file
 from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
 from reshard.pipeline.stores.folder.swap import Swap, link_tree
-from reshard.pipeline.tensors import StoredFile, git_blob
+from reshard.pipeline.tensors import StoredFile
 
 
 class FolderTarget:
@@ -114,25 +115,7 @@ class FolderTarget:
 
     def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
         """Copies, never links: a file that is later edited in place must not change in two folders."""
-        batch = self.sink(token).batch(files)
-        try:
-            for file in files:
-                writer = batch.open(file.path, file.size)
-                blob = git_blob(file.size)
-                for view in source.read(file, 0, file.size):
-                    blob.update(view)
-                    writer.write(view)
-                writer.finish()
-                if file.oid and blob.hexdigest() != file.oid:
-                    raise SourceCorrupt(
-                        file=file.path, place=str(source.place), expected=file.oid, actual=blob.hexdigest()
-                    )
-            sealed = batch.seal()
-        finally:
-            batch.abort()
-        for file, stored in zip(files, sealed, strict=True):
-            if file.sha256 and file.sha256 != stored.sha256:
-                raise SourceCorrupt(file=file.path, place=str(source.place), expected=file.sha256, actual=stored.sha256)
+        sealed = send_whole(self.sink(token).batch(files), [(file, None) for file in files], source)
         return [Addition(stored.path, stored=stored) for stored in sealed]
 
     # -------------------------------------------------------------------------------------------------- commit

@@ -1,0 +1,46 @@
+"""Whole files through a batch, each held against what its source lists of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reshard.pipeline.errors import SourceCorrupt
+from reshard.pipeline.protocols import Batch, Source
+from reshard.pipeline.tensors import StoredFile, git_blob
+
+
+def send_whole(batch: Batch, files: Sequence[tuple[StoredFile, bytes | None]], source: Source) -> list[StoredFile]:
+    """The stored ``files``, in order; bytes that are given are not read again.
+
+    Raises SourceCorrupt where the git blob id or the sha256 that the source lists is another.
+    """
+    try:
+        for file, content in files:
+            writer = batch.open(file.path, file.size)
+            blob = git_blob(file.size)
+            for view in [memoryview(content)] if content is not None else source.read(file, 0, file.size):
+                if file.oid:
+                    blob.update(view)
+                writer.write(view)
+            writer.finish()
+            compare_hash(file, file.oid, blob.hexdigest(), source)
+        sealed = batch.seal()
+    finally:
+        batch.abort()
+    for (file, _), stored in zip(files, sealed, strict=True):
+        compare_hash(file, file.sha256, stored.sha256, source)
+    return sealed
+
+
+def read_whole(file: StoredFile, source: Source) -> bytes:
+    """A small file; raises SourceCorrupt where the git blob id that the source lists is another."""
+    content = b"".join(source.read(file, 0, file.size))
+    blob = git_blob(len(content))
+    blob.update(content)
+    compare_hash(file, file.oid, blob.hexdigest(), source)
+    return content
+
+
+def compare_hash(file: StoredFile, expected: str | None, actual: str | None, source: Source) -> None:
+    if expected and expected != actual:
+        raise SourceCorrupt(file=file.path, place=str(source.place), expected=expected, actual=actual)
