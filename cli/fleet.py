@@ -16,8 +16,8 @@ from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.waits import moment, pause_text, rest_text
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Fleet, Limits, Seen
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.fleet.fleet import Fleet, Limits, Seen
+    from reshard.worker.queue.jobs import JobStore
 
 Worker = Annotated[
     str,
@@ -29,7 +29,7 @@ fleet = Typer(name="fleet", help="Pause all workers, drain one, or limit what th
 
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Fleet]]:
-    from reshard.worker.fleet import Fleet
+    from reshard.worker.fleet.fleet import Fleet
 
     with open_store() as store:
         yield store, Fleet(store)

@@ -15,11 +15,11 @@ from reshard.cli.outcome import checks_text, moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
-from reshard.worker.states import JobState
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import Job as JobRecord
-    from reshard.worker.jobs import JobStore, Process
+    from reshard.worker.queue.jobs import Job as JobRecord
+    from reshard.worker.queue.jobs import JobStore, Process
 
 LISTED = 20  # jobs; a screenful
 
@@ -31,7 +31,7 @@ def open_store() -> Iterator[JobStore]:
     Whatever else is asked of that broker inside raises BrokerUnavailable, too.
     """
     from reshard.worker.broker import broker_url
-    from reshard.worker.jobs import JobStore, broker_errors
+    from reshard.worker.queue.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
     with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
@@ -230,8 +230,8 @@ def _progress(job: JobRecord) -> str:
 
 
 def _show_service(store: JobStore, output: Output) -> None:
-    from reshard.worker.fleet import Fleet
-    from reshard.worker.jobs import without_password
+    from reshard.worker.fleet.fleet import Fleet
+    from reshard.worker.queue.jobs import without_password
 
     counts = {str(state): number for state, number in store.counts().items() if number}
     waiting, processes, why = store.waiting(), store.processes(), waits(store, bulk=True)

@@ -15,12 +15,12 @@ from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-from reshard.worker import drain
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import HEALTH_CHECK, QUEUES, JobStore, Process, open_redis
-from reshard.worker.presence import announce, withdraw
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet import drain
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.queue.jobs import HEALTH_CHECK, QUEUES, JobStore, Process, open_redis
+from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import HEARTBEAT, settings
 
 log = logging.getLogger(__name__)

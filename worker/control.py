@@ -20,15 +20,15 @@ import redis
 from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.open import Context
-from reshard.worker.catalogs import Catalogs, Definition
-from reshard.worker.expander import Expander, Rows, expanded
-from reshard.worker.jobs import JobStore, Process, open_redis
-from reshard.worker.leases import Leases
-from reshard.worker.notify import Notifier, hooks
-from reshard.worker.pace import paces
-from reshard.worker.presence import announce, withdraw
-from reshard.worker.schedules import Schedules
-from reshard.worker.scripts import PREFIX, Scripts, texts
+from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.rate_limit import paces
+from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.followers.expander import Expander, Rows, expanded
+from reshard.worker.followers.notices import Notifier, hooks
+from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.jobs import JobStore, Process, open_redis
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, Scripts, texts
 from reshard.worker.settings import HEARTBEAT, Settings
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def main(settings: Settings) -> None:
     """The process `reshard control`."""
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
-    from reshard.worker.metrics import expose
+    from reshard.worker.followers.metrics import expose
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     url = broker_url(settings)

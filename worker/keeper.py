@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from reshard.pipeline.copy import Moved, Reason, Stopped
 from reshard.pipeline.plan import Receipt
-from reshard.worker import drain
-from reshard.worker.leases import NOTHING, Lease, Leases
-from reshard.worker.scripts import AWAY
+from reshard.worker.fleet import drain
+from reshard.worker.fleet.bandwidth import Throttle
+from reshard.worker.queue.leases import NOTHING, Lease, Leases
+from reshard.worker.queue.scripts import AWAY
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
-from reshard.worker.throttle import Throttle
 
 log = logging.getLogger(__name__)
 

@@ -49,17 +49,17 @@ from reshard.pipeline.stores.open import Context, open_target
 from reshard.pipeline.stores.protocols import Source, Target
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verify.reload import Reload
-from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.fleet import drain, policy
+from reshard.worker.fleet.rate_limit import paces
 from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.pace import paces
-from reshard.worker.scripts import AWAY
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import AWAY
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
-from reshard.worker.spool import Spool, sweep
-from reshard.worker.states import JobState
+from reshard.worker.temp_dir import Spool, sweep
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Step:
         pace = paces(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
         self._context = replace(Context.from_env(pace), tmpdir=self._tmpdir)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
-        trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
+        policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
             "plan": self._plan,
             "check": self._check,

@@ -27,10 +27,10 @@ from reshard.pipeline.errors import WrongState
 from reshard.pipeline.limits import HEADER_READ, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobStore
 from reshard.worker.local import control_command, worker_command
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.process import ROOT, HubProcess
 from tests.support.models import add_friends, arrays, numbered, save_sharded

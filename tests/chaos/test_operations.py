@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from reshard.pipeline.errors import by_code
-from reshard.worker.states import JobState
+from reshard.worker.queue.states import JobState
 from tests.chaos.service import diagram
 from tests.support.hub.process import ROOT
 

@@ -15,9 +15,9 @@ from reshard.pipeline.plan import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.open import Context, open_source, open_target
-from reshard.worker.jobs import QUEUES, JobStore, open_redis
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.scripts import job_key
+from reshard.worker.queue.jobs import QUEUES, JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker
 

@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from reshard.pipeline.copy import Stopped
-from reshard.worker import throttle
-from reshard.worker.fleet import FLEET, Fleet
-from reshard.worker.jobs import JobStore
-from reshard.worker.throttle import SHARE, Share, Throttle
+from reshard.worker.fleet import bandwidth
+from reshard.worker.fleet.bandwidth import SHARE, Share, Throttle
+from reshard.worker.fleet.fleet import FLEET, Fleet
+from reshard.worker.queue.jobs import JobStore
 
 MB = 1_000_000
 
@@ -98,7 +98,7 @@ def test_a_cancel_ends_the_wait() -> None:
 
 
 def test_a_limit_that_is_taken_off_or_raised_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "LOOK", 0.01)
+    monkeypatch.setattr(bandwidth, "LOOK", 0.01)
     limit = iter([1, 1, 1, None, None])
     seen: list[None] = []
     one = Throttle(lambda: next(limit), lambda count: Share(count, 60.0), lambda: seen.append(None))

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
-from reshard.worker.catalogs import Catalogs, Definition, Entry
-from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX
-from reshard.worker.states import JobState
+from reshard.worker.followers.catalogs import Catalogs, Definition, Entry
+from reshard.worker.followers.expander import Expander
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from tests.worker.test_catalogs import Rows, begin, definition, fail, finish, jobs, rows
 
 

@@ -21,12 +21,12 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.plan import Plan
 from reshard.pipeline.publish import Published
-from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
-from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobStore, submission
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX
-from reshard.worker.states import JobState
+from reshard.worker.followers.catalogs import Catalogs, Definition, Ended, Entry
+from reshard.worker.followers.expander import Expander
+from reshard.worker.queue.jobs import JobStore, submission
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import ask, claimed, copied
 

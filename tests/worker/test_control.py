@@ -9,11 +9,11 @@ import pytest
 
 from reshard.pipeline.errors import JobNotFound
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD, Settings
-from reshard.worker.states import JobState
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Wakes, ask
 

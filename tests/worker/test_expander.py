@@ -11,11 +11,11 @@ from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.open import Context
 from reshard.pipeline.stores.retry import OwnPace
-from reshard.worker.catalogs import Catalogs, Definition, Entry
-from reshard.worker.expander import Expander, expanded
-from reshard.worker.jobs import JobStore
-from reshard.worker.pace import paces
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet.rate_limit import paces
+from reshard.worker.followers.catalogs import Catalogs, Definition, Entry
+from reshard.worker.followers.expander import Expander, expanded
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import PREFIX
 from tests.support import mirror
 from tests.support.hub import HubProcess
 from tests.support.procs import wait_for

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import BadLimit, WorkerNotFound
 from reshard.pipeline.plan import Plan
-from reshard.worker import drain
-from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
-from reshard.worker.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
-from reshard.worker.hours import Hours
-from reshard.worker.jobs import JobStore, Process
-from reshard.worker.leases import DUE_AT_ONCE, Leases
-from reshard.worker.presence import announce
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet import drain
+from reshard.worker.fleet.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
+from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.fleet.window import Hours
+from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.leases import DUE_AT_ONCE, Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, LEASE, Settings
-from reshard.worker.states import JobState
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Clock, Wakes, age, another, ask, at, claimed, copied, planned, receipts
 

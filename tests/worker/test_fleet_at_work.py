@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.worker.fleet import Fleet
-from reshard.worker.states import JobState
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.states import JobState
 from tests.support.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for

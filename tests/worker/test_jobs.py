@@ -19,10 +19,10 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.plan import Plan
-from reshard.worker.jobs import Job, JobStore, open_redis, submission, without_password
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore, open_redis, submission, without_password
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -308,7 +308,7 @@ def test_no_error_of_a_broker_holds_a_password_of_its_query(url: str) -> None:
 
 def test_a_client_imports_neither_celery_nor_torch_nor_the_hub() -> None:
     code = (
-        "import sys; import reshard.worker.jobs, reshard.worker.broker, reshard.worker.settings;"
+        "import sys; import reshard.worker.queue.jobs, reshard.worker.broker, reshard.worker.settings;"
         "print([m for m in ('celery', 'kombu', 'torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,10 +18,11 @@ import redis
 
 from reshard.pipeline.copy import Moved, Stopped
 from reshard.pipeline.plan import Plan
-from reshard.worker import drain, keeper
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker import keeper
+from reshard.worker.fleet import drain
 from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Lease, Leases
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, planned, receipts
@@ -251,10 +252,10 @@ def test_outside_of_it_nothing_is_interrupted(store: JobStore, leases: Leases, g
 
 CHILD = """
 import sys, time
-from reshard.worker import drain
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.fleet import drain
+from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Leases
+from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
 url, job = sys.argv[1:]
 leases = Leases(JobStore(open_redis(url), url), lambda queue, job: None, "child")

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import SourceNotFound, TargetBusy, WrongState
 from reshard.pipeline.plan import Plan
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.worker.conftest import Wakes, age, ask, receipts, waiting_lines
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()

@@ -19,16 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.plan import Plan
-from reshard.worker.catalogs import Catalogs, Ended
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore, open_redis
-from reshard.worker.leases import Leases
-from reshard.worker.metrics import serve
-from reshard.worker.notify import HOOKS, Command, Notifier
-from reshard.worker.schedules import LATE, Schedules
-from reshard.worker.scripts import PREFIX
+from reshard.worker.followers.catalogs import Catalogs, Ended
+from reshard.worker.followers.metrics import serve
+from reshard.worker.followers.notices import HOOKS, Command, Notifier
+from reshard.worker.followers.schedules import LATE, Schedules
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from reshard.worker.states import JobState
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import ask, claimed, planned, receipts
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows

@@ -18,14 +18,15 @@ from uuid import uuid4
 import pytest
 
 from reshard.pipeline.errors import BadSetting, NoticeFailed, NoWeights, SourceNotFound, UsageError
-from reshard.worker import notify
-from reshard.worker.catalogs import Catalogs
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.notify import Command, Notice, Notifier, Url, hooks
-from reshard.worker.schedules import LATE, Schedule, Schedules
-from reshard.worker.scripts import PREFIX
+from reshard.worker.followers import notices
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.notices import Command, Notice, Notifier, Url, hooks
+from reshard.worker.followers.schedules import LATE, Schedule, Schedules
+from reshard.worker.queue import scripts
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Wakes, another, ask
@@ -391,7 +392,7 @@ def test_after_a_day_a_notice_is_dropped_and_counted(
 def test_an_outbox_holds_only_so_many_and_the_oldest_go(
     store: JobStore, notifier: Notifier, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = (Path(notify.__file__).parent / "lua" / "common.lua").read_text()
+    common = (Path(scripts.__file__).parent / "lua" / "common.lua").read_text()
     most = 1000
     assert f"NOTICES_MAX = {most} " in common
     for number in range(most):
@@ -472,7 +473,7 @@ def test_a_command_that_reads_nothing_may_take_it_all_the_same() -> None:
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "NOTIFY_TIMEOUT", 2.0)
+    monkeypatch.setattr(notices, "NOTIFY_TIMEOUT", 2.0)
     pid = tmp_path / "pid"
     body = f"open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
     with pytest.raises(NoticeFailed, match="it ran for more than 2 s"):

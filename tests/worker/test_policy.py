@@ -9,8 +9,8 @@ import pytest
 from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
+from reshard.worker.fleet.policy import check
 from reshard.worker.settings import Settings
-from reshard.worker.trust import check
 
 
 def request(source: str = "them/model", target: str = "us/model", config_from: str | None = None) -> Request:

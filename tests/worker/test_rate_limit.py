@@ -17,8 +17,8 @@ from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.retry import Allowance
-from reshard.worker.jobs import JobStore
-from reshard.worker.pace import RESERVE, SharedPace, paces
+from reshard.worker.fleet.rate_limit import RESERVE, SharedPace, paces
+from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 
@@ -239,8 +239,8 @@ def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, bro
     hurried(store, bulk=False).heard(SAID)
     script = (
         "import sys\n"
-        "from reshard.worker.jobs import open_redis\n"
-        "from reshard.worker.pace import SharedPace\n"
+        "from reshard.worker.queue.jobs import open_redis\n"
+        "from reshard.worker.fleet.rate_limit import SharedPace\n"
         f"pace = SharedPace({BUDGET!r}, open_redis(sys.argv[1]), lambda: None, lambda: None, bulk=True)\n"
         "for _ in range(8): pace.before('api')\n"
     )

@@ -16,12 +16,12 @@ from reshard.pipeline.errors import BrokerUnavailable
 from reshard.pipeline.plan import Plan
 from reshard.worker import control as control_module
 from reshard.worker import keeper
-from reshard.worker.catalogs import Catalogs
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import job_key
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, ask, claimed, planned, receipts

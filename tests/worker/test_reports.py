@@ -19,8 +19,8 @@ from reshard.pipeline import publish
 from reshard.pipeline.manifest import MANIFEST
 from reshard.pipeline.taps import Written
 from reshard.pipeline.verify.reload import ModelCheck, Reload
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.pipeline.verify.models import Saved, save
 from tests.support.failing_stores import Spoiler
 from tests.worker.test_steps import Bench, bench, one_reload, steps

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.worker.jobs import JobStore
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.worker.catalogs import Catalogs, Seen
-from reshard.worker.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs, Seen
+from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for

@@ -10,13 +10,13 @@ import pytest
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.request import Request
-from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.followers.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from reshard.worker.states import JobState
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Clock, ask

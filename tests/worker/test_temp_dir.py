@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 
 from reshard.worker.settings import KEEP_SPOOL
-from reshard.worker.spool import LOCK, Spool, sweep
+from reshard.worker.temp_dir import LOCK, Spool, sweep
 
 HOLDER = """
 import sys, tempfile, time
 from pathlib import Path
-from reshard.worker.spool import Spool
+from reshard.worker.temp_dir import Spool
 spool = Spool(Path(sys.argv[1]))
 (spool.path / "shard").write_bytes(b"x" * 1000)
 print(spool.path, flush=True)

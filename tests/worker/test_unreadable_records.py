@@ -7,14 +7,14 @@ import json
 import pytest
 
 from reshard.pipeline.errors import BadPlace
-from reshard.worker.catalogs import Catalogs
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.schedules import ALL, DUE, Schedule, Schedules
-from reshard.worker.scripts import PREFIX, job_key
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, job_key
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from reshard.worker.states import JobState
 from tests.worker.conftest import Wakes, ask
 from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
 

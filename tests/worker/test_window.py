@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import BadLimit
-from reshard.worker.hours import MIDNIGHT, Hours, check_zone, last_due
+from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
 
 DAY = 86_400
 

@@ -17,8 +17,8 @@ import pytest
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobStore
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reshard.worker.scripts import AWAY
+from reshard.worker.queue.scripts import AWAY
 
 SHARE = 0.1  # seconds of the whole bandwidth in one share: ten calls a second for all copies, however many there are
 LOOK = 0.2  # seconds between two signs of life while it waits, and looks whether the limit has changed

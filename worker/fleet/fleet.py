@@ -22,11 +22,11 @@ from typing import Any, Literal, cast
 from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFound
 from reshard.pipeline.request import parse_size
 from reshard.worker.cron import next_after
-from reshard.worker.hours import MIDNIGHT, Hours, check_zone, last_due
-from reshard.worker.jobs import JobStore, Process
-from reshard.worker.scripts import PREFIX, job_key, texts
-from reshard.worker.states import JobState
-from reshard.worker.throttle import SHARE, Share
+from reshard.worker.fleet.bandwidth import SHARE, Share
+from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
+from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.scripts import PREFIX, job_key, texts
+from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
 

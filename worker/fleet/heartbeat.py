@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import redis
 
-from reshard.worker.jobs import Process
-from reshard.worker.scripts import PREFIX
+from reshard.worker.queue.jobs import Process
+from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import PRESUMED_DEAD
 
 

@@ -22,7 +22,7 @@ import redis
 
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.retry import Allowance, OwnPace
-from reshard.worker.scripts import PREFIX, Scripts
+from reshard.worker.queue.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Hub, Strict
 from reshard.pipeline.request import Request
-from reshard.worker.jobs import Job, JobStore, submission
-from reshard.worker.scripts import AWAY, PREFIX, job_key, texts
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore, submission
+from reshard.worker.queue.scripts import AWAY, PREFIX, job_key, texts
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
     from reshard.pipeline.expand import Wanted

@@ -15,7 +15,7 @@ from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.pipeline.expand import expand, interleaved, stands
 from reshard.pipeline.stores.open import Context
-from reshard.worker.catalogs import Catalogs, Definition, Entry, entry_of
+from reshard.worker.followers.catalogs import Catalogs, Definition, Entry, entry_of
 
 log = logging.getLogger(__name__)
 

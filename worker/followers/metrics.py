@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reshard.worker import catalogs, schedules
-from reshard.worker.jobs import QUEUES, Process, open_redis
-from reshard.worker.notify import HOOKS
-from reshard.worker.scripts import PREFIX, texts
+from reshard.worker.followers import catalogs, schedules
+from reshard.worker.followers.notices import HOOKS
+from reshard.worker.queue.jobs import QUEUES, Process, open_redis
+from reshard.worker.queue.scripts import PREFIX, texts
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD
-from reshard.worker.states import JobState
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import httpx2
 
 from reshard.pipeline.errors import NoticeFailed
 from reshard.pipeline.stores.retry import describe
-from reshard.worker.jobs import JobStore
-from reshard.worker.scripts import AWAY, PREFIX, texts
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import AWAY, PREFIX, texts
 from reshard.worker.settings import (
     NOTIFY_FIRST,
     NOTIFY_FOR,

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
-from reshard.worker.catalogs import Definition
 from reshard.worker.cron import next_after
-from reshard.worker.jobs import JobStore, submission
-from reshard.worker.scripts import AWAY, PREFIX, texts
+from reshard.worker.followers.catalogs import Definition
+from reshard.worker.queue.jobs import JobStore, submission
+from reshard.worker.queue.scripts import AWAY, PREFIX, texts
 
 log = logging.getLogger(__name__)
 

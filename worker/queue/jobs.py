@@ -28,8 +28,8 @@ import redis
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
-from reshard.worker.scripts import AWAY, PREFIX, Scripts, job_key, texts
-from reshard.worker.states import JobState
+from reshard.worker.queue.scripts import AWAY, PREFIX, Scripts, job_key, texts
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
     from reshard.pipeline.plan import Plan

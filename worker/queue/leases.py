@@ -19,11 +19,11 @@ from reshard.pipeline.copy import Moved
 from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
 from reshard.pipeline.request import Request
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobStore
-from reshard.worker.scripts import job_key, texts
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import job_key, texts
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
-from reshard.worker.states import JobState
 
 NOTHING = Moved()
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
