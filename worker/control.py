@@ -29,6 +29,7 @@ from reshard.worker.followers.schedules import Schedules
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, Scripts, texts
+from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Control:
         seconds, _ = self._store.redis.time()
         horizon = (seconds - self._keep) * 1000
         deleted = 0
-        for state in ("done", "failed", "cancelled", "published_unverified"):
+        for state in sorted(ENDED):
             old = texts(self._store.redis.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, JANITOR_BATCH))
             with self._store.redis.pipeline(transaction=False) as pipeline:
                 delete = Scripts(pipeline)

@@ -184,7 +184,7 @@ class Step:
                 )  # fmt: skip
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
-            self._void(error, shards.values(), ())
+            self._invalidate(error, shards.values(), ())
             raise
         finally:
             target.discard(token)
@@ -216,7 +216,7 @@ class Step:
             groups = [n for n, g in enumerate(plan.groups) if any(plan.shards[i].digest in void for i in g.shards)]
             if not groups:
                 raise
-            self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
+            self._invalidate(error, [shard for shard in plan.shards if shard.digest in void], groups)
         else:
             copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested, [copied])))
@@ -245,8 +245,8 @@ class Step:
 
     # ------------------------------------------------------------------------------------------- what they share
 
-    def _void(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
-        answer = self._keeper.patiently(lambda: self._leases.void(self._lease, error.to_dict(), shards, groups))
+    def _invalidate(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
+        answer = self._keeper.patiently(lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups))
         if answer == "often":
             raise Hopeless(error)
         if answer != "ok":
@@ -363,8 +363,8 @@ def _leases() -> Leases:
 
 @cache
 def _reload() -> Reload:
-    """One warm reload child for each worker process."""
-    return Reload(tmpdir=settings().tmpdir)
+    """One warm reload child for each worker process; what it puts on disk goes with the process's temporary folder."""
+    return Reload(tmpdir=_spool().path)
 
 
 def worker_name() -> str:

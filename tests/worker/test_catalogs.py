@@ -162,7 +162,9 @@ def test_a_commit_whose_maker_died_is_the_jobs_own(
     assert copied(store, leases, plan, rows(wanted)[0][0].request) == job
     # by the next worker, in the target's history
     found = {**asdict(Published("ours", "main", found=True)), "source": "s1"}
-    assert leases.done(claimed(leases, job, "publish"), found) == "ok"
+    publish = claimed(leases, job, "publish")
+    assert leases.begin(publish) == "ok"
+    assert leases.done(publish, found) == "ok"
     assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back"}]) == "ok"
     assert jobs(catalogs) == []
     assert catalogs.get("mirror").counts() == {"published": 1}

@@ -66,7 +66,7 @@ STEPS: dict[str, Callable[[Leases, Lease, Plan], str]] = {
     "again": lambda leases, lease, plan: leases.again(lease, TROUBLE, 0),
     "fail": lambda leases, lease, plan: leases.fail(lease, TROUBLE),
     "release": lambda leases, lease, plan: leases.release(lease, "drain"),
-    "void": lambda leases, lease, plan: leases.void(lease, LOST, plan.shards),
+    "void": lambda leases, lease, plan: leases.invalidate(lease, LOST, plan.shards),
 }
 
 
@@ -325,7 +325,7 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
     job = copied(store, leases, plan)
     publish = claimed(leases, job, "publish")
     lost = plan.shards[plan.groups[2].shards[0]]
-    assert leases.void(publish, LOST, [lost], [2]) == "ok"
+    assert leases.invalidate(publish, LOST, [lost], [2]) == "ok"
     seen = store.get(job)
     assert (seen.state, seen.shards_done, seen.last_error) == (JobState.copying, len(plan.shards) - 1, LOST)
     assert leases.begin(publish) == "lost"
@@ -344,13 +344,13 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
 def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = copied(store, leases, plan)
     for _ in range(VOIDS):
-        assert leases.void(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
+        assert leases.invalidate(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
         group = claimed(leases, job, "group:00000")
         leases.seal(group, receipts(plan, 0), Moved())
         leases.done(group, [[], []])
     publish = claimed(leases, job, "publish")
     before = leases.receipts(job, [plan.shards[0].digest])
-    assert leases.void(publish, LOST, [plan.shards[0]], [0]) == "often"
+    assert leases.invalidate(publish, LOST, [plan.shards[0]], [0]) == "often"
     assert leases.receipts(job, [plan.shards[0].digest]) == before
     assert leases.begin(publish) == "ok"
 
@@ -363,7 +363,7 @@ def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners
     lease = claimed(leases, job, "group:00000")
     leases.seal(lease, receipts(plan, 0), Moved())
     shards = [plan.shards[i] for i in plan.groups[0].shards]
-    assert leases.void(lease, TROUBLE, shards) == "ok"
+    assert leases.invalidate(lease, TROUBLE, shards) == "ok"
     assert (store.get(job).shards_done, store.get(job).bytes_done) == (0, 0)
     assert leases.renew(lease, 0, progress=True) == "ok"
 

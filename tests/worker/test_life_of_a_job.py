@@ -103,7 +103,7 @@ class Life(RuleBasedStateMachine):
     def _void(self, lease: Lease) -> str:
         if lease.kind != "publish":
             return self._release(lease)
-        return self.leases.void(lease, TROUBLE, [self.plan.shards[0]], [0])
+        return self.leases.invalidate(lease, TROUBLE, [self.plan.shards[0]], [0])
 
     @rule()
     def somebody_cancels(self) -> None:

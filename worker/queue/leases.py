@@ -146,7 +146,7 @@ class Leases:
         """Hand the unit back unfinished; costs no attempt."""
         return self._answer(lease, "release", lease.job, lease.unit, lease.token, why)
 
-    def void(
+    def invalidate(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
     ) -> Answer | Literal["often"]:
         """Forget the receipts of ``shards`` and have ``groups`` copied again; ``often`` when it was done too often.
@@ -156,7 +156,7 @@ class Leases:
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
             self._store.run(
-                "void", lease.job, lease.unit, lease.token, VOIDS, json.dumps(error), len(groups),
+                "invalidate", lease.job, lease.unit, lease.token, VOIDS, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip

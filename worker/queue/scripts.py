@@ -9,6 +9,8 @@ from typing import Any
 import redis
 from redis.commands.core import Script
 
+from reshard.worker.queue.states import ENDED
+
 PREFIX = "reshard:"  # of every key that this service writes
 _FOLDER = Path(__file__).with_name("lua")
 
@@ -59,4 +61,7 @@ def texts(answer: Any) -> list[str]:
 
 @cache
 def _text(name: str) -> str:
-    return (_FOLDER / "common.lua").read_text() + (_FOLDER / f"{name}.lua").read_text()
+    ended = ", ".join(f"{state} = true" for state in sorted(ENDED))
+    return "\n".join(
+        [f"local ENDED = {{ {ended} }}", (_FOLDER / "common.lua").read_text(), (_FOLDER / f"{name}.lua").read_text()]
+    )

@@ -1,4 +1,4 @@
--- What every step shares; the store puts this file before each of the others.
+-- What every step shares; scripts.py puts this file before each of the others, and before it ENDED, from states.py.
 -- Times are milliseconds of this server's clock, the only clock that decides anything.
 --
 -- A job is a hash, and beside it:
@@ -16,7 +16,6 @@
 local PREFIX = 'reshard:'
 local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'started', PREFIX .. 'bulk' } -- in the order that workers serve
 local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events' }
-local ENDED = { done = true, failed = true, cancelled = true, published_unverified = true }
 
 local function now()
   local time = redis.call('TIME')

@@ -7,7 +7,5 @@ for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
 redis.call('ZREM', PREFIX .. 'jobs', id)
 redis.call('ZREM', PREFIX .. 'ids', id)
 drop(id, 'due')
-for _, ended in ipairs({ 'done', 'failed', 'cancelled', 'published_unverified' }) do
-  redis.call('ZREM', PREFIX .. 'jobs:' .. ended, id)
-end
+for ended in pairs(ENDED) do redis.call('ZREM', PREFIX .. 'jobs:' .. ended, id) end
 return 1

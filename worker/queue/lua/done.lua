@@ -5,6 +5,7 @@ local t = now()
 if unit(id, name, 'done_by') == token then return { 'ok', settle(id, t) } end -- our answer was lost
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
 if not owns(id, name, token) then return { 'lost', '' } end
+if name == 'publish' and get(id, 'state') ~= 'committing' then return { 'lost', '' } end -- it was never begun
 
 redis.call('ZREM', key(id, 'todo'), name)
 redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
