@@ -9,8 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from reshard.pipeline.places import Folder
+from reshard.pipeline.request import Options, Request
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import KEEP_SPOOL
 from reshard.worker.temp_dir import LOCK, Spool, sweep
+from tests.pipeline.verify.models import save
+from tests.support.procs import Broker, Machine, wait_for
 
 HOLDER = """
 import sys, tempfile, time
@@ -68,3 +74,28 @@ def test_temporary_files_lie_in_it_and_go_with_it(tmp_path: Path) -> None:
     spool.close()
     assert not spool.path.exists()
     assert tempfile.gettempdir() == before
+
+
+def test_the_warm_reload_child_of_a_killed_worker_leaves_nothing_after_the_next_start(tmp_path: Path) -> None:
+    save("llama", tmp_path / "model")
+    request = Request(
+        source=Folder(path=str(tmp_path / "model")),
+        target=Folder(path=str(tmp_path / "out")),
+        options=Options(size=9000),
+    )
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, RESHARD_ALLOWED_FOLDERS=str(tmp_path)) as machine:
+        worker = machine.worker(concurrency=1)
+        machine.control()
+        with JobStore.at(broker.url) as store:
+            job = store.submit(request).id
+            wait_for(lambda: store.get(job).state.ended, "the job's end", 120)
+            assert store.get(job).state == JobState.done
+        homes = list(machine.tmpdir.rglob("reshard-reload-*"))
+        assert homes, "no reload child is warm"
+        worker.kill()
+        assert all(home.exists() for home in homes)
+        successor = machine.worker(concurrency=1)
+        assert not any(home.exists() for home in homes)
+        successor.terminate()
+        successor.wait(60)
+        assert list(machine.tmpdir.iterdir()) == []
