@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalog import Catalog
     from reshard.pipeline.expand import Wanted
     from reshard.pipeline.stores.retry import Pace
-    from reshard.worker.followers.catalogs import Catalogs, Definition, Seen, Standing
+    from reshard.worker.followers.catalogs import Catalogs
+    from reshard.worker.followers.records import Definition, Seen, Standing
     from reshard.worker.queue.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them
@@ -53,7 +54,7 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
 
 def read_definition(file: Path, limits: Limits) -> Definition:
     """The file as it is submitted; raises UsageError, BadCatalog."""
-    from reshard.worker.followers.catalogs import Definition
+    from reshard.worker.followers.records import Definition
 
     text, parsed = read_catalog(file)
     given = {name: value for name, value in asdict(limits).items() if value is not None}
@@ -283,7 +284,7 @@ def _counts(seen: Seen) -> str:
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
     """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
-    from reshard.worker.followers.catalogs import entry_of
+    from reshard.worker.followers.records import entry_of
 
     try:
         with _open() as (_, catalogs):

@@ -11,7 +11,7 @@ from reshard.cli.output import count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.catalogs import Ended, Seen
+    from reshard.worker.followers.records import Ended, Seen
 
 SHORT_COMMIT = 8  # letters; what the Hub shows of one
 

@@ -22,10 +22,14 @@ from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.open import Context
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.rate_limit import paces
-from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.followers.counters import Counters
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
 from reshard.worker.followers.notices import Notifier, hooks
+from reshard.worker.followers.outcomes import Outcomes
+from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.events import Follower, Reader, follow
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, Scripts, texts
@@ -37,6 +41,7 @@ log = logging.getLogger(__name__)
 LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
 JANITOR = 600.0  # seconds between two looks for jobs that are too old
 JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
+RECONCILE = 60.0  # seconds between two looks at all jobs of catalogs, for what the stream has lost
 PAUSE = 1.0  # seconds before the broker is tried again
 
 
@@ -47,14 +52,16 @@ class Control:
         self._store = store
         self._leases = leases
         self._schedules = Schedules(store)
-        self._catalogs = Catalogs(store)
+        self._catalogs = Cursor(store)
+        followers: tuple[Follower, ...] = (self._catalogs, Outcomes(), Counters())
+        self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
-        self._announced = self._cleaned = float("-inf")
+        self._announced = self._cleaned = self._reconciled = float("-inf")
 
     def stop(self, *_: int | FrameType | None) -> None:
         self._ending.set()
@@ -80,9 +87,13 @@ class Control:
             self._notifier.listen()
             self._announced = time.monotonic()
         self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
+        for follower, reader in self._followers:
+            follow(follower, reader)
+        if time.monotonic() - self._reconciled >= RECONCILE:
+            self._catalogs.reconcile()
+            self._reconciled = time.monotonic()
         self._schedules.fire_due()
-        waiting = self._catalogs.look()
-        self._expander.look([] if self._leases.fleet.rests() else waiting)
+        self._expander.look([] if self._leases.fleet.rests() else self._catalogs.expanding())
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()

@@ -22,7 +22,7 @@ from reshard.pipeline.plan import Receipt
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.bandwidth import Throttle
 from reshard.worker.queue.leases import NOTHING, Lease, Leases
-from reshard.worker.queue.scripts import AWAY
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Keeper:
         self._thread.join()
         try:
             self._note()
-        except AWAY as error:
+        except BROKER_UNAVAILABLE as error:
             log.warning("%s: what it read last is not counted, the broker is away: %s", self.lease.unit, error)
 
     # ------------------------------------------------------------------------------------- what the work calls
@@ -149,7 +149,7 @@ class Keeper:
         self._at_boundary = True
         try:
             self._save()
-        except AWAY as error:
+        except BROKER_UNAVAILABLE as error:
             log.warning("%s: the broker is away, its receipts are kept here: %s", self.lease.unit, error)
 
     def begin(self) -> None:
@@ -169,7 +169,7 @@ class Keeper:
         while True:
             try:
                 return step()
-            except AWAY as error:
+            except BROKER_UNAVAILABLE as error:
                 if time.monotonic() + pause > deadline or drain.overdue(self._settings.drain):
                     raise
                 log.warning("%s waits for the broker: %s", self.lease.unit, error)
@@ -198,7 +198,7 @@ class Keeper:
             self._save()
             self._note()
             answer = self._leases.renew(self.lease, self._bytes, progress)
-        except AWAY as error:
+        except BROKER_UNAVAILABLE as error:
             log.warning("%s of %s is not renewed, the broker is away: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:
             self._stop = stopped.reason
@@ -224,7 +224,7 @@ class Keeper:
         log.warning("%s of %s is handed back unfinished", self.lease.unit, self.lease.job)
         try:
             self._leases.release(self.lease, "drain")
-        except AWAY as error:
+        except BROKER_UNAVAILABLE as error:
             log.warning("it could not be handed back and will be missed: %s", error)
         finally:
             os._exit(drain.HANDED_OVER)

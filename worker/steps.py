@@ -56,7 +56,7 @@ from reshard.worker.fleet.rate_limit import paces
 from reshard.worker.keeper import Keeper
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
-from reshard.worker.queue.scripts import AWAY
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
 from reshard.worker.temp_dir import Spool, sweep
@@ -70,7 +70,7 @@ def wake(job: str) -> None:
         raise Reject("this worker is ending", requeue=True)
     try:
         lease = _leases().claim(job)
-    except AWAY as error:
+    except BROKER_UNAVAILABLE as error:
         log.warning("job %s is not claimed, the broker is away: %s", job, error)
         return
     if lease is None:
@@ -106,7 +106,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                 error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s: %s", lease.unit, lease.job, error)
                 _trouble(leases, lease, keeper, settings, error, step.unsure(error))
-            except AWAY:
+            except BROKER_UNAVAILABLE:
                 raise
             except Exception as error:
                 log.exception("%s of job %s met what it does not know", lease.unit, lease.job)
@@ -114,7 +114,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                 _trouble(leases, lease, keeper, settings, unknown, step.unsure(unknown))
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
-    except AWAY as error:
+    except BROKER_UNAVAILABLE as error:
         log.error("%s of job %s is lost, the broker stayed away: %s", lease.unit, lease.job, error)
 
 

@@ -12,7 +12,8 @@ from reshard.pipeline.catalog import parse
 from reshard.pipeline.expand import expand
 from reshard.pipeline.stores.open import Context
 from reshard.worker import broker
-from reshard.worker.followers.catalogs import Catalogs, Definition, entry_of
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition, entry_of
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run

@@ -1,4 +1,4 @@
-"""Catalogs that were cancelled or given another turn: what goes on, what stays as it is, and what is counted."""
+"""Cursor that were cancelled or given another turn: what goes on, what stays as it is, and what is counted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from reshard.pipeline.errors import BadPlace, CatalogState, ReshardError, SourceNotFound, TargetsCollide
-from reshard.worker.followers.catalogs import Catalogs, Definition, Entry
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
+from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -17,11 +18,11 @@ from tests.worker.test_catalogs import Rows, begin, definition, fail, finish, jo
 
 
 @pytest.fixture
-def catalogs(store: JobStore) -> Catalogs:
-    return Catalogs(store)
+def catalogs(store: JobStore) -> Cursor:
+    return Cursor(store)
 
 
-def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Catalogs, leases: Leases) -> None:
+def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Cursor, leases: Leases) -> None:
     begin(catalogs, definition(4, at_once=1))
     (failed,) = jobs(catalogs)
     fail(leases, failed)
@@ -38,12 +39,10 @@ def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Cata
     assert catalogs.get("mirror").state == "done"
 
 
-def test_a_second_cancel_goes_on_where_the_first_client_died(
-    catalogs: Catalogs, leases: Leases, store: JobStore
-) -> None:
+def test_a_second_cancel_goes_on_where_the_first_client_died(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     begin(catalogs, definition(3, at_once=2))
     first, second = jobs(catalogs)
-    store.run("catalog_turn", "mirror", "cancelled", "")
+    catalogs._turn("mirror", "cancelled", "it has ended already")
     store.cancel(first)  # and here it died
     assert jobs(catalogs) == [second]
     assert catalogs.cancel("mirror") == 1
@@ -55,7 +54,7 @@ def test_a_second_cancel_goes_on_where_the_first_client_died(
 
 @pytest.mark.parametrize("forgotten, counted", [(False, 700), (True, 1100)])
 def test_bytes_of_a_job_that_goes_on_count_once(
-    catalogs: Catalogs, leases: Leases, store: JobStore, forgotten: bool, counted: int
+    catalogs: Cursor, leases: Leases, store: JobStore, forgotten: bool, counted: int
 ) -> None:
     """A job tells what it read in all its turns; one that is made because the first is forgotten, only its own."""
 
@@ -76,7 +75,7 @@ def test_bytes_of_a_job_that_goes_on_count_once(
     assert int(store.redis.hget(f"{PREFIX}catalog:mirror", "bytes") or 0) == counted
 
 
-def test_what_ended_one_run_does_not_end_the_next(catalogs: Catalogs) -> None:
+def test_what_ended_one_run_does_not_end_the_next(catalogs: Cursor) -> None:
     begun_anew = threading.Event()
 
     def gone(wanted: Definition) -> list[tuple[Entry, ReshardError | None]]:
@@ -85,7 +84,7 @@ def test_what_ended_one_run_does_not_end_the_next(catalogs: Catalogs) -> None:
 
     expander = Expander(catalogs, gone)
     catalogs.submit(definition(1))
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     catalogs.cancel("mirror")
     assert catalogs.submit(definition(2))
     begun_anew.set()
@@ -95,7 +94,7 @@ def test_what_ended_one_run_does_not_end_the_next(catalogs: Catalogs) -> None:
     assert (seen.state, seen.note) == ("expanding", None)
 
 
-def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Catalogs, store: JobStore) -> None:
+def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Cursor, store: JobStore) -> None:
     catalogs.submit(definition(1))
     run = catalogs.claim("mirror", "slow")
     store.redis.hset(f"{PREFIX}catalog:mirror", "expander_until", 0)
@@ -107,7 +106,7 @@ def test_what_ended_one_control_does_not_end_who_took_over(catalogs: Catalogs, s
     assert catalogs.get("mirror").state == "failed"
 
 
-def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Catalogs, leases: Leases) -> None:
+def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Cursor, leases: Leases) -> None:
     """Of two that would go to one target, the last would replace the first; what has no target cannot begin."""
     (left, _), (right, _), (absent, _), (nowhere, _) = rows(definition(4))
     collide = TargetsCollide(target="us/m0", source="them/m0", others="them/m1")

@@ -20,7 +20,8 @@ from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.window import Hours
-from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import DUE_AT_ONCE, Leases
 from reshard.worker.queue.scripts import PREFIX

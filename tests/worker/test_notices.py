@@ -20,16 +20,16 @@ import pytest
 from reshard.pipeline.errors import BadSetting, NoticeFailed, NoWeights, SourceNotFound, UsageError
 from reshard.worker.control import Control
 from reshard.worker.followers import notices
-from reshard.worker.followers.catalogs import Catalogs
-from reshard.worker.followers.notices import Command, Notice, Notifier, Url, hooks
+from reshard.worker.followers.counters import TOTALS
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.notices import NOTICES, NOTICES_MAX, Command, Notice, Notifier, Url, hooks, keep, waiting
 from reshard.worker.followers.schedules import LATE, Schedule, Schedules
-from reshard.worker.queue import scripts
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, another, ask
+from tests.worker.conftest import Wakes, another, ask, followed
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
 from tests.worker.test_schedules import DAY, Clock, nightly
 
@@ -99,6 +99,7 @@ def url(receiver: Receiver) -> Url:
 
 def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
     """What is new at the receiver once everything was told."""
+    followed(notifier._store)
     before = len(receiver.posted)
     while (ended := notifier.tell(Url(receiver.url))) is not None:
         assert ended == "told"
@@ -106,9 +107,10 @@ def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
 
 
 def age(store: JobStore, seconds: float, hook: str = "url") -> None:
-    """Let ``seconds`` pass for the outbox."""
-    for id in store.redis.zrange(f"{PREFIX}outbox:{hook}", 0, -1):
-        store.redis.zincrby(f"{PREFIX}outbox:{hook}", -seconds * 1000, id)
+    """Let ``seconds`` pass for what a hook was given and has not taken."""
+    for entry in store.redis.xpending_range(NOTICES, hook, "-", "+", 1000):
+        idle = entry["time_since_delivered"] + round(seconds * 1000)
+        store.redis.xclaim(NOTICES, hook, entry["consumer"], 0, [entry["message_id"]], idle=idle, justid=True)
 
 
 def fire(store: JobStore, name: str = "nightly") -> str:
@@ -123,6 +125,7 @@ def fire(store: JobStore, name: str = "nightly") -> str:
 
 def something_fails(store: JobStore, name: str = "nightly") -> None:
     fail(another(store), fire(store, name))
+    followed(store)
 
 
 def test_a_schedule_tells_of_failures_and_once_that_it_is_over(
@@ -189,7 +192,7 @@ def test_two_schedules_of_one_request_share_its_job_and_its_end(
 def test_a_catalog_tells_what_failed_by_code(
     store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
 ) -> None:
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     wanted = definition(4)
     found = rows(wanted)
     absent = SourceNotFound(repo="them/m3", endpoint="https://hub")
@@ -231,7 +234,7 @@ def test_a_catalog_tells_what_failed_by_code(
 def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
     store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
 ) -> None:
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     begin(catalogs, definition(3, at_once=2, max_failures=0))
     first, second = jobs(catalogs)
     fail(leases, first)
@@ -255,7 +258,7 @@ def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
 def test_a_catalogs_run_is_its_schedules_too_and_is_told_once(
     store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
 ) -> None:
-    schedules, catalogs = Schedules(store), Catalogs(store)
+    schedules, catalogs = Schedules(store), Cursor(store)
     wanted = definition(1)
     schedules.add(Schedule(name="nightly", cron="0 3 * * *", catalog=wanted))
 
@@ -319,7 +322,7 @@ def test_what_is_refused_is_told_again_later_under_the_same_id(
     assert len(set(receiver.ids)) == 1 and len(receiver.ids) == 3, "a redirect is not followed"
     assert "try 1: the url that notices go to did not take one: it answered 503; again in 10 s" in caplog.text
     assert SECRET not in caplog.text
-    assert store.redis.keys(f"{PREFIX}notice:*") == []
+    assert waiting(store.redis)["url"] == 0
 
 
 def test_a_receiver_that_is_away_is_not_named(store: JobStore, receiver: Receiver) -> None:
@@ -354,21 +357,15 @@ def test_what_a_dead_control_was_about_to_tell_is_told_by_the_next(
     store: JobStore, notifier: Notifier, receiver: Receiver, url: Url
 ) -> None:
     something_fails(store)
-    lease = round(NOTIFY_LEASE * 1000)
-    claimed_by_dead = store.run("notice_claim", "url", lease)
-    assert claimed_by_dead
+    claimed_by_dead = Notifier(store, [])._next("url")
+    assert claimed_by_dead is not None and claimed_by_dead[2] == 1
     assert notifier.tell(url) is None, "it may be telling it right now"
     age(store, NOTIFY_LEASE)
     receiver.answers = [503]
     assert notifier.tell(url) == "again"
 
-    # The first one was only slow, and says after all that it did not succeed: that is not its business any more.
-    id = claimed_by_dead[1 + claimed_by_dead.index(b"id")]
-    due = store.redis.zscore(f"{PREFIX}outbox:url", id)
-    assert store.run("notice_end", "url", id, 1, 0, 0, lease) == b"lost"
-    assert store.redis.zscore(f"{PREFIX}outbox:url", id) == due
-    # But if it succeeded, nobody tells it again.
-    assert store.run("notice_end", "url", id, 1, 1, 0, lease) == b"told"
+    # The first one was only slow, and succeeded after all: nobody tells it again.
+    assert Notifier(store, [])._end("url", claimed_by_dead[0], "told")
     age(store, DAY)
     assert notifier.tell(url) is None
 
@@ -377,36 +374,40 @@ def test_after_a_day_a_notice_is_dropped_and_counted(
     store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, caplog: pytest.LogCaptureFixture
 ) -> None:
     something_fails(store)
-    (key,) = store.redis.keys(f"{PREFIX}notice:url:*")
-    store.redis.hincrby(key, "at", -round((NOTIFY_FOR + 1) * 1000))
+    [(id, fields)] = store.redis.xrange(NOTICES)
+    day_old = f"{int(id.partition(b'-')[0]) - round((NOTIFY_FOR + 1) * 1000)}-0"
+    store.redis.delete(NOTICES)
+    notifier.listen()
+    store.redis.xadd(NOTICES, fields, id=day_old)
     receiver.answers = [503]
+    assert notifier.tell(url) == "again"
+    notifier.listen()
     assert notifier.tell(url) == "dropped"
     assert notifier.tell(url) is None
-    totals = store.redis.hgetall(f"{PREFIX}totals")
+    totals = store.redis.hgetall(TOTALS)
     assert (totals[b"notices:url:failed"], totals[b"notices:url:dropped"]) == (b"1", b"1")
-    assert [record.levelno for record in caplog.records if "given up after 1 tries" in record.message] == [
-        logging.ERROR
-    ]
+    assert [record.levelno for record in caplog.records if "dropped after 1 tries" in record.message] == [logging.ERROR]
 
 
-def test_an_outbox_holds_only_so_many_and_the_oldest_go(
-    store: JobStore, notifier: Notifier, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    common = (Path(scripts.__file__).parent / "lua" / "common.lua").read_text()
-    most = 1000
-    assert f"NOTICES_MAX = {most} " in common
-    for number in range(most):
-        store.redis.zadd(f"{PREFIX}outbox:url", {f"old-{number:04}": number})
-    something_fails(store)
-    ids = store.redis.zrange(f"{PREFIX}outbox:url", 0, -1)
-    assert len(ids) == most and ids[0] == b"old-0001" and not ids[-1].startswith(b"old")
-    assert store.redis.hget(f"{PREFIX}totals", "notices:url:dropped") == b"1"
+def test_only_so_many_are_kept_and_the_oldest_go(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
+    something_fails(store, "oldest")
+    receiver.answers = [503]
+    assert notifier.tell(Url(receiver.url)) == "again"
+    for number in range(NOTICES_MAX - 1):
+        keep(0, kind="missed", name=str(number))(store.redis)
+    something_fails(store, "newest")
+    assert store.redis.xlen(NOTICES) == NOTICES_MAX
+    assert store.redis.xrevrange(NOTICES, count=1)[0][1][b"name"] == b"newest"
+    while store.redis.xreadgroup("url", "all the new ones", {NOTICES: ">"}):
+        pass
+    assert notifier.tell(Url(receiver.url)) == "dropped"
+    assert store.redis.hget(TOTALS, "notices:url:dropped") == b"1"
 
 
 def test_nothing_is_kept_where_nobody_has_a_hook(store: JobStore, leases: Leases) -> None:
     Notifier(store, []).listen()
     something_fails(store)
-    assert store.redis.keys(f"{PREFIX}outbox:*") == store.redis.keys(f"{PREFIX}notice:*") == []
+    assert not store.redis.exists(NOTICES)
 
 
 def test_one_hook_that_fails_does_not_repeat_the_other(

@@ -17,7 +17,7 @@ from reshard.pipeline.plan import Plan
 from reshard.worker import control as control_module
 from reshard.worker import keeper
 from reshard.worker.control import Control
-from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.keeper import Keeper
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -108,7 +108,7 @@ def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: 
 def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     store: JobStore, leases: Leases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     finish(leases, job)

@@ -11,7 +11,8 @@ import pytest
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.request import Request
 from reshard.worker.control import Control
-from reshard.worker.followers.catalogs import Catalogs, Definition
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ALL, LATE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -240,7 +241,7 @@ def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
     store.redis.hset(ALL, "a-new", '{"name": "a-new", "unheard": 1}')
     assert [name for name, _ in schedules.fire_due()] == ["b-old"]
     assert schedules.fire_due() == []
-    assert caplog.text.count("schedule a-new makes no sense here") == 1
+    assert caplog.text.count("schedule a-new cannot be read here") == 1
 
 
 def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> None:

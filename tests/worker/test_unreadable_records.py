@@ -8,7 +8,7 @@ import pytest
 
 from reshard.pipeline.errors import BadPlace
 from reshard.worker.control import Control
-from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -27,7 +27,7 @@ def control(store: JobStore, leases: Leases) -> Control:
 def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
     store: JobStore, leases: Leases, control: Control, wakes: Wakes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     finish(leases, job)
@@ -44,11 +44,11 @@ def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
     assert [len(catalogs.get(name).active) for name in names] == [1, 1, 1, 1]
     assert "interactive" in wakes.take()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "catalog mirror met what control does not know, and waits"
+        "catalog mirror failed for an unknown reason, and waits"
     ]
 
     store.redis.hset(job_key(job), "state", JobState.done)
-    control.look(listen=0.01)
+    catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
 
 
@@ -67,7 +67,7 @@ def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(
     assert [len(schedules.get(name).runs) for name in ("a", "b", "c")] == [1, 0, 1]
     assert "interactive" in wakes.take()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "schedule b met what control does not know, and waits"
+        "schedule b failed for an unknown reason, and waits"
     ]
 
 
@@ -87,7 +87,7 @@ def test_what_is_logged_of_a_schedule_that_breaks_repeats_no_token(
 def test_what_is_logged_of_a_catalog_that_breaks_repeats_no_token(
     store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begin(Catalogs(store), definition(1))
+    begin(Cursor(store), definition(1))
     entries = f"{PREFIX}catalog:mirror:entries"
     (number,) = store.redis.hkeys(entries)
     stored = json.loads(store.redis.hget(entries, number) or b"")
@@ -100,7 +100,7 @@ def test_what_is_logged_of_a_catalog_that_breaks_repeats_no_token(
 
 def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, leases: Leases) -> None:
     """As a release left it that gave such entries another turn."""
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     (nowhere, _), (good, _) = rows(definition(2))
     lost = nowhere.model_copy(update={"request": None})
     begin(catalogs, definition(2), [(lost, BadPlace(value="us/", why="no name")), (good, None)])

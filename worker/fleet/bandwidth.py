@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reshard.worker.queue.scripts import AWAY
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 
 SHARE = 0.1  # seconds of the whole bandwidth in one share: ten calls a second for all copies, however many there are
 LOOK = 0.2  # seconds between two signs of life while it waits, and looks whether the limit has changed
@@ -47,7 +47,7 @@ class Throttle:
             return
         try:
             share, self._wait = self._take(-self._allowed)
-        except AWAY:
+        except BROKER_UNAVAILABLE:
             share = -self._allowed  # nobody to ask: as slow as it was
         self._allowed += share
         until = time.monotonic() + self._wait

@@ -25,7 +25,7 @@ from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore, Process
-from reshard.worker.queue.scripts import PREFIX, job_key, texts
+from reshard.worker.queue.scripts import PREFIX, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Fleet:
         Paused again, it is by whom and why it was, unless there is a new reason.
         """
         with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hsetnx(FLEET, "paused", _ms(self._now()))
+            pipeline.hsetnx(FLEET, "paused", ms(self._now()))
             keep = pipeline.hset if reason else pipeline.hsetnx
             keep(FLEET, "reason", reason or "")
             keep(FLEET, "paused_by", by)
@@ -238,7 +238,7 @@ class Fleet:
         with self._redis.pipeline(transaction=True) as pipeline:
             if gone:
                 pipeline.hdel(DRAINED, *gone)
-            pipeline.hsetnx(DRAINED, worker, _ms(self._now()))
+            pipeline.hsetnx(DRAINED, worker, ms(self._now()))
             pipeline.execute()
         return worker
 
@@ -253,7 +253,7 @@ class Fleet:
         night = self._limits.night(moment)
         stretch = int(moment // STRETCH)
         with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.get(f"{FLEET}:night:{_ms(night)}")
+            pipeline.get(f"{FLEET}:night:{ms(night)}")
             pipeline.mget(f"{FLEET}:read:{stretch}", f"{FLEET}:read:{stretch - 1}")
             pipeline.zcard(f"{PREFIX}held")
             pipeline.hkeys(DRAINED)
@@ -299,7 +299,7 @@ class Fleet:
         """
         _, moment = self._read()
         try:
-            self._night, shut = _ms(self._limits.night(moment)), self._limits.shut(moment)
+            self._night, shut = ms(self._limits.night(moment)), self._limits.shut(moment)
         except BadSchedule as error:
             if self._complained != self._limits.tz:
                 self._complained = self._limits.tz
@@ -317,7 +317,7 @@ class Fleet:
 
     def take(self, count: int) -> Share:
         """A share of the bandwidth of at least ``count`` bytes, behind those that others took."""
-        taken, wait = self._store.run("fleet_take", count, _ms(SHARE))
+        taken, wait = self._store.run("fleet_take", count, ms(SHARE))
         return Share(int(taken), int(wait) / 1000)
 
     def note(self, count: int, bulk: bool) -> None:
@@ -366,7 +366,3 @@ def _one(name: str, workers: list[str]) -> str:
         which = "no worker" if not found else "more than one worker"
         raise WorkerNotFound(which=which, name=name, workers=", ".join(found or workers) or "none")
     return found[0]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -15,7 +15,8 @@ from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
 from reshard.pipeline.expand import expand, interleaved, stands
 from reshard.pipeline.stores.open import Context
-from reshard.worker.followers.catalogs import Catalogs, Definition, Entry, entry_of
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.records import Definition, Entry, entry_of
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
 Rows = list[tuple[Entry, ReshardError | None]]
 
 
-def expanded(definition: Definition, context: Context, catalogs: Catalogs) -> tuple[Rows, list[int]]:
+def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tuple[Rows, list[int]]:
     """What a catalog comes to now, owners taking turns, and which of its entries find no model.
 
     Raises BadCatalog, the HubError and AccessError families.
@@ -46,7 +47,7 @@ def expanded(definition: Definition, context: Context, catalogs: Catalogs) -> tu
 class Expander:
     """Expands catalogs beside control's loop, one at a time, because asking a Hub may take minutes."""
 
-    def __init__(self, catalogs: Catalogs, expand: Callable[[Definition], tuple[Rows, list[int]]]) -> None:
+    def __init__(self, catalogs: Cursor, expand: Callable[[Definition], tuple[Rows, list[int]]]) -> None:
         self._catalogs = catalogs
         self._expand = expand
         self._token = uuid4().hex

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reshard.worker.followers import catalogs, schedules
+from reshard.worker.followers import catalogs, notices, schedules
+from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.jobs import QUEUES, Process, open_redis
 from reshard.worker.queue.scripts import PREFIX, texts
@@ -50,11 +51,9 @@ class Metrics(Collector):
                 pipeline.zcard(f"{PREFIX}jobs:{state}")
             for queue in QUEUES:
                 pipeline.llen(queue)
-            for hook in HOOKS:
-                pipeline.zcard(f"{PREFIX}outbox:{hook}")
-            pipeline.hgetall(f"{PREFIX}totals")
+            pipeline.hgetall(TOTALS)
             *numbers, kept = pipeline.execute()
-        states, queues = numbers[: len(JobState)], numbers[len(JobState) : -len(HOOKS)]
+        states, queues = numbers[: len(JobState)], numbers[len(JobState) :]
         totals = {name.decode(): float(value) for name, value in kept.items()}
         yield _gauges("reshard_jobs", "Jobs that are remembered.", ["state"], zip(JobState, states, strict=True))
         waiting = zip((queue.removeprefix(PREFIX) for queue in QUEUES), queues, strict=True)
@@ -71,8 +70,8 @@ class Metrics(Collector):
         yield _counters(
             "reshard_step_retries", "Steps that failed and are tried again.", ["code"], _under("retried", totals)
         )
-        outboxes = zip(HOOKS, numbers[-len(HOOKS) :], strict=True)
-        yield _gauges("reshard_notices_waiting", "Notices that are still to be told.", ["hook"], outboxes)
+        left = notices.waiting(self._redis).items()
+        yield _gauges("reshard_notices_waiting", "Notices that are still to be told.", ["hook"], left)
         told = CounterMetricFamily(
             "reshard_notices", "Notices by what became of them; failed counts tries.", labels=["hook", "result"]
         )

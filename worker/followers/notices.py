@@ -1,8 +1,10 @@
 """Notices: what operators are told by a command or a URL when a night failed, went well again, or did not happen.
 
-The step of Redis in which a job or a catalog ends, or a time passes, puts a notice into the outbox of each hook
-(lua/common.lua). Control takes it out under a lease, tries again after pauses that double, and gives up after a day. So
-a notice outlives whoever was about to tell it; it may then be told twice, under one id.
+    reshard:notices   stream of the last day's notices, 1,000 at most; each hook is a consumer group that reads it
+
+Outcomes (outcomes.py) appends a notice in the transaction that notes what happened. Each hook's group tells it, tries
+again after pauses that double, and gives up when the stream no longer has it. What a process was telling when it died
+is told by the next after ``NOTIFY_LEASE``, so a notice may be told twice, under one id.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Literal, Protocol, cast
+from uuid import uuid4
 
 import httpx2
+import redis
 
 from reshard.pipeline.errors import NoticeFailed
 from reshard.pipeline.stores.retry import describe
+from reshard.worker.followers.counters import TOTALS
+from reshard.worker.queue.events import create_group
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import AWAY, PREFIX, texts
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, ms
 from reshard.worker.settings import (
     NOTIFY_FIRST,
     NOTIFY_FOR,
@@ -37,6 +43,10 @@ from reshard.worker.settings import (
 )
 
 log = logging.getLogger(__name__)
+
+NOTICES = f"{PREFIX}notices"
+NOTICES_MAX = 1000  # after that the oldest goes, or a broken hook would fill the broker
+WAITING = "waiting"  # the consumer that has what was tried in vain, and waits for its next try
 
 JSON = {"content-type": "application/json"}
 IN_ENVIRONMENT = ("id", "kind", "what", "name", "text", "next")
@@ -77,10 +87,9 @@ class Notice:
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> Notice:
-        """What a step of Redis kept."""
+        """What ``keep`` kept."""
         error = json.loads(fields["error"]) if fields.get("error") else None
-        tally = json.loads(fields.get("counts", "[]")) or []
-        numbers = {key: int(value) for key, value in zip(tally[::2], tally[1::2], strict=True) if int(value)}
+        numbers = {key: value for key, value in json.loads(fields.get("counts", "{}")).items() if value}
         codes = {key.removeprefix("failed:"): value for key, value in numbers.items() if key.startswith("failed:")}
         return cls(
             id=fields["id"],
@@ -190,7 +199,7 @@ class Url:
             raise NoticeFailed(hook=self.name, why=f"it answered {status}")
 
 
-HOOKS = (Command.name, Url.name)  # as common.lua has them
+HOOKS = (Command.name, Url.name)
 
 
 def hooks(settings: Settings) -> list[Hook]:
@@ -203,17 +212,27 @@ def hooks(settings: Settings) -> list[Hook]:
     return found
 
 
+def keep(at: int, **fields: str) -> Callable[[Pipeline], Any]:
+    """Writes a notice for the hooks; nothing where no control ever had one. ``at`` in ms since the epoch."""
+    data = cast(Any, {"at": at, **fields})
+    return lambda pipe: pipe.xadd(NOTICES, data, maxlen=NOTICES_MAX, approximate=False, nomkstream=True)
+
+
 class Notifier:
-    """Tells what is in the outboxes, beside control's loop, which it never holds up."""
+    """Tells notices, beside control's loop, which it never holds up."""
 
     def __init__(self, store: JobStore, hooks: Sequence[Hook]) -> None:
         self._store = store
+        self._redis: Any = store.redis
         self._hooks = hooks
+        self._me = uuid4().hex
 
     def listen(self) -> None:
-        """Have notices kept for these hooks, for as long as they would be told."""
+        """Have notices kept for these hooks from now on, and drop those of a day ago."""
         for hook in self._hooks:
-            self._store.redis.set(f"{PREFIX}hooked:{hook.name}", 1, px=_ms(NOTIFY_FOR))
+            create_group(self._redis, NOTICES, hook.name, "$")
+        seconds, _ = self._redis.time()
+        self._redis.xtrim(NOTICES, minid=str(ms(seconds - NOTIFY_FOR)), approximate=False)
 
     def start(self, ending: threading.Event) -> None:
         """Tell, each hook in a thread of its own, until ``ending``."""
@@ -225,46 +244,77 @@ class Notifier:
             try:
                 while not ending.is_set() and self.tell(hook):
                     pass
-            except AWAY as error:
+            except BROKER_UNAVAILABLE as error:
                 log.warning("notices wait for the broker: %s", error)
             except Exception:
-                log.exception("a notice met what the %s hook does not know; it is tried again", hook.name)
+                log.exception("the %s hook failed on a notice for an unknown reason; it is tried again", hook.name)
 
     def tell(self, hook: Hook) -> str | None:
-        """Try the next notice whose time has come: told, again, dropped, lost to another control; None when none has.
+        """Try the next notice whose time has come; returns ``told``, ``again`` or ``dropped``, None when none has.
 
         May raise redis-py's ConnectionError and TimeoutError.
         """
-        answer = texts(self._store.run("notice_claim", hook.name, _ms(NOTIFY_LEASE)))
-        if not answer:
+        if (found := self._next(hook.name)) is None:
             return None
-        fields = dict(zip(answer[::2], answer[1::2], strict=True))
-        attempt = int(fields["attempts"])
-        delay = min(NOTIFY_FIRST * 2 ** (attempt - 1), NOTIFY_MAX)
-        why = ""
+        id, fields, attempt = found
+        about = f"notice {id}"
+        if not fields:
+            log.error("%s: dropped after %s tries by the %s hook", about, attempt, hook.name)
+            return "dropped"
+        about += f", {fields['what']} {fields['name']} {fields['kind']}"
         try:
-            hook.tell(Notice.read(fields))
+            hook.tell(Notice.read({"id": id, **fields}))
         except NoticeFailed as error:
-            why = str(error)
-        ended = str(
-            self._store.run(
-                "notice_end", hook.name, fields["id"], attempt, int(not why), _ms(delay), _ms(NOTIFY_FOR)
-            ).decode()
-        )
-        said = f"notice {fields['id']}, {fields['what']} {fields['name']} {fields['kind']}"
-        if ended == "dropped":
-            log.error("%s: given up after %s tries: %s", said, attempt, why)
-        elif why:
-            log.warning("%s: try %s: %s; again in %.0f s", said, attempt, why, delay)
-        else:
-            log.info("%s: told by the %s hook", said, hook.name)
+            pause = _pause(attempt)
+            log.warning("%s: try %s: %s; again in %.0f s", about, attempt, error, pause)
+            self._redis.xclaim(NOTICES, hook.name, WAITING, 0, [id], justid=True)
+            self._redis.hincrby(TOTALS, f"notices:{hook.name}:failed", 1)
+            return "again"
+        self._end(hook.name, id, "told")
+        log.info("%s: told by the %s hook", about, hook.name)
+        return "told"
+
+    def _next(self, hook: str) -> tuple[str, dict[str, str], int] | None:
+        """The id, the fields and the try of a notice that is this process's to tell now; no fields: it is gone."""
+        for _, new in self._redis.xreadgroup(hook, self._me, {NOTICES: ">"}, count=1):
+            return new[0][0].decode(), _text_fields(new[0][1]), 1
+        for entry in self._redis.xpending_range(NOTICES, hook, "-", "+", NOTICES_MAX):
+            id, tries = entry["message_id"].decode(), entry["times_delivered"]
+            wait = _pause(tries) if entry["consumer"] == WAITING.encode() else NOTIFY_LEASE
+            if not self._redis.xrange(NOTICES, id, id):
+                if self._end(hook, id, "dropped"):
+                    return id, {}, tries
+            elif entry["time_since_delivered"] >= ms(wait):
+                for _, data in self._redis.xclaim(NOTICES, hook, self._me, ms(wait), [id]):
+                    return id, _text_fields(data), tries + 1
+        return None
+
+    def _end(self, hook: str, id: str, how: str) -> bool:
+        """Whether it was for this process to end."""
+        ended = bool(self._redis.xack(NOTICES, hook, id))
+        if ended:
+            self._redis.hincrby(TOTALS, f"notices:{hook}:{how}", 1)
         return ended
+
+
+def waiting(client: redis.Redis) -> dict[str, int]:
+    """How many notices each hook is still to tell."""
+    found = dict.fromkeys(HOOKS, 0)
+    if client.exists(NOTICES):
+        for group in client.xinfo_groups(NOTICES):
+            found[group["name"].decode()] = group["pending"] + (group.get("lag") or 0)
+    return found
+
+
+def _pause(tries: int) -> float:
+    """Seconds between the last of so many tries and the next."""
+    return float(min(NOTIFY_FIRST * 2 ** (tries - 1), NOTIFY_MAX))
+
+
+def _text_fields(data: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in data.items()}
 
 
 def _plain(text: str) -> str:
     """As an environment variable can hold it."""
     return text.encode(errors="replace").decode().replace("\0", " ")
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

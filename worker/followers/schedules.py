@@ -3,10 +3,10 @@
     reshard:schedules            hash: name -> what was asked for
     reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
     reshard:schedules:job        hash: name -> the job that it fired last
-    reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see common.lua
+    reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see outcomes.py
     reshard:schedule:<name>:runs list: what became of each time, the newest first
 
-Control looks at what is due. Firing moves the due time on and queues the job in one step of Redis, so that two controls
+Control looks at what is due. Firing moves the due time on and queues the job in one transaction, so that two controls
 never fire twice, and none of a time is lost between the two.
 """
 
@@ -15,10 +15,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
-from uuid import uuid4
 
 from pydantic import ValidationError
 
@@ -26,18 +25,23 @@ from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFoun
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
 from reshard.worker.cron import next_after
-from reshard.worker.followers.catalogs import Definition
-from reshard.worker.queue.jobs import JobStore, submission
-from reshard.worker.queue.scripts import AWAY, PREFIX, texts
+from reshard.worker.followers import catalogs
+from reshard.worker.followers.records import Definition
+from reshard.worker.queue.events import append
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
+from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
 
 PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: nobody waits for it
+RUNS_MAX = 100  # of one schedule; after that the oldest go
 LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-ALL, DUE, LAST_JOB = f"{PREFIX}schedules", f"{PREFIX}schedules:due", f"{PREFIX}schedules:job"
-SUCCESS, TROUBLE, UNMET = (f"{PREFIX}schedules:{part}" for part in ("success", "trouble", "unmet"))
+ALL = f"{PREFIX}schedules"
+DUE, LAST_JOB, AWAITED = (f"{ALL}:{part}" for part in ("due", "job", "awaited"))
+SUCCESS, TROUBLE, UNMET = (f"{ALL}:{part}" for part in ("success", "trouble", "unmet"))
 
 # fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
 # the target, with another request
@@ -111,7 +115,7 @@ class Schedules:
         first = schedule.next_after(self._clock())
         if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json()):
             raise ScheduleExists(name=schedule.name)
-        self._redis.zadd(DUE, {schedule.name: _ms(first)})  # a client that dies before this leaves a paused one
+        self._redis.zadd(DUE, {schedule.name: ms(first)})  # a client that dies before this leaves a paused one
         return first
 
     def remove(self, name: str) -> None:
@@ -119,7 +123,7 @@ class Schedules:
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hdel(ALL, name)
             pipeline.zrem(DUE, name)
-            for kept in (LAST_JOB, SUCCESS, TROUBLE, UNMET):
+            for kept in (LAST_JOB, AWAITED, SUCCESS, TROUBLE, UNMET):
                 pipeline.hdel(kept, name)
             pipeline.delete(runs_key(name))
             removed, *_ = pipeline.execute()
@@ -137,7 +141,7 @@ class Schedules:
     def resume(self, name: str) -> float:
         """Go on with the next time from now; what passed during the pause is not run. Raises ScheduleNotFound."""
         first = self._schedule(name).next_after(self._clock())
-        return first if self._redis.zadd(DUE, {name: _ms(first)}, nx=True) else cast(float, self.get(name).next)
+        return first if self._redis.zadd(DUE, {name: ms(first)}, nx=True) else cast(float, self.get(name).next)
 
     def run(self, name: str) -> Run:
         """Fire it now, beside its times, unless its last job is still at work. Raises ScheduleNotFound."""
@@ -166,7 +170,7 @@ class Schedules:
     def fire_due(self) -> list[tuple[str, Run]]:
         """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
         now = self._clock()
-        due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", _ms(now), withscores=True))
+        due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", ms(now), withscores=True))
         ran = []
         for raw, score in due:
             name = raw.decode()
@@ -174,15 +178,15 @@ class Schedules:
                 run = self._fire(self._schedule(name), score, now)
             except ScheduleNotFound:  # removed since we looked
                 continue
-            except AWAY:
+            except BROKER_UNAVAILABLE:
                 raise
             except (ValidationError, BadSchedule) as error:  # a newer release's, or its zone is unknown here
                 if self._breaks(name):
-                    log.error("schedule %s makes no sense here and is left to another control: %s", name, error)
+                    log.error("schedule %s cannot be read here and is left to another control: %s", name, error)
                 continue
             except Exception:  # of one schedule: no reason to leave the others, nor what control does beside them
                 if self._breaks(name):
-                    log.exception("schedule %s met what control does not know, and waits", name)
+                    log.exception("schedule %s failed for an unknown reason, and waits", name)
                 continue
             self._broken.discard(name)
             if run is not None:
@@ -192,17 +196,51 @@ class Schedules:
 
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
-        late = due is not None and now - due / 1000 > LATE
-        missed = "" if not late else "skip" if schedule.missed == "skip" else "late"
-        outcome, job = texts(
-            self._store.run(
-                "fire", schedule.name, "" if due is None else round(due), _ms(schedule.next_after(now)),
-                missed, _ms(now), *_submitted(schedule),
-            )
-        )  # fmt: skip
-        if outcome in {"lost", "missing"}:
-            return None
-        return Run(now, now if due is None else due / 1000, cast(Outcome, outcome), job or None)
+        name, late = schedule.name, due is not None and now - due / 1000 > LATE
+        submitted = _submission(schedule)
+        watched = catalogs.key(schedule.catalog.name) if schedule.catalog else ACTIVE
+
+        def step(pipe: Pipeline) -> Run | None:
+            if not pipe.hexists(ALL, name) or (due is not None and pipe.zscore(DUE, name) != due):
+                return None
+            outcome, job, fire = self._decide(pipe, schedule, submitted, skip=late and schedule.missed == "skip")
+            at = server_ms(pipe)
+            pipe.multi()
+            fire(pipe)
+            if outcome == "fired" and job:
+                pipe.hset(LAST_JOB, name, job)
+                append(pipe, "fired", at, name=name, job=job)
+            if due is not None:
+                pipe.zadd(DUE, {name: ms(schedule.next_after(now))})
+                pipe.hsetnx(UNMET, name, round(due))
+                if late or outcome != "fired":
+                    append(pipe, "missed", at, name=name, job=job, due=str(round(due)), outcome=outcome)
+            run = Run(now, now if due is None else due / 1000, outcome, job or None)
+            pipe.lpush(runs_key(name), json.dumps({**asdict(run), "at": ms(run.at), "due": ms(run.due), "job": job}))
+            pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
+            return run
+
+        return transact(self._redis, step, ALL, DUE, LAST_JOB, watched)
+
+    def _decide(
+        self, pipe: Pipeline, schedule: Schedule, submitted: Sequence[str], skip: bool
+    ) -> tuple[Outcome, str, Callable[[Pipeline], None]]:
+        """What becomes of a time, the job that was fired or stands in the way, and what fires it."""
+        if skip:
+            return "missed", "", _nothing
+        if (catalog := schedule.catalog) is not None:
+            run = catalogs.Now.read(pipe, catalog.name)
+            if run.busy:
+                return "overlap", "", _nothing
+            return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)
+        last = pipe.hget(LAST_JOB, schedule.name)
+        state = pipe.hget(job_key(last.decode()), "state") if last else None
+        if last and state and not JobState(state.decode()).ended:
+            return "overlap", last.decode(), _nothing
+        there, same = occupant(pipe, submitted)
+        if there:
+            return ("fired" if same else "busy"), there, _nothing
+        return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _breaks(self, name: str) -> bool:
         """Whether that is news: what breaks does so at every look."""
@@ -217,17 +255,21 @@ class Schedules:
         return Schedule.model_validate_json(stored)
 
     def _server_time(self) -> float:
-        seconds, micros = self._redis.time()
-        return seconds + micros / 1e6
+        return server_ms(self._redis) / 1000
 
 
-def _submitted(schedule: Schedule) -> tuple[str, ...]:
-    """What the step that fires is given to submit."""
+def _submission(schedule: Schedule) -> tuple[str, ...]:
+    """What queues its job; nothing for a catalog."""
     if schedule.catalog is not None:
-        return "catalog", schedule.catalog.name, uuid4().hex, schedule.catalog.model_dump_json()
+        return ()
     assert schedule.request is not None, "a schedule submits something"
-    request = schedule.request.model_copy(update={"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"})
-    return "job", *submission(request)
+    return submission(
+        schedule.request.model_copy(update={"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"})
+    )
+
+
+def _nothing(pipe: Pipeline) -> None:
+    pass
 
 
 def _run(data: dict[str, Any]) -> Run:
@@ -236,7 +278,3 @@ def _run(data: dict[str, Any]) -> Run:
 
 def runs_key(name: str) -> str:
     return f"{PREFIX}schedule:{name}:runs"
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

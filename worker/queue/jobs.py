@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
@@ -28,7 +28,7 @@ import redis
 from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
-from reshard.worker.queue.scripts import AWAY, PREFIX, Scripts, job_key, texts
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, texts
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def broker_errors(url: str) -> Iterator[None]:
     """Inside, a Redis that does not answer is BrokerUnavailable."""
     try:
         yield
-    except AWAY as error:
+    except BROKER_UNAVAILABLE as error:
         raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
 
 
@@ -308,6 +308,7 @@ class JobStore:
 
 
 # The queues, in the order in which workers serve them.
+ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
 QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")
 
 
@@ -332,6 +333,19 @@ def without_password(url: str) -> str:
 
 def new_id() -> str:
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+
+
+def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
+    """In a transaction that watches ``ACTIVE``: the job that has the target, or an empty string, and whether it is none
+    other than what is ``submitted``."""
+    if (job := pipe.hget(ACTIVE, submitted[2])) is None:
+        return "", True
+    return job.decode(), pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+
+
+def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:
+    """Queue a job in a transaction, whose other writes may take for granted that it is there."""
+    Scripts(pipe)("submit", *submitted)
 
 
 def submission(request: Request) -> tuple[str, str, str, str, str, str]:

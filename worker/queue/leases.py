@@ -21,7 +21,7 @@ from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, dec
 from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import job_key, texts
+from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
 
@@ -71,8 +71,8 @@ class Leases:
         self._store = store
         self._send = send
         self._worker = worker
-        self._lease = _ms(lease)
-        self._resend = _ms(min(RESEND, lease))  # a dead worker may have had the wake, too
+        self._lease = ms(lease)
+        self._resend = ms(min(RESEND, lease))  # a dead worker may have had the wake, too
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
@@ -87,7 +87,7 @@ class Leases:
         token = uuid4().hex
         wake, unit, attempts, error, state, dead, priority = texts(
             self._store.run(
-                "claim", job, token, self._worker, self._lease, str(self._schema), _ms(HAND_BACK),
+                "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
                 *self.fleet.look(),
             )
         )  # fmt: skip
@@ -101,7 +101,7 @@ class Leases:
         """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
         _, shut = self.fleet.look()
         step = self._store.run(
-            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), _ms(YIELD_PAUSE), shut
+            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut
         )
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
 
@@ -127,7 +127,7 @@ class Leases:
         """The unit is finished; ``result`` is JSON-able."""
         return self._answer(
             lease,
-            "done", lease.job, lease.unit, lease.token, _ms(KEEP_DETAILS), json.dumps(result),
+            "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result),
         )  # fmt: skip
 
     def begin(self, lease: Lease) -> Answer:
@@ -173,7 +173,7 @@ class Leases:
     def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
         return self._answer(
             lease,
-            "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, _ms(after),
+            "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after),
         )  # fmt: skip
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
@@ -223,7 +223,3 @@ class Leases:
         if value is None:
             raise LookupError(f"job {job} is gone from the store")
         return cast(bytes, value)
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import redis
 from redis.commands.core import Script
@@ -15,13 +16,18 @@ PREFIX = "reshard:"  # of every key that this service writes
 _FOLDER = Path(__file__).with_name("lua")
 
 
+# A redis-py pipeline, and what it answers while it watches: its own types are unions of all that might come.
+Pipeline = Any
+T = TypeVar("T")
+
+
 class CannotSave(redis.ResponseError):
     """MISCONF: the server takes nothing that it cannot write to its disk. redis-py has no class for it."""
 
 
 # What a step raises while the broker is away, or is there and takes nothing for a while: its memory or its disk is
 # full, or it became a replica.
-AWAY = (
+BROKER_UNAVAILABLE = (
     redis.ConnectionError,
     redis.TimeoutError,
     redis.BusyLoadingError,
@@ -49,9 +55,28 @@ class Scripts:
             raise
 
 
+def transact(client: redis.Redis, step: Callable[[Pipeline], T], *watched: str) -> T:
+    """What ``step`` returns: it reads from its pipeline, calls ``multi`` and writes, all in one transaction.
+
+    It is called again when one of ``watched`` was changed by another while it read.
+    """
+    return cast(T, client.transaction(cast(Any, step), *watched, value_from_callable=True))
+
+
 def job_key(id: str, part: str | None = None) -> str:
     """The key of a job's hash, or of one of the parts that common.lua lists."""
     return f"{PREFIX}job:{id}:{part}" if part else f"{PREFIX}job:{id}"
+
+
+def ms(seconds: float) -> int:
+    """Milliseconds, in which Redis and the steps count."""
+    return round(seconds * 1000)
+
+
+def server_ms(client: redis.Redis | Pipeline) -> int:
+    """What time it is by the server's clock, the only one that decides anything; in ms since the epoch."""
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)
 
 
 def texts(answer: Any) -> list[str]:

@@ -5,9 +5,7 @@ local t = now()
 if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
 if not owns(id, name, token) then return { 'lost', '' } end
 
-local code = cjson.decode(failure).code
 if verdict == 'retry' then
-  count('retried:' .. code, 1)
   set_unit(id, name, 'error', failure)
   free(id, name, t + tonumber(ARGV[6]))
   redis.call('HSET', key(id), 'last_error', failure)
@@ -17,7 +15,6 @@ end
 local state = get(id, 'state')
 local published = state == 'confirming' or (state == 'committing' and verdict == 'unsure')
 redis.call('HSET', key(id), 'error', failure)
-count('failed:' .. code, 1)
 event(id, 'failed', 'unit', name, 'error', failure)
 finish(id, published and 'published_unverified' or 'failed', t)
 return { 'ok', '' }
