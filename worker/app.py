@@ -19,8 +19,9 @@ from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
-from reshard.worker.queue.jobs import HEALTH_CHECK, QUEUES, JobStore, Process, open_redis
+from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, settings
 
 log = logging.getLogger(__name__)

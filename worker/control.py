@@ -86,7 +86,7 @@ class Control:
             announce(self._store.redis, self._self)
             self._notifier.listen()
             self._announced = time.monotonic()
-        self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
+        self._leases.hear(listen)
         for follower, reader in self._followers:
             follow(follower, reader)
         if time.monotonic() - self._reconciled >= RECONCILE:

@@ -19,9 +19,10 @@ from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.queue.events import Reader, follow
-from reshard.worker.queue.jobs import QUEUES, JobStore, open_redis
+from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.wakes import QUEUES
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker
 

@@ -23,9 +23,10 @@ from reshard.worker.fleet.window import Hours
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore, Process
-from reshard.worker.queue.leases import DUE_AT_ONCE, Leases
+from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import DUE_AT_ONCE
 from reshard.worker.settings import HAND_BACK, LEASE, Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Clock, Wakes, age, another, ask, at, claimed, copied, planned, receipts

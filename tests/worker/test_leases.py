@@ -11,9 +11,10 @@ from reshard.pipeline.copy import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
 from reshard.pipeline.plan import SCHEMA, Plan
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.leases import DUE_AT_ONCE, Lease, Leases
+from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key, texts
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import DUE_AT_ONCE
 from reshard.worker.settings import HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts

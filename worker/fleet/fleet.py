@@ -27,6 +27,7 @@ from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.scripts import PREFIX, job_key, ms, texts
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import ring
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +212,7 @@ class Fleet:
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hdel(FLEET, "paused")
             pipeline.hdel(FLEET, "reason", "paused_by")
-            self._ring(pipeline)
+            ring(pipeline)
             was, *_ = pipeline.execute()
         return bool(was)
 
@@ -225,7 +226,7 @@ class Fleet:
                 else:
                     pipeline.hset(FLEET, name, value)
             pipeline.delete(f"{FLEET}:free")
-            self._ring(pipeline)
+            ring(pipeline)
             pipeline.execute()
         self._read()
         return self._limits
@@ -283,12 +284,6 @@ class Fleet:
 
     def _workers(self) -> list[Process]:
         return [process for process in self._store.processes() if process.kind == "worker"]
-
-    @staticmethod
-    def _ring(pipeline: Any) -> None:
-        """Control looks at once at what may go on."""
-        pipeline.lpush(f"{PREFIX}bell", "fleet")
-        pipeline.ltrim(f"{PREFIX}bell", 0, 999)
 
     # --------------------------------------------------------------------------------------------------- for workers
 

@@ -20,9 +20,10 @@ from prometheus_client.registry import Collector
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
-from reshard.worker.queue.jobs import QUEUES, Process, open_redis
+from reshard.worker.queue.jobs import Process, open_redis
 from reshard.worker.queue.scripts import PREFIX, texts
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, texts
 from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import QUEUES
 
 if TYPE_CHECKING:
     from reshard.pipeline.plan import Plan
@@ -307,9 +308,7 @@ class JobStore:
         ]
 
 
-# The queues, in the order in which workers serve them.
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
-QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")
 
 
 def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:

@@ -2,7 +2,7 @@
 
 A token is good until another claim takes its place, however late. Every step answers ``ok``, ``lost`` (another worker
 has the unit now) or ``cancelled``; the last two leave everything as it was. A step that makes something claimable
-says to which queue a wake is to go, and ``send`` sends it; when that fails, the control process makes it good.
+says to which queue a wake is to go (wakes.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
-import redis
-
 from reshard.pipeline.copy import Moved
 from reshard.pipeline.forecast import forecast
 from reshard.pipeline.plan import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
@@ -23,10 +21,10 @@ from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
-from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from reshard.worker.queue.wakes import Wakes
+from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, VOIDS, YIELD_PAUSE
 
 NOTHING = Moved()
-DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
 
 Answer = Literal["ok", "lost", "cancelled"]
 Kind = Literal["plan", "check", "group", "publish", "confirm"]
@@ -54,7 +52,7 @@ class Lease:
         return int(self.unit.partition(":")[2])
 
 
-class Leases:
+class Leases(Wakes):
     """The worker's half of the job store. Every method may raise redis-py's ConnectionError and TimeoutError."""
 
     def __init__(
@@ -67,31 +65,24 @@ class Leases:
         fleet: Fleet | None = None,
     ) -> None:
         """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
-        self.fleet = fleet or Fleet(store)
+        super().__init__(store.redis, send, lease, fleet or Fleet(store))
         self._store = store
-        self._send = send
         self._worker = worker
         self._lease = ms(lease)
-        self._resend = ms(min(RESEND, lease))  # a dead worker may have had the wake, too
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
-
-    @property
-    def redis(self) -> redis.Redis:
-        """The store's connections, for what workers share beside jobs."""
-        return self._store.redis
 
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now."""
         token = uuid4().hex
         wake, unit, attempts, error, state, dead, priority = texts(
-            self._store.run(
+            self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
                 *self.fleet.look(),
             )
         )  # fmt: skip
-        self._wake(wake, job)
+        self.wake(wake, job)
         if not unit:
             return None
         last_error = json.loads(error) if error else None
@@ -100,7 +91,7 @@ class Leases:
     def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
         """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
         _, shut = self.fleet.look()
-        step = self._store.run(
+        step = self._run(
             "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut
         )
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
@@ -108,7 +99,7 @@ class Leases:
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
         """Keep receipts, which is lasting progress, and count what moved for them."""
         rows = [item for r in receipts for item in (r.shard, r.to_json(), r.size)]
-        answer, attempts = texts(self._store.run("seal", lease.job, lease.unit, lease.token, *moved, *rows))
+        answer, attempts = texts(self._run("seal", lease.job, lease.unit, lease.token, *moved, *rows))
         if answer == "ok":
             lease.attempts = int(attempts)
         return cast(Answer, answer)
@@ -132,7 +123,7 @@ class Leases:
 
     def begin(self, lease: Lease) -> Answer:
         """Pass the point of no return, unless a cancel came first."""
-        return cast(Answer, self._store.run("begin", lease.job, lease.token).decode())
+        return cast(Answer, self._run("begin", lease.job, lease.token).decode())
 
     def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> Answer:
         """The unit failed and may be tried again ``after`` so many seconds."""
@@ -155,20 +146,13 @@ class Leases:
         """
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
-            self._store.run(
+            self._run(
                 "invalidate", lease.job, lease.unit, lease.token, VOIDS, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip
-        self._wake(wake, lease.job)
+        self.wake(wake, lease.job)
         return cast(Literal["ok", "lost", "cancelled", "often"], answer)
-
-    def due(self) -> int:
-        """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
-        answer = texts(self._store.run("due", self._resend, DUE_AT_ONCE, *self.fleet.look()))
-        for job, queue in zip(answer[::2], answer[1::2], strict=True):
-            self._wake(queue, job)
-        return len(answer) // 2
 
     def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
         return self._answer(
@@ -177,13 +161,9 @@ class Leases:
         )  # fmt: skip
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
-        answer, wake = texts(self._store.run(step, *arguments))
-        self._wake(wake, lease.job)
+        answer, wake = texts(self._run(step, *arguments))
+        self.wake(wake, lease.job)
         return cast(Answer, answer)
-
-    def _wake(self, queue: str, job: str) -> None:
-        if queue:
-            self._send(queue, job)
 
     # -------------------------------------------------------------------------------------------- what a step needs
 
@@ -192,11 +172,11 @@ class Leases:
 
     def head(self, job: str) -> Plan:
         """The plan without its shards."""
-        return decode_head(self._known(self._store.redis.hget(job_key(job, "plan"), "head"), job))
+        return decode_head(self._known(self.redis.hget(job_key(job, "plan"), "head"), job))
 
     def shards(self, job: str, numbers: Sequence[int]) -> dict[int, Shard]:
         """These shards of the plan, by number."""
-        fields = self._store.redis.hmget(job_key(job, "plan"), [str(n) for n in numbers]) if numbers else []
+        fields = self.redis.hmget(job_key(job, "plan"), [str(n) for n in numbers]) if numbers else []
         return {n: decode_shard(self._known(data, job)) for n, data in zip(numbers, fields, strict=True)}
 
     def shard_count(self, job: str) -> int:
@@ -204,19 +184,19 @@ class Leases:
 
     def receipts(self, job: str, digests: Sequence[str]) -> dict[str, Receipt]:
         """The receipts that there are for these shard digests."""
-        fields = self._store.redis.hmget(job_key(job, "receipts"), list(digests)) if digests else []
+        fields = self.redis.hmget(job_key(job, "receipts"), list(digests)) if digests else []
         return {d: Receipt.from_json(data) for d, data in zip(digests, fields, strict=True) if data is not None}
 
     def attested(self, job: str) -> list[Any]:
         """What the groups attested, as handed in with ``done``."""
-        return [json.loads(data) for data in self._store.redis.hvals(job_key(job, "attested"))]
+        return [json.loads(data) for data in self.redis.hvals(job_key(job, "attested"))]
 
     def published(self, job: str) -> Any:
         """What publishing handed in."""
         return json.loads(self._field(job, "published"))
 
     def _field(self, job: str, name: str) -> bytes:
-        return self._known(self._store.redis.hget(job_key(job), name), job)
+        return self._known(self.redis.hget(job_key(job), name), job)
 
     @staticmethod
     def _known(value: Any, job: str) -> bytes:

@@ -87,6 +87,5 @@ def texts(answer: Any) -> list[str]:
 @cache
 def _text(name: str) -> str:
     ended = ", ".join(f"{state} = true" for state in sorted(ENDED))
-    return "\n".join(
-        [f"local ENDED = {{ {ended} }}", (_FOLDER / "common.lua").read_text(), (_FOLDER / f"{name}.lua").read_text()]
-    )
+    files = [(_FOLDER / f"{part}.lua").read_text() for part in ("common", "wakes", name)]
+    return "\n".join([f"local ENDED = {{ {ended} }}", *files])
