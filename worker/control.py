@@ -25,6 +25,7 @@ from reshard.worker.fleet.rate_limit import paces
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
+from reshard.worker.followers.migration import migrate
 from reshard.worker.followers.notices import Notifier, hooks
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.records import Definition
@@ -61,6 +62,7 @@ class Control:
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
+        self._migrated = False
         self._announced = self._cleaned = self._reconciled = float("-inf")
 
     def stop(self, *_: int | FrameType | None) -> None:
@@ -82,6 +84,9 @@ class Control:
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
+        if not self._migrated:
+            migrate(self._store.redis)
+            self._migrated = True
         if time.monotonic() - self._announced >= HEARTBEAT:
             announce(self._store.redis, self._self)
             self._notifier.listen()

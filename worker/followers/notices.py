@@ -1,6 +1,6 @@
 """Notices: what operators are told by a command or a URL when a night failed, went well again, or did not happen.
 
-    reshard:notices   stream of the last day's notices, 1,000 at most; each hook is a consumer group that reads it
+    reshard:notices:stream   the last day's notices, 1,000 at most; each hook is a consumer group that reads it
 
 Outcomes (outcomes.py) appends a notice in the transaction that notes what happened. Each hook's group tells it, tries
 again after pauses that double, and gives up when the stream no longer has it. What a process was telling when it died
@@ -44,7 +44,7 @@ from reshard.worker.settings import (
 
 log = logging.getLogger(__name__)
 
-NOTICES = f"{PREFIX}notices"
+NOTICES = f"{PREFIX}notices:stream"
 NOTICES_MAX = 1000  # after that the oldest goes, or a broken hook would fill the broker
 WAITING = "waiting"  # the consumer that has what was tried in vain, and waits for its next try
 
