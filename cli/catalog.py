@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from reshard.pipeline.expand import Wanted
     from reshard.pipeline.stores.retry import Pace
     from reshard.worker.followers.catalogs import Catalogs
-    from reshard.worker.followers.records import Definition, Seen, Standing
+    from reshard.worker.followers.records import CatalogStatus as Seen
+    from reshard.worker.followers.records import Definition, Standing
     from reshard.worker.queue.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them

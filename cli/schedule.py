@@ -19,7 +19,8 @@ from reshard.cli.waits import moment, waits
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.schedules import Run, Schedule, Schedules, Seen
+    from reshard.worker.followers.schedules import Run, Schedule, Schedules
+    from reshard.worker.followers.schedules import ScheduleStatus as Seen
     from reshard.worker.queue.jobs import JobStore
 
 RUNS_SHOWN = 10  # times; --json has all that are kept

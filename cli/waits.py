@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo
 from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet.fleet import Pause, Seen
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.worker.fleet.fleet import Pause
     from reshard.worker.queue.jobs import JobStore
 
 

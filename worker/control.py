@@ -21,7 +21,7 @@ from reshard.pipeline.copy import Stopped
 from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.open import Context
 from reshard.worker.fleet.heartbeat import announce, withdraw
-from reshard.worker.fleet.rate_limit import paces
+from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
@@ -75,12 +75,12 @@ class Control:
             try:
                 self.look(LISTEN)
             except (redis.RedisError, QueueError) as error:
-                log.warning("the broker is away, or refuses: %s", error)
+                log.warning("the broker is unavailable or refuses: %s", error)
                 self._ending.wait(PAUSE)
         try:
             withdraw(self._store.redis, self._self)
         except redis.RedisError as error:
-            log.warning("the broker is away at the end: %s", error)
+            log.warning("the broker is unavailable at the end: %s", error)
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
@@ -105,7 +105,7 @@ class Control:
         return sent
 
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
-        context = Context.from_env(paces(self._store.redis, self._check, self._check, bulk=True))
+        context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))
         return expanded(definition, context, self._catalogs)
 
     def _check(self) -> None:
@@ -142,7 +142,7 @@ def main(settings: Settings) -> None:
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:
         expose(url, settings.metrics_port, settings.metrics_address)
-    log.info("control runs")
+    log.info("control is running")
     control.run()
 
 

@@ -95,7 +95,7 @@ def _refuse_without_celery() -> None:
     try:
         import celery  # noqa: F401
     except ImportError:
-        raise QueueError(what="celery is not installed here; `pip install 'reshard[worker]'` brings it") from None
+        raise QueueError(what="celery is not installed: run `pip install 'reshard[worker]'`") from None
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

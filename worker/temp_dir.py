@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from reshard.worker.settings import KEEP_SPOOL
+from reshard.worker.settings import KEEP_TEMP_DIR
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ LOCK = ".lock"
 OURS = re.compile(r"reshard-\d+-[0-9a-f]{32}")  # nothing else in a shared temporary folder is ours to remove
 
 
-class Spool:
+class ProcessTempDir:
     """The folder of this process; it also becomes the one that Python's tempfile uses."""
 
     def __init__(self, tmpdir: Path) -> None:
@@ -62,6 +62,6 @@ def _abandoned(folder: Path) -> bool:
     except FileNotFoundError:
         # Between its making and its lock a folder is nobody's for a moment; it may also be gone by now.
         try:
-            return folder.is_dir() and time.time() - folder.stat().st_mtime > KEEP_SPOOL
+            return folder.is_dir() and time.time() - folder.stat().st_mtime > KEEP_TEMP_DIR
         except FileNotFoundError:
             return False

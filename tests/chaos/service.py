@@ -159,7 +159,7 @@ class Service:
         """What is known of a job, for who must find out why it did not end."""
         seen = self.store.get(work.job)
         events = "\n".join(str(event) for _, event in self.store.events(work.job))
-        return f"job {work.job}: {seen.state}, error {seen.error}, last {seen.last_error}, held {seen.held}\n{events}"
+        return f"job {work.job}: {seen.state}, error {seen.error}, last {seen.last_error}, held {seen.claims}\n{events}"
 
     def wake(self, work: Work) -> None:
         """A wake that nobody needs."""
@@ -185,7 +185,7 @@ class Service:
 
     def busy(self, work: Work, worker: Proc) -> bool:
         """Whether ``worker`` has a part of the job."""
-        return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).held)
+        return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).claims)
 
     def tokens(self, work: Work) -> dict[str, str]:
         """Who has each unit that somebody has: the token by the unit."""
@@ -204,7 +204,7 @@ class Service:
 
     def holder(self, work: Work) -> tuple[Proc, int]:
         """The worker and its child that have a unit of the job now, the earliest first."""
-        held = wait_for(lambda: self.store.get(work.job).held, f"somebody at work on {work.job}")
+        held = wait_for(lambda: self.store.get(work.job).claims, f"somebody at work on {work.job}")
         main, _, child = min(held, key=lambda h: h.since).worker.rpartition(":")[2].partition(".")
         return next(worker for worker in self.workers if worker.pid == int(main)), int(child)
 

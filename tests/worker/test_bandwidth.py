@@ -10,7 +10,7 @@ import redis
 
 from reshard.pipeline.copy import Stopped
 from reshard.worker.fleet import bandwidth
-from reshard.worker.fleet.bandwidth import SHARE, Share, Throttle
+from reshard.worker.fleet.bandwidth import SHARE, BandwidthLimiter, Share
 from reshard.worker.fleet.fleet import FLEET, Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import server_ms
@@ -22,15 +22,15 @@ def nothing() -> None:
     return None
 
 
-def of(fleet: Fleet) -> Throttle:
-    return Throttle(fleet.bandwidth, fleet.take, nothing)
+def of(fleet: Fleet) -> BandwidthLimiter:
+    return BandwidthLimiter(fleet.bandwidth, fleet.take, nothing)
 
 
 def test_without_a_limit_nobody_is_asked() -> None:
     def take(count: int) -> Share:
         raise AssertionError("asked")
 
-    Throttle(lambda: None, take, nothing).spend(10**12)
+    BandwidthLimiter(lambda: None, take, nothing).spend(10**12)
 
 
 def test_copies_together_are_as_fast_as_the_limit_and_not_faster(store: JobStore) -> None:
@@ -89,14 +89,14 @@ def test_a_cancel_ends_the_wait() -> None:
         raise Stopped("cancel")
 
     with pytest.raises(Stopped, match="cancel"):
-        Throttle(lambda: 1, lambda count: Share(count, 1e9), cancelled).spend(60)
+        BandwidthLimiter(lambda: 1, lambda count: Share(count, 1e9), cancelled).spend(60)
 
 
 def test_a_limit_that_is_taken_off_or_raised_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "LOOK", 0.01)
     limit = iter([1, 1, 1, None, None])
     seen: list[None] = []
-    one = Throttle(lambda: next(limit), lambda count: Share(count, 1e9), lambda: seen.append(None))
+    one = BandwidthLimiter(lambda: next(limit), lambda count: Share(count, 1e9), lambda: seen.append(None))
     one.spend(60)
     assert len(seen) == 2
 
@@ -110,7 +110,7 @@ def test_while_the_broker_is_away_a_copy_is_as_slow_as_it_was() -> None:
 
     asked: list[int] = []
     looks: list[None] = []
-    one = Throttle(lambda: 100, take, lambda: looks.append(None))
+    one = BandwidthLimiter(lambda: 100, take, lambda: looks.append(None))
     for waits in (1, 2):
         one.spend(30)
         assert len(looks) >= waits, "it looks around whenever it waits"

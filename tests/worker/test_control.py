@@ -94,7 +94,7 @@ def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPath
     with Broker(folder) as broker, Machine(folder, broker.url) as machine:
         control = machine.control()
         broker.kill()
-        wait_for(lambda: "the broker is away" in control.said(), "its noticing")
+        wait_for(lambda: "the broker is unavailable" in control.said(), "its noticing")
         broker.start()
         with JobStore.at(broker.url) as store:
             store.submit(ask())

@@ -11,7 +11,7 @@ from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.open import Context
 from reshard.pipeline.stores.retry import OwnPace
-from reshard.worker.fleet.rate_limit import paces
+from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, expanded
 from reshard.worker.followers.records import Definition, Entry
@@ -118,7 +118,7 @@ def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, sto
     catalogs = Cursor(store)
 
     def ask(wanted: Definition) -> list[tuple[Entry, ReshardError | None]]:
-        return expanded(wanted, Context.from_env(paces(store.redis, expander.check, expander.check)), catalogs)
+        return expanded(wanted, Context.from_env(rate_limiters(store.redis, expander.check, expander.check)), catalogs)
 
     expander = Expander(catalogs, ask)
     catalogs.submit(definition())

@@ -15,7 +15,7 @@ from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import DUE_AT_ONCE
-from reshard.worker.settings import HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
+from reshard.worker.settings import HAND_BACK, INVALIDATIONS, LEASE, RESEND, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
 
@@ -210,7 +210,7 @@ def test_a_final_error_ends_the_job(store: JobStore, leases: Leases) -> None:
     job = store.submit(ask()).id
     assert leases.fail(claimed(leases, job, "plan"), TROUBLE) == "ok"
     failed = store.get(job)
-    assert (failed.state, failed.error, failed.held) == (JobState.failed, TROUBLE, ())
+    assert (failed.state, failed.error, failed.claims) == (JobState.failed, TROUBLE, ())
     assert leases.claim(job) is None
     assert store.submit(ask()).existed is False
 
@@ -344,7 +344,7 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
 
 def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = copied(store, leases, plan)
-    for _ in range(VOIDS):
+    for _ in range(INVALIDATIONS):
         assert leases.invalidate(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
         group = claimed(leases, job, "group:00000")
         leases.seal(group, receipts(plan, 0), Moved())
@@ -542,7 +542,7 @@ def test_a_plan_of_another_schema_is_handed_back_with_a_word_why(store: JobStore
     before = store.get(job)
     assert older.claim(job) is None
     seen = store.get(job)
-    assert (seen.state, seen.held) == (before.state, ())
+    assert (seen.state, seen.claims) == (before.state, ())
     assert seen.note is not None and "old-worker" in seen.note
     assert leases.due() == 0
     age(store, job, HAND_BACK + 1)

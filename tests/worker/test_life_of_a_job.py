@@ -144,14 +144,14 @@ class Life(RuleBasedStateMachine):
         todo = {unit.decode() for unit in redis.zrange(job_key(self.job, "todo"), 0, -1)}
         active = redis.hget("reshard:active", redis.hget(job_key(self.job), "target"))
         if seen.state.ended:
-            assert seen.held == ()
+            assert seen.claims == ()
             assert active is None
             assert waiting_lines(self.store, self.job) == []
         else:
             assert todo, "nothing is left to do, and the job has not ended"
             assert active == self.job.encode()
             assert waiting_lines(self.store, self.job), "nobody will ever look at it again"
-        assert {held.unit for held in seen.held} == set(self.latest)
+        assert {held.unit for held in seen.claims} == set(self.latest)
         assert 0 <= seen.shards_done <= len(self.plan.shards)
         if seen.shards:
             assert sum(s.size for s in self.plan.shards) == seen.bytes

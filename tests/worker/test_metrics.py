@@ -287,7 +287,7 @@ def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pyte
     with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_METRICS_PORT=str(port)) as machine:
         first, second = machine.control(), machine.control()
         assert f"metrics on http://127.0.0.1:{port}/metrics" in first.said()
-        assert f"no metrics from this process: 127.0.0.1:{port}" in second.said()
+        assert f"cannot serve metrics on 127.0.0.1:{port}" in second.said()
         seen = wait_for(lambda: scrape(port), "the answer")
         assert seen.one("reshard_processes", "control") == 2
         assert second.alive()

@@ -15,7 +15,7 @@ import pytest
 
 from reshard.cli.catalog_report import markdown
 from reshard.worker.followers.catalogs import Catalogs
-from reshard.worker.followers.records import Seen
+from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.process import HubProcess
 from tests.support.procs import Broker, Machine, Proc, wait_for

@@ -16,7 +16,7 @@ from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.retry import Allowance
-from reshard.worker.fleet.rate_limit import RESERVE, SharedPace, paces
+from reshard.worker.fleet.rate_limit import RESERVE, SharedRateLimiter, rate_limiters
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
@@ -30,13 +30,13 @@ def nothing() -> None:
     return None
 
 
-def wait(pace: SharedPace) -> float:
+def wait(pace: SharedRateLimiter) -> float:
     """Seconds that a call would have to wait now."""
     return pace._take("api")
 
 
 def test_a_wait_that_one_worker_was_asked_for_holds_for_all(store: JobStore) -> None:
-    told, other = (paces(store.redis, nothing, nothing)(BUDGET) for _ in range(2))
+    told, other = (rate_limiters(store.redis, nothing, nothing)(BUDGET) for _ in range(2))
     told.slow_down(60)
     assert 0 < wait(other) <= 60
     told.slow_down(0.01)
@@ -47,30 +47,30 @@ def test_a_wait_that_one_worker_was_asked_for_holds_for_all(store: JobStore) -> 
 
 
 def test_another_budget_goes_on(store: JobStore) -> None:
-    of = paces(store.redis, nothing, nothing)
+    of = rate_limiters(store.redis, nothing, nothing)
     of(BUDGET).slow_down(60)
     assert wait(of("http://hub someone-else")) == 0
 
 
 def test_a_shorter_wait_does_not_cut_a_longer_one_short(store: JobStore) -> None:
-    one, two = (paces(store.redis, nothing, nothing)(BUDGET) for _ in range(2))
+    one, two = (rate_limiters(store.redis, nothing, nothing)(BUDGET) for _ in range(2))
     one.slow_down(600)
     two.slow_down(1)
-    assert wait(paces(store.redis, nothing, nothing)(BUDGET)) > 1
+    assert wait(rate_limiters(store.redis, nothing, nothing)(BUDGET)) > 1
 
 
 def test_a_cancel_ends_a_wait(store: JobStore) -> None:
     def cancelled() -> None:
         raise Stopped("cancel")
 
-    paces(store.redis, nothing, nothing)(BUDGET).slow_down(60)
+    rate_limiters(store.redis, nothing, nothing)(BUDGET).slow_down(60)
     with pytest.raises(Stopped):
-        paces(store.redis, cancelled, nothing)(BUDGET).before("api")
+        rate_limiters(store.redis, cancelled, nothing)(BUDGET).before("api")
 
 
 def test_without_a_broker_a_worker_waits_on_its_own() -> None:
     away = redis.Redis(port=1, socket_connect_timeout=0.1)
-    pace = SharedPace(BUDGET, away, stopped, nothing)
+    pace = SharedRateLimiter(BUDGET, away, stopped, nothing)
     pace.before("api")
     pace.slow_down(60)
     with pytest.raises(Stopped):
@@ -86,7 +86,7 @@ def stopped() -> None:
     raise Stopped("cancel")
 
 
-def calls(pace: SharedPace, kind: str = "api") -> int:
+def calls(pace: SharedRateLimiter, kind: str = "api") -> int:
     """How many calls may go before one would have to wait."""
     for made in range(100):
         try:
@@ -96,9 +96,9 @@ def calls(pace: SharedPace, kind: str = "api") -> int:
     return 100
 
 
-def hurried(store: JobStore, bulk: bool) -> SharedPace:
+def hurried(store: JobStore, bulk: bool) -> SharedRateLimiter:
     """A pace that stops where it would have to wait."""
-    return paces(store.redis, stopped, nothing, bulk)(BUDGET)
+    return rate_limiters(store.redis, stopped, nothing, bulk)(BUDGET)
 
 
 def test_bulk_work_leaves_the_last_calls_of_a_window_to_interactive_work(store: JobStore) -> None:
@@ -204,7 +204,7 @@ def test_on_a_small_budget_interactive_calls_never_wait_for_bulk_ones(store: Job
     waits: dict[bool, float] = {True: 0.0, False: 0.0}
 
     def api(bulk: bool) -> HubApi:
-        class Watched(SharedPace):
+        class Watched(SharedRateLimiter):
             def sleep(self, seconds: float) -> None:
                 waits[bulk] += seconds
                 resting.set()
@@ -244,8 +244,8 @@ def test_a_worker_in_another_process_spends_the_same_budget(store: JobStore, bro
     script = (
         "import sys\n"
         "from reshard.worker.queue.jobs import open_redis\n"
-        "from reshard.worker.fleet.rate_limit import SharedPace\n"
-        f"pace = SharedPace({BUDGET!r}, open_redis(sys.argv[1]), lambda: None, lambda: None, bulk=True)\n"
+        "from reshard.worker.fleet.rate_limit import SharedRateLimiter\n"
+        f"pace = SharedRateLimiter({BUDGET!r}, open_redis(sys.argv[1]), lambda: None, lambda: None, bulk=True)\n"
         "for _ in range(8): pace.before('api')\n"
     )
     subprocess.run([sys.executable, "-c", script, broker.url], check=True, timeout=60)

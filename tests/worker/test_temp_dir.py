@@ -13,16 +13,16 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from reshard.worker.settings import KEEP_SPOOL
-from reshard.worker.temp_dir import LOCK, Spool, sweep
+from reshard.worker.settings import KEEP_TEMP_DIR
+from reshard.worker.temp_dir import LOCK, ProcessTempDir, sweep
 from tests.pipeline.verify.models import save
 from tests.support.procs import Broker, Machine, wait_for
 
 HOLDER = """
 import sys, tempfile, time
 from pathlib import Path
-from reshard.worker.temp_dir import Spool
-spool = Spool(Path(sys.argv[1]))
+from reshard.worker.temp_dir import ProcessTempDir
+spool = ProcessTempDir(Path(sys.argv[1]))
 (spool.path / "shard").write_bytes(b"x" * 1000)
 print(spool.path, flush=True)
 sys.stdin.read()
@@ -59,7 +59,7 @@ def test_a_folder_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
     new, old = tmp_path / f"reshard-1-{'0' * 32}", tmp_path / f"reshard-1-{'1' * 32}"
     new.mkdir()
     old.mkdir()
-    past = old.stat().st_mtime - KEEP_SPOOL - 1
+    past = old.stat().st_mtime - KEEP_TEMP_DIR - 1
     os.utime(old, (past, past))
     assert sweep(tmp_path) == [old]
     assert new.is_dir()
@@ -67,7 +67,7 @@ def test_a_folder_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
 
 def test_temporary_files_lie_in_it_and_go_with_it(tmp_path: Path) -> None:
     before = tempfile.gettempdir()
-    spool = Spool(tmp_path)
+    spool = ProcessTempDir(tmp_path)
     inside = Path(tempfile.mkdtemp())
     assert inside.parent == spool.path
     assert (spool.path / LOCK).exists()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.errors import BadLimit
-from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
+from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
 
 DAY = 86_400
 
@@ -25,7 +25,7 @@ def said(moment: float) -> str:
 
 def stretches(hours: str, tz: str, after: str, length: int = DAY) -> list[str]:
     """From when to when bulk work is done, minute by minute, in UTC."""
-    found, was, window = [], False, Hours.parse(hours)
+    found, was, window = [], False, Window.parse(hours)
     for moment in range(int(utc(after)), int(utc(after)) + length, 60):
         if (now := window.has(tz, moment)) != was:
             found.append(said(moment))
@@ -61,13 +61,13 @@ def test_a_rest_that_lies_in_the_gap_of_a_spring_night_is_left_out() -> None:
 
 
 times = st.tuples(st.integers(0, 23), st.integers(0, 59)).map(lambda t: f"{t[0]:02}:{t[1]:02}")
-windows = st.tuples(times, times).filter(lambda t: t[0] != t[1]).map(lambda t: Hours(*t))
+windows = st.tuples(times, times).filter(lambda t: t[0] != t[1]).map(lambda t: Window(*t))
 zones = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"])
 moments = st.integers(int(utc("2026-01-01T00:00")), int(utc("2027-12-31T00:00")))
 
 
 @given(windows, zones, moments)
-def test_they_change_when_they_are_said_to_and_not_before(hours: Hours, tz: str, moment: int) -> None:
+def test_they_change_when_they_are_said_to_and_not_before(hours: Window, tz: str, moment: int) -> None:
     rest = hours.others()
     start, stop = hours.next_start(tz, moment), rest.next_start(tz, moment)
     assert hours.has(tz, moment) == hours.has(tz, min(start, stop) - 1)
@@ -77,12 +77,12 @@ def test_they_change_when_they_are_said_to_and_not_before(hours: Hours, tz: str,
 
 
 @given(windows, zones, moments)
-def test_what_is_not_within_them_is_within_the_others(hours: Hours, tz: str, moment: int) -> None:
+def test_what_is_not_within_them_is_within_the_others(hours: Window, tz: str, moment: int) -> None:
     assert hours.has(tz, moment) != hours.others().has(tz, moment)
 
 
 @given(windows, zones, moments)
-def test_away_from_a_change_they_are_what_the_wall_says(hours: Hours, tz: str, moment: int) -> None:
+def test_away_from_a_change_they_are_what_the_wall_says(hours: Window, tz: str, moment: int) -> None:
     zone = ZoneInfo(tz)
     offsets = {datetime.fromtimestamp(moment + hour * 3600, zone).utcoffset() for hour in range(-30, 31)}
     if len(offsets) > 1:
@@ -93,7 +93,7 @@ def test_away_from_a_change_they_are_what_the_wall_says(hours: Hours, tz: str, m
 
 
 @given(windows, zones, moments)
-def test_a_night_began_before_now_and_the_next_one_begins_after(hours: Hours, tz: str, moment: int) -> None:
+def test_a_night_began_before_now_and_the_next_one_begins_after(hours: Window, tz: str, moment: int) -> None:
     for began, following in (
         (hours.last_start(tz, moment), hours.next_start(tz, moment)),
         (last_due(MIDNIGHT, tz, moment), last_due(MIDNIGHT, tz, moment + 2 * DAY)),
@@ -103,11 +103,11 @@ def test_a_night_began_before_now_and_the_next_one_begins_after(hours: Hours, tz
 
 
 @pytest.mark.parametrize("text", ["22-6", "22:00", "22:00-24:00", "9:00-17:00", "22:00-06:00-07:00", "", "22:00-22:00"])
-def test_what_are_no_hours_is_refused_and_said(text: str) -> None:
-    with pytest.raises(BadLimit, match="hours|begins when it ends"):
-        Hours.parse(text)
+def test_what_is_not_a_window_is_refused_by_name(text: str) -> None:
+    with pytest.raises(BadLimit, match="is not a window|begins when it ends"):
+        Window.parse(text)
 
 
 def test_an_unknown_zone_is_refused_by_name() -> None:
-    with pytest.raises(BadLimit, match="--tz 'Mars/Base' is no time zone"):
+    with pytest.raises(BadLimit, match="--tz 'Mars/Base' is not a time zone"):
         check_zone("Mars/Base")

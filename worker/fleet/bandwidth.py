@@ -17,7 +17,7 @@ class Share(NamedTuple):
     wait: float  # seconds until they may be read
 
 
-class Throttle:
+class BandwidthLimiter:
     """Counts what a copy reads, and has it wait for its turn."""
 
     def __init__(

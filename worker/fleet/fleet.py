@@ -23,7 +23,7 @@ from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFou
 from reshard.pipeline.request import parse_size
 from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
-from reshard.worker.fleet.window import MIDNIGHT, Hours, check_zone, last_due
+from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.scripts import PREFIX, job_key, ms, texts
 from reshard.worker.queue.states import JobState
@@ -55,7 +55,7 @@ class Limits:
 
     bandwidth: int | None = None  # bytes a second that all copies together read
     night_bytes: int | None = None  # bytes of weights that bulk jobs read in a night
-    window: Hours | None = None  # in which bulk work is done
+    window: Window | None = None  # in which bulk work is done
     tz: str = "UTC"  # by whose clock
 
     @classmethod
@@ -65,7 +65,7 @@ class Limits:
         return cls(
             int(bandwidth) if bandwidth else None,
             int(night_bytes) if night_bytes else None,
-            Hours.parse(window) if window else None,
+            Window.parse(window) if window else None,
             fields.get("tz", "UTC"),
         )
 
@@ -106,8 +106,8 @@ def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
     read: dict[str, Callable[[str], tuple[str, str]]] = {
         "bandwidth": lambda text: ("bandwidth", str(_bandwidth(text))),
         "night_bytes": lambda text: ("night_bytes", str(_size("--night-bytes", text, text))),
-        "window": lambda text: ("window", str(Hours.parse(text))),
-        "closed": lambda text: ("window", str(Hours.parse(text).others())),
+        "window": lambda text: ("window", str(Window.parse(text))),
+        "closed": lambda text: ("window", str(Window.parse(text).others())),
         "tz": lambda text: ("tz", _zone(text)),
     }
     stored: dict[str, str | None] = {}
@@ -150,7 +150,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FleetStatus:
     """The fleet as it was at one moment; times in seconds since the epoch."""
 
     paused: Pause | None
@@ -159,7 +159,7 @@ class Seen:
     night: float  # when it began
     read: int  # bytes of weights that bulk jobs read since then
     rate: float  # bytes a second that all copies read lately
-    held: int  # bulk jobs that wait until bulk work may be done
+    deferred: int  # bulk jobs that wait until bulk work may be done
     drained: frozenset[str]  # workers
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Seen:
             "night": self.night,
             "read_in_the_night": self.read,
             "bytes_a_second": round(self.rate),
-            "held": self.held,
+            "held": self.deferred,
             "drained": sorted(self.drained),
         }
 
@@ -248,7 +248,7 @@ class Fleet:
         worker = _one(name, [process.name for process in self._workers()])
         return worker, self.begin(worker)
 
-    def seen(self) -> Seen:
+    def seen(self) -> FleetStatus:
         """All of it. Raises BadSchedule when this machine does not know the time zone."""
         fields, moment = self._read()
         night = self._limits.night(moment)
@@ -258,20 +258,20 @@ class Fleet:
             pipeline.mget(f"{FLEET}:read:{stretch}", f"{FLEET}:read:{stretch - 1}")
             pipeline.zcard(f"{PREFIX}held")
             pipeline.hkeys(DRAINED)
-            read, (now, before), held, drained = pipeline.execute()
+            read, (now, before), deferred, drained = pipeline.execute()
         passed = moment % STRETCH / STRETCH
-        return Seen(
+        return FleetStatus(
             _pause(fields),
             self._limits,
             self._limits.rest(moment, int(read or 0)),
             night,
             int(read or 0),
             (int(now or 0) + int(before or 0) * (1 - passed)) / STRETCH,
-            held,
+            deferred,
             frozenset(texts(drained)),
         )
 
-    def held_by(self) -> dict[str, list[str]]:
+    def claims_by_worker(self) -> dict[str, list[str]]:
         """What each worker is at: ``<job> <unit>``, by its name."""
         found: dict[str, list[str]] = {}
         for state in AT_WORK:
@@ -298,7 +298,7 @@ class Fleet:
         except BadSchedule as error:
             if self._complained != self._limits.tz:
                 self._complained = self._limits.tz
-                log.error("bulk work is left to others: %s", error)
+                log.error("bulk work is left to other workers: %s", error)
             return self._night, 1
         return self._night, int(shut)
 

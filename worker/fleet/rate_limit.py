@@ -31,7 +31,7 @@ ASK_AGAIN = 5.0  # seconds after which who waits for calls asks whether there ar
 RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 that is twenty small jobs
 
 
-class SharedPace(OwnPace):
+class SharedRateLimiter(OwnPace):
     """A wait that the Hub asked for is life, not a hang, and is cut short by whatever ``check`` raises."""
 
     def __init__(
@@ -61,11 +61,11 @@ class SharedPace(OwnPace):
         ends = min(allowance.seconds, WAIT_MAX)
         try:
             self._run(
-                "pace_heard", self._budget, allowance.kind, allowance.left, round(ends * 1000), allowance.quota,
+                "rate_limit_update", self._budget, allowance.kind, allowance.left, round(ends * 1000), allowance.quota,
                 round(allowance.window * 1000),
             )  # fmt: skip
         except redis.RedisError as error:
-            log.warning("other workers do not learn that %s calls are left: %s", allowance.left, error)
+            log.warning("cannot tell other workers that %s calls are left: %s", allowance.left, error)
 
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)
@@ -73,7 +73,7 @@ class SharedPace(OwnPace):
         try:
             self._redis.set(self._key, "", px=math.ceil(longest * 1000))
         except redis.RedisError as error:
-            log.warning("other workers are not told to wait %.0f s: %s", seconds, error)
+            log.warning("cannot tell other workers to wait %.0f s: %s", seconds, error)
 
     def sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -89,26 +89,26 @@ class SharedPace(OwnPace):
     def _take(self, kind: str) -> float:
         """Seconds to wait for a call; after 0 it is ours."""
         try:
-            return int(self._run("pace_take", self._budget, kind, int(self._bulk), str(RESERVE))) / 1000
+            return int(self._run("rate_limit_take", self._budget, kind, int(self._bulk), str(RESERVE))) / 1000
         except redis.RedisError as error:
-            log.warning("how long other workers wait is not known: %s", error)
+            log.warning("cannot ask how long other workers wait: %s", error)
             return 0.0
 
     def _others_wait(self) -> float:
         try:
             left = self._redis.pttl(self._key)
         except redis.RedisError as error:
-            log.warning("how long other workers wait is not known: %s", error)
+            log.warning("cannot ask how long other workers wait: %s", error)
             return 0.0
         return max(0, int(str(left))) / 1000
 
 
-def paces(
+def rate_limiters(
     client: redis.Redis, check: Callable[[], None], alive: Callable[[], None], bulk: bool = False
-) -> Callable[[str], SharedPace]:
+) -> Callable[[str], SharedRateLimiter]:
     """One pace for each budget, all of which heed ``check`` when they wait and tell ``alive`` when bytes go out.
 
     ``bulk`` work leaves calls to interactive work.
     """
-    made: dict[str, SharedPace] = {}
-    return lambda budget: made.setdefault(budget, SharedPace(budget, client, check, alive, bulk))
+    made: dict[str, SharedRateLimiter] = {}
+    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk))

@@ -15,33 +15,33 @@ from reshard.worker.cron import next_after
 MIDNIGHT = "0 0 * * *"
 TWO_DAYS = 2 * 86_400.0  # seconds; whatever is due each day was due in them, also over a change of the clock
 
-_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
+class Window:
     """From ``start`` to ``stop``, both as ``22:00``; over midnight where the stop is the earlier one."""
 
     start: str
     stop: str
 
     @classmethod
-    def parse(cls, text: str) -> Hours:
+    def parse(cls, text: str) -> Window:
         """Of ``22:00-06:00``; raises BadLimit."""
-        match = _HOURS.fullmatch(text.strip())
+        match = _WINDOW.fullmatch(text.strip())
         if match is None:
-            raise BadLimit(what=f"{text!r} are no hours: give them as 22:00-06:00")
-        hours = cls(f"{match[1]}:{match[2]}", f"{match[3]}:{match[4]}")
-        if hours.start == hours.stop:
-            raise BadLimit(what=f"{text!r} begins when it ends; `none` takes it off")
-        return hours
+            raise BadLimit(what=f"{text!r} is not a window: write it as 22:00-06:00")
+        window = cls(f"{match[1]}:{match[2]}", f"{match[3]}:{match[4]}")
+        if window.start == window.stop:
+            raise BadLimit(what=f"{text!r} begins when it ends; `none` removes the window")
+        return window
 
     def __str__(self) -> str:
         return f"{self.start}-{self.stop}"
 
-    def others(self) -> Hours:
+    def others(self) -> Window:
         """The rest of the day."""
-        return Hours(self.stop, self.start)
+        return Window(self.stop, self.start)
 
     def has(self, tz: str, moment: float) -> bool:
         """Whether ``moment``, in seconds since the epoch, is within them."""

@@ -39,7 +39,7 @@ from reshard.pipeline.errors import (
     WrongState,
 )
 from reshard.worker.followers import records
-from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, Seen, Standing, State
+from reshard.worker.followers.records import UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, server_ms, texts, transact
@@ -127,7 +127,7 @@ class Catalogs:
     def names(self) -> list[str]:
         return sorted(texts(self._redis.smembers(ALL)))
 
-    def get(self, name: str) -> Seen:
+    def get(self, name: str) -> CatalogStatus:
         """Raises CatalogNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hgetall(key(name))
@@ -140,7 +140,7 @@ class Catalogs:
             raise CatalogNotFound(name=name)
         asked = {number: json.loads(entry) for number, entry in entries.items()}
         how = sorted(ended.items(), key=_numbered)
-        return Seen(
+        return CatalogStatus(
             definition=Definition.model_validate_json(fields[b"definition"]),
             state=cast(State, fields[b"state"].decode()),
             run=fields[b"run"].decode(),

@@ -154,7 +154,7 @@ class Cursor(Catalogs):
             try:
                 look(name)
             except CatalogNotFound as error:
-                log.info("removed, or begun anew, while it was looked at: %s", error)
+                log.info("it was removed or restarted meanwhile: %s", error)
             except (*BROKER_UNAVAILABLE, BrokerUnavailable):
                 raise
             except ValidationError as error:  # written by another release

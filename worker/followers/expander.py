@@ -92,11 +92,11 @@ class Expander:
             else:
                 self._refuse(name, run, error)
         except Stopped as stopped:
-            log.info("catalog %s is not expanded any further here: %s", name, stopped.reason)
+            log.info("stopped expanding catalog %s: %s", name, stopped.reason)
         except redis.RedisError as error:
-            log.warning("catalog %s is expanded again, the broker was away: %s", name, error)
+            log.warning("catalog %s will be expanded again, the broker was unavailable: %s", name, error)
         except Exception as error:
-            log.exception("catalog %s met what it does not know", name)
+            log.exception("catalog %s failed for an unknown reason", name)
             self._refuse(name, run, ReshardError(what=f"{type(error).__name__}: {error}"))
 
     def _refuse(self, name: str, run: str, error: ReshardError) -> None:

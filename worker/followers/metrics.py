@@ -41,7 +41,7 @@ class Metrics(Collector):
         try:
             found = [*self._jobs(), *self._processes(), *self._schedules(), *self._catalogs(), *self._broker()]
         except redis.RedisError as error:
-            log.warning("a scrape finds no broker: %s", error)
+            log.warning("the broker did not answer a scrape: %s", error)
             found = []
         yield _gauge("reshard_broker_up", "Whether the broker answered this scrape.", float(bool(found)))
         yield from found
@@ -167,7 +167,7 @@ def expose(url: str, port: int, address: str) -> None:
         serve(open_redis(url, TIMEOUT), port, address)
         log.info("metrics on http://%s:%s/metrics", address, port)
     except OSError as error:
-        log.warning("no metrics from this process: %s:%s: %s", address, port, error.strerror)
+        log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
 
 
 def _gauge(name: str, said: str, value: float) -> GaugeMetricFamily:

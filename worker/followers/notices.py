@@ -83,7 +83,7 @@ class Notice:
     def test(cls) -> Notice:
         now = datetime.now(UTC)
         id = f"test-{now.timestamp() * 1000:.0f}"
-        return cls(id, now.timestamp(), "test", "hook", "test", "a test of reshard's notices: nothing is amiss", "")
+        return cls(id, now.timestamp(), "test", "hook", "test", "a test of reshard's notices: no problems found", "")
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> Notice:
@@ -194,7 +194,7 @@ class Url:
         except httpx2.TransportError as error:
             raise NoticeFailed(hook=self.name, why=describe(error)) from None
         except httpx2.InvalidURL:
-            raise NoticeFailed(hook=self.name, why="it is no URL that can be asked") from None
+            raise NoticeFailed(hook=self.name, why="it is not a valid URL") from None
         if not 200 <= status < 300:
             raise NoticeFailed(hook=self.name, why=f"it answered {status}")
 

@@ -73,7 +73,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CatalogStatus:
     """A catalog as it was at one moment; times in seconds since the epoch."""
 
     definition: Definition

@@ -82,7 +82,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScheduleStatus:
     """A schedule as it was at one moment."""
 
     schedule: Schedule
@@ -150,20 +150,20 @@ class Schedules:
             raise ScheduleNotFound(name=name)
         return run
 
-    def get(self, name: str) -> Seen:
+    def get(self, name: str) -> ScheduleStatus:
         """Raises ScheduleNotFound."""
         schedule = self._schedule(name)
         score = self._redis.zscore(DUE, name)
         success = self._redis.hget(SUCCESS, name)
         runs = texts(self._redis.lrange(runs_key(name), 0, -1))
-        return Seen(
+        return ScheduleStatus(
             schedule,
             None if score is None else score / 1000,
             tuple(_run(json.loads(text)) for text in runs),
             None if success is None else int(success) / 1000,
         )
 
-    def all(self) -> list[Seen]:
+    def all(self) -> list[ScheduleStatus]:
         """By name."""
         return [self.get(name) for name in sorted(texts(self._redis.hkeys(ALL)))]
 

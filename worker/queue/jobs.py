@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Claim:
     """A unit of work that a worker holds now."""
 
     unit: str  # plan, check, group:00000, publish, confirm
@@ -73,7 +73,7 @@ class Job:
     expected: int = 0  # bytes that the plan said would be sent
     uploaded: int = 0  # bytes sent to the target's store
     deduplicated: int = 0  # bytes that it had already
-    held: tuple[Held, ...] = ()
+    claims: tuple[Claim, ...] = ()
     error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
     last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
     note: str | None = None  # why it waits
@@ -81,7 +81,7 @@ class Job:
     checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
     published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
     confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
-    undone: str | None = None  # the commit that rolled the published one back
+    rolled_back: str | None = None  # the commit that rolled the published one back
 
     @property
     def checks(self) -> list[dict[str, Any]]:
@@ -92,7 +92,8 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
-        return {**asdict(self), "request": self.request.model_dump(mode="json")}
+        data = {**asdict(self), "request": self.request.model_dump(mode="json")}
+        return data | {"held": data.pop("claims"), "undone": data.pop("rolled_back")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,9 @@ class JobStore:
         return JobState(what)
 
     @_answering
-    def undone(self, id: str, commit: str) -> None:
+    def rolled_back(self, id: str, commit: str) -> None:
         """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
-        if not self.run("undone", id, commit):
+        if not self.run("rolled_back", id, commit):
             raise JobNotFound(job=id)
 
     @_answering
@@ -361,7 +362,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
     def parsed(name: str, default: Any = None) -> Any:
         return json.loads(fields[name]) if fields.get(name) else default
 
-    held = tuple(_held(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
+    claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
     return Job(
         id=fields["id"],
         state=JobState(fields["state"]),
@@ -369,14 +370,14 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         created=int(fields["created"]) / 1000,
         since=int(fields["since"]) / 1000,
         bytes=int(fields.get("bytes", 0)),
-        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in held),
+        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
         shards=int(fields.get("shards", 0)),
         shards_done=int(fields.get("shards_sealed", 0)),
         read=int(fields.get("read", 0)),
         expected=int(fields.get("expected", 0)),
         uploaded=int(fields.get("uploaded", 0)),
         deduplicated=int(fields.get("deduplicated", 0)),
-        held=held,
+        claims=claims,
         error=parsed("error"),
         last_error=parsed("last_error"),
         note=fields.get("note"),
@@ -384,12 +385,12 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),
-        undone=fields.get("undone"),
+        rolled_back=fields.get("undone"),
     )
 
 
-def _held(unit: str, units: dict[str, str]) -> Held:
-    return Held(
+def _claim(unit: str, units: dict[str, str]) -> Claim:
+    return Claim(
         unit=unit,
         worker=units.get(f"{unit}.worker", ""),
         since=int(units.get(f"{unit}.since", 0)) / 1000,

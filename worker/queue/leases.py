@@ -22,7 +22,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import Wakes
-from reshard.worker.settings import HAND_BACK, KEEP_DETAILS, LEASE, VOIDS, YIELD_PAUSE
+from reshard.worker.settings import HAND_BACK, INVALIDATIONS, KEEP_DETAILS, LEASE, YIELD_PAUSE
 
 NOTHING = Moved()
 
@@ -147,7 +147,7 @@ class Leases(Wakes):
         rows = [item for shard in shards for item in (shard.digest, shard.size)]
         answer, wake = texts(
             self._run(
-                "invalidate", lease.job, lease.unit, lease.token, VOIDS, json.dumps(error), len(groups),
+                "invalidate", lease.job, lease.unit, lease.token, INVALIDATIONS, json.dumps(error), len(groups),
                 *(f"group:{number:05d}" for number in groups), *rows,
             )
         )  # fmt: skip

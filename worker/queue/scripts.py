@@ -25,8 +25,8 @@ class CannotSave(redis.ResponseError):
     """MISCONF: the server takes nothing that it cannot write to its disk. redis-py has no class for it."""
 
 
-# What a step raises while the broker is away, or is there and takes nothing for a while: its memory or its disk is
-# full, or it became a replica.
+# What a step raises while the broker does not answer, or answers and takes nothing for a while: its memory or its disk
+# is full, or it became a replica.
 BROKER_UNAVAILABLE = (
     redis.ConnectionError,
     redis.TimeoutError,

@@ -15,7 +15,7 @@ if paused() then -- nothing is sent until it is over
   return nothing
 end
 if rests(id, ARGV[7], ARGV[8]) then
-  hold(id, t)
+  defer(id, t)
   return nothing
 end
 if drained(worker) then -- it hears of it within a second, and then takes no wakes either

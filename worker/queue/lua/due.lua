@@ -12,7 +12,7 @@ end
 local function look(ids)
   for _, id in ipairs(ids) do
     if rests(id, night, shut) then
-      hold(id, t)
+      defer(id, t)
     else
       local line = settle(id, t)
       if line ~= '' then

@@ -1,5 +1,5 @@
 -- budget, 'api' | 'resolve', calls left, ms until the window ends, its calls, its length in ms
--- Answers overtake each other, and the Hub rounds up to whole seconds: of one window the least counts. What pace_take
+-- Answers overtake each other, and the Hub rounds up to whole seconds: of one window the least counts. What rate_limit_take
 -- guessed, and what cannot be because no window is longer than it is, stands only until the next answer.
 local LATE = 10000 -- ms; no answer comes so long after one of the next window
 local window, t = PREFIX .. 'pace:' .. ARGV[1] .. ':' .. ARGV[2], now()

@@ -61,7 +61,7 @@ local function rests(id, night, shut)
 end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
-local function hold(id, t)
+local function defer(id, t)
   drop(id, 'waked')
   drop(id, 'due')
   redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
