@@ -43,6 +43,7 @@ LISTEN = 0.25  # seconds to wait for the bell; what is due because time has pass
 JANITOR = 600.0  # seconds between two looks for jobs that are too old
 JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
 RECONCILE = 60.0  # seconds between two looks at all jobs of catalogs, for what the stream has lost
+BATCHES = 10  # of events that a follower handles in one look, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again
 
 
@@ -93,7 +94,7 @@ class Control:
             self._announced = time.monotonic()
         self._leases.hear(listen)
         for follower, reader in self._followers:
-            follow(follower, reader)
+            follow(follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:
             self._catalogs.reconcile()
             self._reconciled = time.monotonic()

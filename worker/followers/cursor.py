@@ -15,11 +15,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import cast
 
-from pydantic import ValidationError
-
 from reshard.pipeline.errors import (
     BadPlace,
-    BrokerUnavailable,
     CatalogNotFound,
     JobNotFound,
     ReshardError,
@@ -28,10 +25,11 @@ from reshard.pipeline.errors import (
 )
 from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key
+from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, Pipeline, job_key, ms, texts
+from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ class Cursor(Catalogs):
 
     def __init__(self, store: JobStore) -> None:
         super().__init__(store)
-        self._broken: set[str] = set()  # those of which it was said
+        self._contained = Contained("catalog")
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
         """Note how jobs ended, and admit what there is room for, also where a run was begun or resumed."""
@@ -151,26 +149,8 @@ class Cursor(Catalogs):
     def _each(self, look: Callable[[str], object], names: Iterable[str] | None = None) -> None:
         """``look`` at each catalog; what breaks one is no reason to leave the others."""
         for name in texts(self._redis.smembers(LOOKED_AT)) if names is None else names:
-            try:
+            with self._contained(name):
                 look(name)
-            except CatalogNotFound as error:
-                log.info("it was removed or restarted meanwhile: %s", error)
-            except (*BROKER_UNAVAILABLE, BrokerUnavailable):
-                raise
-            except ValidationError as error:  # written by another release
-                if self._breaks(name):
-                    log.error("catalog %s cannot be read here and is left to another control: %s", name, error)
-            except Exception:
-                if self._breaks(name):
-                    log.exception("catalog %s failed for an unknown reason, and waits", name)
-            else:
-                self._broken.discard(name)
-
-    def _breaks(self, name: str) -> bool:
-        """Whether that is news: what breaks does so at every look."""
-        known = name in self._broken
-        self._broken.add(name)
-        return not known
 
     def _look_at(self, name: str, job: str | None = None) -> None:
         """Note how its jobs ended, all or this one, and admit what there is room for."""

@@ -56,9 +56,9 @@ class Metrics(Collector):
             *numbers, kept = pipeline.execute()
         states, queues = numbers[: len(JobState)], numbers[len(JobState) :]
         totals = {name.decode(): float(value) for name, value in kept.items()}
-        yield _gauges("reshard_jobs", "Jobs that are remembered.", ["state"], zip(JobState, states, strict=True))
+        yield _gauges("reshard_jobs", "Jobs that are remembered.", "state", zip(JobState, states, strict=True))
         waiting = zip((queue.removeprefix(PREFIX) for queue in QUEUES), queues, strict=True)
-        yield _gauges("reshard_queue_length", "Wakes that no worker has taken yet.", ["queue"], waiting)
+        yield _gauges("reshard_queue_length", "Wakes that no worker has taken yet.", "queue", waiting)
         for what, said in (
             ("read", "Bytes of sources that sealed shards were read from."),
             ("uploaded", "Bytes sent to the stores of targets."),
@@ -66,13 +66,13 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(f"reshard_{what}_bytes", said, totals.get(what, 0.0))
         ended = {state: totals.get(f"ended:{state}", 0.0) for state in JobState if state.ended}
-        yield _counters("reshard_jobs_ended", "Jobs that ended, each time that they did.", ["state"], ended.items())
-        yield _counters("reshard_job_failures", "Jobs that failed.", ["code"], _under("failed", totals))
+        yield _counters("reshard_jobs_ended", "Jobs that ended, each time that they did.", "state", ended.items())
+        yield _counters("reshard_job_failures", "Jobs that failed.", "code", _under("failed", totals))
         yield _counters(
-            "reshard_step_retries", "Steps that failed and are tried again.", ["code"], _under("retried", totals)
+            "reshard_step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals)
         )
         left = notices.waiting(self._redis).items()
-        yield _gauges("reshard_notices_waiting", "Notices that are still to be told.", ["hook"], left)
+        yield _gauges("reshard_notices_waiting", "Notices that are still to be told.", "hook", left)
         told = CounterMetricFamily(
             "reshard_notices", "Notices by what became of them; failed counts tries.", labels=["hook", "result"]
         )
@@ -95,9 +95,9 @@ class Metrics(Collector):
                 kind = Process(**json.loads(data)).kind
                 count[kind] += 1
                 seen[kind] = max(seen.get(kind, 0.0), seconds - PRESUMED_DEAD + left / 1000)
-        yield _gauges("reshard_processes", "Processes that gave a sign of life.", ["kind"], count.items())
+        yield _gauges("reshard_processes", "Processes that gave a sign of life.", "kind", count.items())
         said = "The newest sign of life, of any process of this kind."
-        yield _gauges("reshard_heartbeat_timestamp_seconds", said, ["kind"], seen.items())
+        yield _gauges("reshard_heartbeat_timestamp_seconds", said, "kind", seen.items())
 
     def _schedules(self) -> Iterator[Metric]:
         names = sorted(texts(self._redis.hkeys(schedules.ALL)))
@@ -170,27 +170,26 @@ def expose(url: str, port: int, address: str) -> None:
         log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
 
 
-def _gauge(name: str, said: str, value: float) -> GaugeMetricFamily:
+def _gauge(name: str, said: str, value: float) -> Metric:
     return GaugeMetricFamily(name, said, value)
 
 
-def _gauges(name: str, said: str, labels: list[str], rows: Iterable[tuple[str, float]]) -> Metric:
-    family = GaugeMetricFamily(name, said, labels=labels)
-    for label, value in rows:
-        family.add_metric([label], value)
-    return family
+def _gauges(
+    name: str, said: str, label: str, rows: Iterable[tuple[str, float]], family: type[Metric] = GaugeMetricFamily
+) -> Metric:
+    made = family(name, said, labels=[label])  # type: ignore[call-arg]
+    for value, number in rows:
+        made.add_metric([value], number)  # type: ignore[attr-defined]
+    return made
 
 
-def _counters(name: str, said: str, labels: list[str], rows: Iterable[tuple[str, float]]) -> Metric:
-    family = CounterMetricFamily(name, said, labels=labels)
-    for label, value in rows:
-        family.add_metric([label], value)
-    return family
+def _counters(name: str, said: str, label: str, rows: Iterable[tuple[str, float]]) -> Metric:
+    return _gauges(name, said, label, rows, CounterMetricFamily)
 
 
 def _moments(name: str, said: str, label: str, moments: Mapping[str, float]) -> Metric:
     """``moments`` in milliseconds since the epoch, as they are kept."""
-    return _gauges(name, said, [label], ((key, value / 1000) for key, value in sorted(moments.items())))
+    return _gauges(name, said, label, ((key, value / 1000) for key, value in sorted(moments.items())))
 
 
 def _under(prefix: str, totals: Mapping[str, float]) -> list[tuple[str, float]]:

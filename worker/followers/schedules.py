@@ -19,17 +19,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
-from pydantic import ValidationError
-
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
 from reshard.worker.cron import next_after
 from reshard.worker.followers import catalogs
+from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
+from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ class Schedules:
         self._store = store
         self._redis = store.redis
         self._clock = clock or self._server_time
-        self._broken: set[str] = set()
+        self._contained = Contained("schedule")
 
     def add(self, schedule: Schedule) -> float:
         """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
@@ -173,25 +172,10 @@ class Schedules:
         due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", ms(now), withscores=True))
         ran = []
         for raw, score in due:
-            name = raw.decode()
-            try:
-                run = self._fire(self._schedule(name), score, now)
-            except ScheduleNotFound:  # removed since we looked
-                continue
-            except BROKER_UNAVAILABLE:
-                raise
-            except (ValidationError, BadSchedule) as error:  # a newer release's, or its zone is unknown here
-                if self._breaks(name):
-                    log.error("schedule %s cannot be read here and is left to another control: %s", name, error)
-                continue
-            except Exception:  # of one schedule: no reason to leave the others, nor what control does beside them
-                if self._breaks(name):
-                    log.exception("schedule %s failed for an unknown reason, and waits", name)
-                continue
-            self._broken.discard(name)
-            if run is not None:
-                log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
-                ran.append((name, run))
+            with self._contained(name := raw.decode()):
+                if (run := self._fire(self._schedule(name), score, now)) is not None:
+                    log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
+                    ran.append((name, run))
         return ran
 
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
@@ -241,12 +225,6 @@ class Schedules:
         if there:
             return ("fired" if same else "busy"), there, _nothing
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
-
-    def _breaks(self, name: str) -> bool:
-        """Whether that is news: what breaks does so at every look."""
-        known = name in self._broken
-        self._broken.add(name)
-        return not known
 
     def _schedule(self, name: str) -> Schedule:
         stored = cast("bytes | None", self._redis.hget(ALL, name))

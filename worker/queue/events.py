@@ -32,7 +32,7 @@ from reshard.worker.queue.scripts import PREFIX, Pipeline, transact
 EVENTS = f"{PREFIX}events"
 EVENTS_MAX = 100_000  # as common.lua has it; what is older is gone, and followers that need it look for themselves
 TAKE_OVER = 10.0  # seconds; an event is handled in milliseconds, so who has one for so long is dead
-BATCH = 200  # events that are read at once
+BATCH = 100  # events that are read at once
 
 T = TypeVar("T")
 
@@ -83,7 +83,9 @@ class Reader:
                 raise
             create_group(self._redis, EVENTS, self.group, "0")
             return self.take()
-        return [Event.read(id, data) for id, data in found if data]  # None: it is older than what the stream keeps
+        if gone := [id for id, data in found if not data]:  # older than what the stream keeps; Redis 7 drops these itself
+            self._redis.xack(EVENTS, self.group, *gone)
+        return [Event.read(id, data) for id, data in found if data]
 
     def acknowledge(self, *events: Event) -> None:
         self._redis.xack(EVENTS, self.group, *(event.id for event in events))
@@ -105,12 +107,17 @@ class Reader:
         transact(self._redis, carry_out, *watched)
 
 
-def follow(follower: Follower, reader: Reader) -> int:
-    """Have the follower handle what is new; returns how many events that was."""
-    events = reader.take()
-    if events:
-        follower.handle(events, reader)
-    return len(events)
+def follow(follower: Follower, reader: Reader, batches: int = 1) -> int:
+    """Have the follower handle what is new, as far as so many batches go; returns how many events that was."""
+    handled = 0
+    for _ in range(batches):
+        events = reader.take()
+        if events:
+            follower.handle(events, reader)
+        handled += len(events)
+        if len(events) < BATCH:
+            break
+    return handled
 
 
 def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:
