@@ -83,7 +83,8 @@ class Reader:
                 raise
             create_group(self._redis, EVENTS, self.group, "0")
             return self.take()
-        if gone := [id for id, data in found if not data]:  # older than what the stream keeps; Redis 7 drops these itself
+        gone = [id for id, data in found if not data]  # older than what the stream keeps; Redis 7 drops these itself
+        if gone:
             self._redis.xack(EVENTS, self.group, *gone)
         return [Event.read(id, data) for id, data in found if data]
 
