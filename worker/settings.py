@@ -127,7 +127,7 @@ class Settings(BaseSettings):
 
 
 def default_data_dir() -> Path:
-    """Where the local service keeps its broker's data, its pid files and its logs.
+    """Where the local service keeps its broker's data, its locks and its logs.
 
     By the XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/
     """
