@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.pipeline.stores.retry import RateLimiter
-    from reshard.worker.catalogs import Catalogs, Definition, Seen, Standing
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.followers.catalogs import Catalogs
+    from reshard.worker.followers.records import CatalogStatus as Seen
+    from reshard.worker.followers.records import Definition, Standing
+    from reshard.worker.queue.jobs import JobStore
 
 SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "mend the file, then `reshard catalog submit FILE`"
@@ -53,7 +55,7 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
 
 def read_definition(file: Path, limits: Limits) -> Definition:
     """The file as it is submitted; raises UsageError, BadCatalog."""
-    from reshard.worker.catalogs import Definition
+    from reshard.worker.followers.records import Definition
 
     text, parsed = read_catalog(file)
     given = {name: value for name, value in asdict(limits).items() if value is not None}
@@ -62,7 +64,7 @@ def read_definition(file: Path, limits: Limits) -> Definition:
 
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Catalogs]]:
-    from reshard.worker.catalogs import Catalogs
+    from reshard.worker.followers.catalogs import Catalogs
 
     with open_store() as store:
         yield store, Catalogs(store)
@@ -245,7 +247,7 @@ def cancel(name: Name, output: Output) -> None:
 @takes(output=read_output)
 def remove(name: Name, output: Output) -> None:
     """Forget a catalog that has ended, and what it knows of its targets; these stay, and so do its jobs."""
-    from reshard.worker.schedules import Schedules
+    from reshard.worker.followers.schedules import Schedules
 
     with _open() as (store, catalogs):
         catalogs.remove(name)
@@ -283,7 +285,7 @@ def _counts(seen: Seen) -> str:
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
     """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
-    from reshard.worker.catalogs import entry_of
+    from reshard.worker.followers.records import entry_of
 
     try:
         with _open() as (_, catalogs):

@@ -16,8 +16,9 @@ from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.waits import moment, pause_text, rest_text
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Fleet, Limits, Seen
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.fleet.fleet import Fleet, Limits
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.worker.queue.jobs import JobStore
 
 Worker = Annotated[
     str,
@@ -29,7 +30,7 @@ fleet = Typer(name="fleet", help="Pause all workers, drain one, or limit what th
 
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Fleet]]:
-    from reshard.worker.fleet import Fleet
+    from reshard.worker.fleet.fleet import Fleet
 
     with open_store() as store:
         yield store, Fleet(store)
@@ -40,7 +41,7 @@ def _open() -> Iterator[tuple[JobStore, Fleet]]:
 def status(output: Output) -> None:
     """Show the limits in force, what rests and why, and what each worker is at."""
     with _open() as (store, fleet):
-        seen, held, processes = fleet.seen(), fleet.held_by(), store.processes()
+        seen, held, processes = fleet.seen(), fleet.claims_by_worker(), store.processes()
     workers = [process for process in processes if process.kind == "worker"]
     told = [
         ("service", pause_text(seen.paused) if seen.paused else "takes work"),
@@ -150,7 +151,7 @@ def limit(
 
 
 def _bulk(seen: Seen) -> str:
-    return rest_text(seen) + (f"; waiting for it: {count(seen.held, 'job')}" if seen.held else "")
+    return rest_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")
 
 
 def _window(limits: Limits) -> str:

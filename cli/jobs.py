@@ -15,11 +15,11 @@ from reshard.cli.outcome import checks_text, moved, outcome
 from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import CheckpointError, JobCancelled, ProofError, ReshardError, UsageError, WrongState
-from reshard.worker.states import JobState
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import Job as JobRecord
-    from reshard.worker.jobs import JobStore, Process
+    from reshard.worker.queue.jobs import Job as JobRecord
+    from reshard.worker.queue.jobs import JobStore, Process
 
 LISTED = 20  # jobs; a screenful
 
@@ -31,7 +31,7 @@ def open_store() -> Iterator[JobStore]:
     Whatever else is asked of that broker inside raises BrokerUnavailable, too.
     """
     from reshard.worker.broker import broker_url
-    from reshard.worker.jobs import JobStore, broker_errors
+    from reshard.worker.queue.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
     with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
@@ -153,13 +153,13 @@ def rollback(job: Job, output: Output) -> None:
         place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
         options = request.options.model_copy(update={"pr": False, "branch": None})
         commit = undo(open_target(place, options, Context.from_env()), published["commit"])
-        store.undone(record.id, commit)
+        store.rolled_back(record.id, commit)
     said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")
     output.result({"job": record.id, "undone": published["commit"], "commit": commit}, said, commit)
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
-    undone = f", undone by {job.undone[:12]}" if job.undone else ""
+    undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     return job.id, _progress(job) + undone, ago(job.since), f"{job.request.source} -> {job.request.target}"
 
 
@@ -177,7 +177,7 @@ def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
         told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
     if job.read:
         told.append(moved(job.read, job.uploaded, job.deduplicated, job.expected))
-    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
+    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.claims]
     told += [("waits", why) for why in (waits, job.note) if why]
     if job.last_error and not job.error:
         told.append(("trouble", f"{job.last_error['message']} (tried again)"))
@@ -187,7 +187,7 @@ def describe(job: JobRecord, waits: str | None = None) -> list[tuple[str, str]]:
     told += [("note", note) for note in job.notes]
     told += [("source bytes", said) for said in _attested(job.published)]
     told += outcome(str(request.target), job.checks, {}, job.published or {})
-    return [*told, *([("undone by", job.undone)] if job.undone else [])]
+    return [*told, *([("undone by", job.rolled_back)] if job.rolled_back else [])]
 
 
 def report_of(job: JobRecord) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def _progress(job: JobRecord) -> str:
 
 
 def _show_service(store: JobStore, output: Output) -> None:
-    from reshard.worker.fleet import Fleet
-    from reshard.worker.jobs import without_password
+    from reshard.worker.fleet.fleet import Fleet
+    from reshard.worker.queue.jobs import without_password
 
     counts = {str(state): number for state, number in store.counts().items() if number}
     waiting, processes, why = store.waiting(), store.processes(), waits(store, bulk=True)

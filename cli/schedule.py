@@ -19,8 +19,9 @@ from reshard.cli.waits import moment, waits
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import JobStore
-    from reshard.worker.schedules import Run, Schedule, Schedules, Seen
+    from reshard.worker.followers.schedules import Run, Schedule, Schedules
+    from reshard.worker.followers.schedules import ScheduleStatus as Seen
+    from reshard.worker.queue.jobs import JobStore
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
@@ -41,7 +42,7 @@ schedule = Typer(
 
 @contextmanager
 def _open() -> Iterator[tuple[JobStore, Schedules]]:
-    from reshard.worker.schedules import Schedules
+    from reshard.worker.followers.schedules import Schedules
 
     with open_store() as store:
         yield store, Schedules(store)
@@ -63,7 +64,7 @@ def add(
     output: Output,
 ) -> None:
     """Keep a schedule that submits SRC into DST as a bulk job, or a catalog."""
-    from reshard.worker.schedules import Schedule
+    from reshard.worker.followers.schedules import Schedule
 
     what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
     kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed.value, **what})
@@ -165,7 +166,7 @@ def _next(seen: Seen) -> str:
 def _last(store: JobStore, seen: Seen) -> str:
     """What became of the last time, and of the job that it fired."""
     from reshard.pipeline.errors import CatalogNotFound, JobNotFound
-    from reshard.worker.catalogs import Catalogs
+    from reshard.worker.followers.catalogs import Catalogs
 
     if not seen.runs:
         return "never fired"

@@ -9,13 +9,14 @@ from zoneinfo import ZoneInfo
 from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Pause, Seen
-    from reshard.worker.jobs import JobStore
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.worker.fleet.fleet import Pause
+    from reshard.worker.queue.jobs import JobStore
 
 
 def waits(store: JobStore, bulk: bool) -> str | None:
     """Why nothing, or no bulk work, is begun now; None when it is."""
-    from reshard.worker.fleet import Fleet
+    from reshard.worker.fleet.fleet import Fleet
 
     fleet = Fleet(store)
     if (paused := fleet.paused()) is not None:

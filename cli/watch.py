@@ -17,7 +17,7 @@ from reshard.cli.output import Output, lines
 from reshard.cli.progress import Bar, bar
 from reshard.cli.waits import waits
 from reshard.pipeline.errors import BrokerUnavailable
-from reshard.worker.jobs import Job, JobStore
+from reshard.worker.queue.jobs import Job, JobStore
 
 LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobStore, Process
-from reshard.worker.presence import announce
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.queue.jobs import JobStore, Process
 from tests.cli.conftest import Queue
 from tests.worker.conftest import ask
 
