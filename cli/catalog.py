@@ -21,7 +21,8 @@ from reshard.pipeline.places import Hub
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
-    from reshard.worker.catalogs import Definition, Seen, Standing
+    from reshard.worker.followers.records import CatalogStatus as Seen
+    from reshard.worker.followers.records import Definition, Standing
 
 SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
@@ -46,7 +47,7 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
 
 def read_definition(file: Path, limits: Limits) -> Definition:
     """The file as it is submitted; raises UsageError, BadCatalog."""
-    from reshard.worker.catalogs import Definition
+    from reshard.worker.followers.records import Definition
 
     text, parsed = read_catalog(file)
     given = {name: value for name, value in asdict(limits).items() if value is not None}
@@ -262,7 +263,7 @@ def _counts(seen: Seen) -> str:
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
     """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
-    from reshard.worker.catalogs import entry_of
+    from reshard.worker.followers.records import entry_of
 
     try:
         with open_queue() as queue:

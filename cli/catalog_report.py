@@ -11,7 +11,8 @@ from reshard.cli.output import count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
-    from reshard.worker.catalogs import Ended, Seen
+    from reshard.worker.followers.records import CatalogStatus as Seen
+    from reshard.worker.followers.records import Ended
 
 SHORT_COMMIT = 8  # letters; what the Hub shows of one
 

@@ -14,7 +14,7 @@ from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.queue import START, missing, moment, open_queue, pause_text, process_text, rest_text, worker_state
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet import Seen
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
 
 Worker = Annotated[str, argument("WORKER", "Its name in `reshard fleet status`, or the start of it.")]
 
@@ -26,7 +26,7 @@ command = commands(fleet)
 def status(output: Output) -> None:
     """Show the limits in force and the state of each worker."""
     with open_queue() as queue:
-        seen, held, processes = queue.fleet.seen(), queue.fleet.held_by(), queue.jobs.processes()
+        seen, held, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
     workers = [process for process in processes if process.kind == "worker"]
     told = [
         ("service", pause_text(seen.paused) if seen.paused else "takes work"),
@@ -128,7 +128,7 @@ def _limits(seen: Seen) -> list[tuple[str, str]]:
     limits, tz = seen.limits, seen.limits.tz
     read = f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, tz)}"
     return [
-        ("bulk work", rest_text(seen) + (f"; waiting for it: {count(seen.held, 'job')}" if seen.held else "")),
+        ("bulk work", rest_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")),
         ("bandwidth", f"{_rate(round(seen.rate))} read now, {_most(limits.bandwidth, _rate)}"),
         ("night", f"{read}, {_most(limits.night_bytes, human_bytes)}"),
         ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),

@@ -11,7 +11,7 @@ from reshard.cli.output import ago, count, human_bytes, some
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import Job
+    from reshard.worker.queue.jobs import Job
 
 
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
@@ -73,7 +73,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
     if job.read:
         told.append(moved(job.read, job.uploaded, job.deduplicated, job.expected))
-    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.held]
+    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.claims]
     told += [("waits", why) for why in (waits, job.note) if why]
     if job.last_error and not job.error:
         told.append(("trouble", f"{job.last_error['message']} (tried again)"))
@@ -83,7 +83,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     told += [("note", note) for note in job.notes]
     told += [("source bytes", said) for said in _attested(job.published)]
     told += outcome(str(request.target), job.checks, {}, job.published or {})
-    return [*told, *([("undone by", job.undone)] if job.undone else [])]
+    return [*told, *([("undone by", job.rolled_back)] if job.rolled_back else [])]
 
 
 def report_of(job: Job) -> dict[str, Any]:

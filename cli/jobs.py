@@ -14,10 +14,10 @@ from reshard.cli.output import Output, ago, lines
 from reshard.cli.queue import START, Queue, missing, open_queue, process_text
 from reshard.pipeline.errors import UsageError, WrongState
 from reshard.pipeline.request import Priority, Request
-from reshard.worker.states import JobState
+from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.jobs import Job as JobRecord
+    from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
 
@@ -78,7 +78,7 @@ def status(
 
 
 def _show_service(queue: Queue, output: Output) -> None:
-    from reshard.worker.jobs import without_password
+    from reshard.worker.queue.jobs import without_password
 
     counts = {str(state): number for state, number in queue.jobs.counts().items() if number}
     processes, why = queue.jobs.processes(), queue.waits(bulk=True)
@@ -120,7 +120,7 @@ def list_(
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
-    undone = f", undone by {job.undone[:12]}" if job.undone else ""
+    undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     return job.id, progress_text(job) + undone, ago(job.since), f"{job.request.source} -> {job.request.target}"
 
 
@@ -190,6 +190,6 @@ def rollback(job: Job, output: Output) -> None:
         place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
         options = request.options.model_copy(update={"pr": False, "branch": None})
         commit = undo(open_target(place, options, Context.from_env()), published["commit"])
-        queue.jobs.undone(record.id, commit)
+        queue.jobs.rolled_back(record.id, commit)
     said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")
     output.result({"job": record.id, "undone": published["commit"], "commit": commit}, said, commit)

@@ -15,10 +15,11 @@ from reshard.cli.output import Output, ago, count
 from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
-    from reshard.worker.catalogs import Catalogs
-    from reshard.worker.fleet import Fleet, Pause, Seen
-    from reshard.worker.jobs import JobStore, Process
-    from reshard.worker.schedules import Schedules
+    from reshard.worker.fleet.fleet import Fleet, Pause
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.worker.followers.catalogs import Catalogs
+    from reshard.worker.followers.schedules import Schedules
+    from reshard.worker.queue.jobs import JobStore, Process
 
 
 class Queue:
@@ -29,19 +30,19 @@ class Queue:
 
     @cached_property
     def fleet(self) -> Fleet:
-        from reshard.worker.fleet import Fleet
+        from reshard.worker.fleet.fleet import Fleet
 
         return Fleet(self.jobs)
 
     @cached_property
     def catalogs(self) -> Catalogs:
-        from reshard.worker.catalogs import Catalogs
+        from reshard.worker.followers.catalogs import Catalogs
 
         return Catalogs(self.jobs)
 
     @cached_property
     def schedules(self) -> Schedules:
-        from reshard.worker.schedules import Schedules
+        from reshard.worker.followers.schedules import Schedules
 
         return Schedules(self.jobs)
 
@@ -76,7 +77,7 @@ def open_queue() -> Iterator[Queue]:
     Inside, a broker that stops answering raises BrokerUnavailable, too.
     """
     from reshard.worker.broker import broker_url
-    from reshard.worker.jobs import JobStore, broker_errors
+    from reshard.worker.queue.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
     with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):

@@ -15,7 +15,8 @@ from reshard.cli.queue import START, Queue, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.schedules import Run, Schedule, Seen
+    from reshard.worker.followers.schedules import Run, Schedule
+    from reshard.worker.followers.schedules import ScheduleStatus as Seen
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
@@ -42,7 +43,7 @@ def add(
 
     SRC is submitted as a bulk job. `reshard control` fires schedules.
     """
-    from reshard.worker.schedules import Schedule
+    from reshard.worker.followers.schedules import Schedule
 
     what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
     kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed, **what})

@@ -16,7 +16,7 @@ from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.cli.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
-from reshard.worker.jobs import Job
+from reshard.worker.queue.jobs import Job
 
 LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not

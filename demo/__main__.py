@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from reshard.worker import broker
-from reshard.worker.jobs import JobStore, without_password
+from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.settings import Settings
 from tests.support.hub import HubProcess
 

@@ -15,12 +15,13 @@ from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-from reshard.worker import drain
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import HEALTH_CHECK, QUEUES, JobStore, Process, open_redis
-from reshard.worker.presence import announce, withdraw
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet import drain
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, settings
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 WAKE = "reshard.wake"
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained
-PRESENCE_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
+HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
 
 VISIBILITY = 2 * 3600  # seconds; a backstop only: a lost wake is sent again within seconds, a doubled one does nothing
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
@@ -64,7 +65,7 @@ app.conf.update(
         "unacked_index_key": f"{PREFIX}unacked_index",
         "unacked_mutex_key": f"{PREFIX}unacked_mutex",
     },
-    # Copies go on while the broker is away. The opposite loses them (they are revoked, not returned).
+    # Copies go on while the broker is unavailable. The opposite loses them (they are revoked, not returned).
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,  # a worker waits for its broker; the default gives up after 100 tries
@@ -85,7 +86,7 @@ def send(queue: str, job: str) -> None:
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
     except OperationalError as error:
-        log.warning("the wake of job %s is left to the control process: %s", job, error)
+        log.warning("cannot wake a worker for job %s, control will: %s", job, error)
 
 
 class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -95,7 +96,7 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
 
     def start(self, worker: Any) -> None:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._store = JobStore(open_redis(broker_url(settings()), timeout=PRESENCE_TIMEOUT))
+        self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
         self._fleet = Fleet(self._store)
         self._drained = False
         self._begun = False
@@ -120,13 +121,13 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
             for name in QUEUES:
                 (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
-            log.warning("whether this worker is drained is asked again, the broker is away: %s", error)
+            log.warning("cannot ask whether this worker is drained, the broker is unavailable: %s", error)
             return
         self._drained = drained
         log.warning("this worker is drained" if drained else "this worker takes work again")
 
 
-class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """The sign of life of a worker's main process, from the timer of its event loop."""
 
     requires = ("celery.worker.components:Timer", Drained)
@@ -136,7 +137,7 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         self._process = Process(
             f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False
         )
-        self._client = open_redis(broker_url(settings()), timeout=PRESENCE_TIMEOUT)
+        self._client = open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT)
         self._tell()
         self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
 
@@ -145,7 +146,7 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         try:
             withdraw(self._client, self._process)
         except redis.RedisError as error:
-            log.warning("the broker is away at the end: %s", error)
+            log.warning("the broker is unavailable at the end: %s", error)
 
     terminate = stop
 
@@ -153,8 +154,8 @@ class Presence(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
         try:
             announce(self._client, replace(self._process, draining=drain.wanted()))
         except redis.RedisError as error:
-            log.warning("no sign of life, the broker does not take it: %s", error)
+            log.warning("cannot send a heartbeat: %s", error)
 
 
-app.steps["worker"].update({Drained, Presence})
+app.steps["worker"].update({Drained, Heartbeat})
 signals.worker_shutting_down.connect(drain.in_main)

@@ -17,7 +17,7 @@ import redis
 
 from reshard.pipeline.errors import NoBroker, NoServer
 from reshard.worker.daemon import Daemon, make_folder
-from reshard.worker.jobs import open_redis
+from reshard.worker.queue.jobs import open_redis
 from reshard.worker.settings import Settings
 
 HOST = "127.0.0.1"

@@ -20,15 +20,21 @@ import redis
 from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import QueueError
 from reshard.pipeline.stores.connect import Context
-from reshard.worker.catalogs import Catalogs, Definition
-from reshard.worker.expander import Expander, Rows, expanded
-from reshard.worker.jobs import JobStore, Process, open_redis
-from reshard.worker.leases import Leases
-from reshard.worker.notify import Notifier, hooks
-from reshard.worker.pace import paces
-from reshard.worker.presence import announce, withdraw
-from reshard.worker.schedules import Schedules
-from reshard.worker.scripts import PREFIX, Scripts, texts
+from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.followers.counters import Counters
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.expander import Expander, Rows, expanded
+from reshard.worker.followers.migration import migrate
+from reshard.worker.followers.notices import Notifier, hooks
+from reshard.worker.followers.outcomes import Outcomes
+from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.events import Follower, Reader, follow
+from reshard.worker.queue.jobs import JobStore, Process, open_redis
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, Scripts, texts
+from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
 log = logging.getLogger(__name__)
@@ -36,6 +42,8 @@ log = logging.getLogger(__name__)
 LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
 JANITOR = 600.0  # seconds between two looks for jobs that are too old
 JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
+RECONCILE = 60.0  # seconds between two looks at all jobs of catalogs, for what the stream has lost
+BATCHES = 10  # of events that a follower handles in one look, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again
 
 
@@ -46,14 +54,17 @@ class Control:
         self._store = store
         self._leases = leases
         self._schedules = Schedules(store)
-        self._catalogs = Catalogs(store)
+        self._catalogs = Cursor(store)
+        followers: tuple[Follower, ...] = (self._catalogs, Outcomes(), Counters())
+        self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
-        self._announced = self._cleaned = float("-inf")
+        self._migrated = False
+        self._announced = self._cleaned = self._reconciled = float("-inf")
 
     def stop(self, *_: int | FrameType | None) -> None:
         self._ending.set()
@@ -65,30 +76,37 @@ class Control:
             try:
                 self.look(LISTEN)
             except (redis.RedisError, QueueError) as error:
-                log.warning("the broker is away, or refuses: %s", error)
+                log.warning("the broker is unavailable or refuses: %s", error)
                 self._ending.wait(PAUSE)
         try:
             withdraw(self._store.redis, self._self)
         except redis.RedisError as error:
-            log.warning("the broker is away at the end: %s", error)
+            log.warning("the broker is unavailable at the end: %s", error)
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
+        if not self._migrated:
+            migrate(self._store.redis)
+            self._migrated = True
         if time.monotonic() - self._announced >= HEARTBEAT:
             announce(self._store.redis, self._self)
             self._notifier.listen()
             self._announced = time.monotonic()
-        self._store.redis.brpop([f"{PREFIX}bell"], timeout=listen)
+        self._leases.hear(listen)
+        for follower, reader in self._followers:
+            follow(follower, reader, BATCHES)
+        if time.monotonic() - self._reconciled >= RECONCILE:
+            self._catalogs.reconcile()
+            self._reconciled = time.monotonic()
         self._schedules.fire_due()
-        waiting = self._catalogs.look()
-        self._expander.look([] if self._leases.fleet.rests() else waiting)
+        self._expander.look([] if self._leases.fleet.rests() else self._catalogs.expanding())
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()
         return sent
 
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
-        context = Context.from_env(paces(self._store.redis, self._check, self._check, bulk=True))
+        context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))
         return expanded(definition, context, self._catalogs)
 
     def _check(self) -> None:
@@ -101,7 +119,7 @@ class Control:
         seconds, _ = self._store.redis.time()
         horizon = (seconds - self._keep) * 1000
         deleted = 0
-        for state in ("done", "failed", "cancelled", "published_unverified"):
+        for state in sorted(ENDED):
             old = texts(self._store.redis.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, JANITOR_BATCH))
             with self._store.redis.pipeline(transaction=False) as pipeline:
                 delete = Scripts(pipeline)
@@ -115,7 +133,7 @@ def main(settings: Settings) -> None:
     """The process `reshard control`."""
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
-    from reshard.worker.metrics import expose
+    from reshard.worker.followers.metrics import expose
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     url = broker_url(settings)
@@ -125,7 +143,7 @@ def main(settings: Settings) -> None:
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:
         expose(url, settings.metrics_port, settings.metrics_address)
-    log.info("control runs")
+    log.info("control is running")
     control.run()
 
 

@@ -38,4 +38,4 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):  # an unknown name, a path that leaves the database, a folder of it
-        raise BadSchedule(what=f"--tz {name!r} is no time zone that this machine knows") from None
+        raise BadSchedule(what=f"--tz {name!r} is not a time zone that this machine knows") from None

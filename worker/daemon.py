@@ -28,7 +28,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        why = f"no folder can be made there: {error.strerror}"
+        why = f"cannot create it: {error.strerror}"
         raise BadSetting(name="RESHARD_DATA_DIR", value=folder, why=why) from error
 
 

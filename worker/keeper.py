@@ -1,8 +1,8 @@
 """Keeps one lease while its work makes progress, and tells the work when to stop.
 
 A thread renews the lease each second and carries the progress along. It stops renewing when no byte came for too long,
-so a copy that hangs loses its lease although its thread is well. While the broker is away the work goes on, and what
-was sealed is kept here until it is back.
+so a copy that hangs loses its lease although its thread is well. While the broker is unavailable the work goes on, and
+what was sealed is kept here until it is back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TypeVar
 
 from reshard.pipeline.copying.loop import Moved, Reason, Stopped
 from reshard.pipeline.planning.model import Receipt
-from reshard.worker import drain
-from reshard.worker.leases import NOTHING, Lease, Leases
-from reshard.worker.scripts import AWAY
+from reshard.worker.fleet import drain
+from reshard.worker.fleet.bandwidth import BandwidthLimiter
+from reshard.worker.queue.leases import NOTHING, Lease, Leases
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 from reshard.worker.settings import RENEWALS, STEP_STALL, Settings
-from reshard.worker.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ LOOK = 0.2  # seconds between two looks at the drain flag; it is one byte of sha
 RENEWALS_OF_A_LEASE = 4  # at least so many are due in the time of one, however short an operator makes it
 RETRY_FIRST, RETRY_MAX = 0.5, 5.0  # seconds between two tries to reach the broker
 
-GIVE_WAY = frozenset({"plan", "check", "group"})  # what may be begun again; what publishes is better ended
+YIELDING_STEPS = frozenset({"plan", "check", "group"})  # what may be begun again; what publishes is better ended
 
 R = TypeVar("R")
 
 _REASONS: dict[str, Reason] = {"lost": "lease", "cancelled": "cancel", "yield": "yield"}
 
 
-class Keeper:
+class LeaseKeeper:
     """Inside ``with``, the lease is renewed; ``tick``, ``sealed`` and ``begin`` are what the pipeline is given."""
 
     def __init__(self, leases: Leases, lease: Lease, settings: Settings) -> None:
@@ -54,16 +54,16 @@ class Keeper:
         self._at_boundary = True
         self._bytes = 0  # since the last seal
         self._read = self._noted = 0  # bytes since the claim, and how many of them the fleet knows of
-        self._throttle = Throttle(leases.fleet.bandwidth, leases.fleet.take, self.check)
+        self._throttle = BandwidthLimiter(leases.fleet.bandwidth, leases.fleet.take, self.check)
         self._moved = time.monotonic()
-        self._deaf = False  # in code that may be interrupted, and not told yet
+        self._interruptible = False  # in code that may be interrupted, and not told yet
         self._unsaved: list[Receipt] = []
         self._uncounted = Moved()
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="reshard-keeper", daemon=True)
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> LeaseKeeper:
         self._thread.start()
         return self
 
@@ -72,8 +72,8 @@ class Keeper:
         self._thread.join()
         try:
             self._note()
-        except AWAY as error:
-            log.warning("%s: what it read last is not counted, the broker is away: %s", self.lease.unit, error)
+        except BROKER_UNAVAILABLE as error:
+            log.warning("%s: its last bytes are not counted, the broker is unavailable: %s", self.lease.unit, error)
 
     # ------------------------------------------------------------------------------------- what the work calls
 
@@ -81,7 +81,7 @@ class Keeper:
         """``count`` bytes came; waits where they came too fast, and raises Stopped when the work shall end."""
         self._bytes += count
         self._read += count
-        self._heed_turn()
+        self._yield_at_boundary()
         self._at_boundary = False
         self.check()
         self._throttle.spend(count)
@@ -93,15 +93,15 @@ class Keeper:
     def check(self) -> None:
         """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
         self.alive()
-        if self.lease.kind in GIVE_WAY:
-            self._heed_turn()
+        if self.lease.kind in YIELDING_STEPS:
+            self._yield_at_boundary()
         if (reason := self._reason()) is not None:
-            self._deaf = False
+            self._interruptible = False
             raise Stopped(reason)
 
-    def _heed_turn(self) -> None:
+    def _yield_at_boundary(self) -> None:
         if self._at_boundary and self._yield:
-            self._deaf = False
+            self._interruptible = False
             raise Stopped("yield")
 
     def alive(self) -> None:
@@ -119,15 +119,15 @@ class Keeper:
             yield
             return
         signal.signal(INTERRUPT, self._interrupted)  # and never the default again: one sent too late would kill us
-        self._deaf = True
+        self._interruptible = True
         try:
             yield
         finally:
-            self._deaf = False
+            self._interruptible = False
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if self._deaf:
-            self._deaf = False
+        if self._interruptible:
+            self._interruptible = False
             raise Stopped(self._reason() or "stall")
 
     def _reason(self) -> Reason | None:
@@ -149,8 +149,8 @@ class Keeper:
         self._at_boundary = True
         try:
             self._save()
-        except AWAY as error:
-            log.warning("%s: the broker is away, its receipts are kept here: %s", self.lease.unit, error)
+        except BROKER_UNAVAILABLE as error:
+            log.warning("%s: the broker is unavailable, its receipts are kept here: %s", self.lease.unit, error)
 
     def begin(self) -> None:
         """The point of no return; raises Stopped when it must not be passed."""
@@ -163,13 +163,13 @@ class Keeper:
         self._heed(self.patiently(step))
 
     def patiently(self, step: Callable[[], R]) -> R:
-        """``step``, tried again while the broker is away; what it raises after that patience is over."""
+        """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""
         deadline = time.monotonic() + self._settings.broker_patience
         pause = RETRY_FIRST
         while True:
             try:
                 return step()
-            except AWAY as error:
+            except BROKER_UNAVAILABLE as error:
                 if time.monotonic() + pause > deadline or drain.overdue(self._settings.drain):
                     raise
                 log.warning("%s waits for the broker: %s", self.lease.unit, error)
@@ -187,8 +187,8 @@ class Keeper:
                 try:
                     self._renew()
                 except Exception:  # without this thread the work would hear nothing more, and go on for nobody
-                    log.exception("%s of %s is not renewed, for a reason unknown", self.lease.unit, self.lease.job)
-                if self._deaf and self._reason() is not None:
+                    log.exception("cannot renew %s of %s, for an unknown reason", self.lease.unit, self.lease.job)
+                if self._interruptible and self._reason() is not None:
                     signal.pthread_kill(threading.main_thread().ident or 0, INTERRUPT)
                 renewed = time.monotonic()
 
@@ -198,8 +198,8 @@ class Keeper:
             self._save()
             self._note()
             answer = self._leases.renew(self.lease, self._bytes, progress)
-        except AWAY as error:
-            log.warning("%s of %s is not renewed, the broker is away: %s", self.lease.unit, self.lease.job, error)
+        except BROKER_UNAVAILABLE as error:
+            log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:
             self._stop = stopped.reason
         else:
@@ -224,8 +224,8 @@ class Keeper:
         log.warning("%s of %s is handed back unfinished", self.lease.unit, self.lease.job)
         try:
             self._leases.release(self.lease, "drain")
-        except AWAY as error:
-            log.warning("it could not be handed back and will be missed: %s", error)
+        except BROKER_UNAVAILABLE as error:
+            log.warning("cannot hand it back, so its lease will expire: %s", error)
         finally:
             os._exit(drain.HANDED_OVER)
 

@@ -15,7 +15,8 @@ from typing import NoReturn
 from reshard.pipeline.errors import QueueError
 from reshard.worker import broker
 from reshard.worker.daemon import Daemon
-from reshard.worker.jobs import QUEUES, JobStore, broker_errors, without_password
+from reshard.worker.queue.jobs import JobStore, broker_errors, without_password
+from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
 
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
@@ -94,7 +95,7 @@ def _refuse_without_celery() -> None:
     try:
         import celery  # noqa: F401
     except ImportError:
-        raise QueueError(what="celery is not installed here; `pip install 'reshard[worker]'` brings it") from None
+        raise QueueError(what="celery is not installed: run `pip install 'reshard[worker]'`") from None
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

@@ -13,9 +13,9 @@ from reshard.pipeline.doctor.probes import Probe
 from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet import Fleet, Pause
-from reshard.worker.jobs import JobStore, Process, broker_errors, without_password
-from reshard.worker.notify import Notice, hooks
+from reshard.worker.fleet.fleet import Fleet, Pause
+from reshard.worker.followers.notices import Notice, hooks
+from reshard.worker.queue.jobs import JobStore, Process, broker_errors, without_password
 from reshard.worker.settings import Settings
 
 

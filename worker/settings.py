@@ -28,7 +28,7 @@ ATTEMPTS = 8  # claims of one unit in a row without lasting progress; with the p
 ATTEMPTS_AT_A_BUG = 3  # the same for an error that reshard does not know: trying longer hides it
 BACKOFF_FIRST = 15.0  # seconds before a failed unit is tried again; doubles each time
 BACKOFF_MAX = 900.0  # seconds; a Hub that is away for hours is asked four times an hour
-VOIDS = 3  # times that one unit may void receipts: an object lost again and again, a source file that stays bad
+INVALIDATIONS = 3  # times that one unit may void receipts: an object lost again and again, a source file that stays bad
 
 # ------------------------------------------------------------------------------------------------------------- wakes
 RESEND = 10.0  # seconds; a wake that is neither taken nor in line by then is taken for lost
@@ -38,7 +38,7 @@ YIELD_PAUSE = 2.0  # seconds; one bulk copy at most gives way in this time, or o
 # ------------------------------------------------------------------------------------------------------------ worker
 CONCURRENCY = 2  # copies at once in one worker; the bytes move in threads below, so more only costs memory
 DRAIN = 25.0  # seconds after SIGTERM at which a step is handed back unfinished; orchestrators kill after 30
-BROKER_PATIENCE = 900.0  # seconds that a finished copy is kept while the broker is away
+BROKER_PATIENCE = 900.0  # seconds that a finished copy is kept while the broker is unavailable
 HEARTBEAT = 5.0  # seconds between a process's signs of life
 PRESUMED_DEAD = 20.0  # seconds without one
 
@@ -53,7 +53,7 @@ NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news
 # ------------------------------------------------------------------------------------------------------------- store
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
 KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
-KEEP_SPOOL = 3600.0  # seconds; a temporary folder of nobody that is older goes
+KEEP_TEMP_DIR = 3600.0  # seconds; a temporary folder of nobody that is older goes
 
 
 class Settings(BaseSettings):
@@ -102,14 +102,14 @@ class Settings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"it cannot be split into words: {error}") from None
         if value and not words:
-            raise ValueError("it names no program")
+            raise ValueError("it does not name a program")
         return value
 
     @field_validator("notify_url")
     @classmethod
     def _http(cls, value: SecretStr | None) -> SecretStr | None:
         if value and not is_http(value.get_secret_value()):
-            raise ValueError("it is no URL that begins with http:// or https://")
+            raise ValueError("not a URL that begins with http:// or https://")
         return value
 
     @field_validator("broker_url")
@@ -122,12 +122,12 @@ class Settings(BaseSettings):
         except (KeyError, ValueError):
             usable = False
         if not usable:
-            raise ValueError("it is no URL like redis://host:6379/0, rediss://host:6379/0 or redis+socket:///path")
+            raise ValueError("not a URL like redis://host:6379/0, rediss://host:6379/0 or redis+socket:///path")
         return value
 
 
 def default_data_dir() -> Path:
-    """Where the local service keeps its broker's data, its pid files and its logs.
+    """Where the local service keeps its broker's data, its locks and its logs.
 
     By the XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/
     """

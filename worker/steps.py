@@ -49,17 +49,17 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.worker import drain, trust
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
-from reshard.worker.jobs import JobStore, open_redis
-from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.pace import paces
-from reshard.worker.scripts import AWAY
+from reshard.worker.fleet import drain, policy
+from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings, settings
-from reshard.worker.spool import Spool, sweep
-from reshard.worker.states import JobState
+from reshard.worker.temp_dir import ProcessTempDir, sweep
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +70,13 @@ def wake(job: str) -> None:
         raise Reject("this worker is ending", requeue=True)
     try:
         lease = _leases().claim(job)
-    except AWAY as error:
-        log.warning("job %s is not claimed, the broker is away: %s", job, error)
+    except BROKER_UNAVAILABLE as error:
+        log.warning("cannot claim job %s, the broker is unavailable: %s", job, error)
         return
     if lease is None:
         return
     with drain.heeded():
-        work(_leases(), lease, settings(), _spool().path)
+        work(_leases(), lease, settings(), _temp_dir().path)
 
 
 app.task(name=WAKE)(wake)
@@ -86,7 +86,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
     """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     try:
-        with Keeper(leases, lease, settings) as keeper:
+        with LeaseKeeper(leases, lease, settings) as keeper:
             step = Step(leases, lease, keeper, settings, tmpdir)
             try:
                 if lease.attempts > settings.attempts:
@@ -97,8 +97,8 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                 log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
                 if reason in {"drain", "yield", "stall"}:
                     keeper.finish(lambda: leases.release(lease, reason))
-            except Hopeless as hopeless:
-                error = hopeless.error
+            except RetriesExhausted as exhausted:
+                error = exhausted.error
                 error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error)
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
@@ -106,19 +106,19 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                 error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s: %s", lease.unit, lease.job, error)
                 _trouble(leases, lease, keeper, settings, error, step.unsure(error))
-            except AWAY:
+            except BROKER_UNAVAILABLE:
                 raise
             except Exception as error:
-                log.exception("%s of job %s met what it does not know", lease.unit, lease.job)
+                log.exception("%s of job %s failed for an unknown reason", lease.unit, lease.job)
                 unknown = ReshardError(what=f"{type(error).__name__}: {error}")
                 _trouble(leases, lease, keeper, settings, unknown, step.unsure(unknown))
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
-    except AWAY as error:
-        log.error("%s of job %s is lost, the broker stayed away: %s", lease.unit, lease.job, error)
+    except BROKER_UNAVAILABLE as error:
+        log.error("%s of job %s is lost, the broker stayed unavailable: %s", lease.unit, lease.job, error)
 
 
-class Hopeless(Exception):
+class RetriesExhausted(Exception):
     """The same was tried often enough in another way than attempts count."""
 
     def __init__(self, error: ReshardError) -> None:
@@ -129,7 +129,7 @@ class Hopeless(Exception):
 class Step:
     """One unit of one job, from what the store knows to what it is told."""
 
-    def __init__(self, leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, tmpdir: Path) -> None:
+    def __init__(self, leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings, tmpdir: Path) -> None:
         self._leases = leases
         self._lease = lease
         self._keeper = keeper
@@ -146,10 +146,10 @@ class Step:
 
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
-        pace = paces(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
+        pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
         self._context = replace(Context.from_env(pace), tmpdir=self._tmpdir)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
-        trust.check(self._request, self._settings, lambda target: namespaces(target, self._context))
+        policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
             "plan": self._plan,
             "check": self._check,
@@ -184,7 +184,7 @@ class Step:
                 )  # fmt: skip
         except SourceCorrupt as error:
             # What passed on to the store before the file was known to be bad is as bad as the rest.
-            self._void(error, shards.values(), ())
+            self._invalidate(error, shards.values(), ())
             raise
         finally:
             target.discard(token)
@@ -216,7 +216,7 @@ class Step:
             groups = [n for n, g in enumerate(plan.groups) if any(plan.shards[i].digest in void for i in g.shards)]
             if not groups:
                 raise
-            self._void(error, [shard for shard in plan.shards if shard.digest in void], groups)
+            self._invalidate(error, [shard for shard in plan.shards if shard.digest in void], groups)
         else:
             copied = pipeline.check_receipts(plan.shards, receipts, attested, plan)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan, attested, [copied])))
@@ -245,10 +245,10 @@ class Step:
 
     # ------------------------------------------------------------------------------------------- what they share
 
-    def _void(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
-        answer = self._keeper.patiently(lambda: self._leases.void(self._lease, error.to_dict(), shards, groups))
+    def _invalidate(self, error: ReshardError, shards: Iterable[Shard], groups: Sequence[int]) -> None:
+        answer = self._keeper.patiently(lambda: self._leases.invalidate(self._lease, error.to_dict(), shards, groups))
         if answer == "often":
-            raise Hopeless(error)
+            raise RetriesExhausted(error)
         if answer != "ok":
             raise Stopped("lease" if answer == "lost" else "cancel")
 
@@ -288,7 +288,7 @@ def _record(
 # ----------------------------------------------------------------------------------------------------------- trouble
 
 # Errors that stop a job but may have come from one machine or one moment: they are tried again, though not for long.
-DOUBTFUL = (ResourceError, SourceCorrupt, DigestsDiffer)
+RETRY_BRIEFLY = (ResourceError, SourceCorrupt, DigestsDiffer)
 
 
 # Once a commit was begun, these alone say that none of ours stands: the Hub refused it, or the target was read.
@@ -296,13 +296,13 @@ REFUSALS = (TargetError, NoWriteAccess, HubRefused, HubQuota, ObjectLost)
 
 
 def _trouble(
-    leases: Leases, lease: Lease, keeper: Keeper, settings: Settings, error: ReshardError, unsure: bool
+    leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings, error: ReshardError, unsure: bool
 ) -> None:
     """Have the unit tried again later, or end the job."""
     data = error.to_dict()
-    doubtful = isinstance(error, DOUBTFUL) or type(error) is ReshardError
-    allowed = ATTEMPTS_AT_A_BUG if doubtful else settings.attempts
-    if not (error.retryable or doubtful):
+    briefly = isinstance(error, RETRY_BRIEFLY) or type(error) is ReshardError
+    allowed = ATTEMPTS_AT_A_BUG if briefly else settings.attempts
+    if not (error.retryable or briefly):
         keeper.finish(lambda: leases.fail(lease, data, unsure))
     elif lease.attempts < allowed:
         pause = backoff(lease.attempts, settings) if error.retryable else 0.0
@@ -363,8 +363,8 @@ def _leases() -> Leases:
 
 @cache
 def _reload() -> MetaLoader:
-    """One warm reload child for each worker process."""
-    return MetaLoader(tmpdir=settings().tmpdir)
+    """One warm reload child for each worker process; what it puts on disk goes with the process's temporary folder."""
+    return MetaLoader(tmpdir=_temp_dir().path)
 
 
 def worker_name() -> str:
@@ -372,28 +372,28 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getppid()}.{os.getpid()}"
 
 
-def _spool() -> Spool:
+def _temp_dir() -> ProcessTempDir:
     """Where this process keeps temporary files; a child of the main process has one of its own."""
-    if os.getpid() not in _spools:
-        _spools[os.getpid()] = Spool(settings().tmpdir)
-    return _spools[os.getpid()]
+    if os.getpid() not in _temp_dirs:
+        _temp_dirs[os.getpid()] = ProcessTempDir(settings().tmpdir)
+    return _temp_dirs[os.getpid()]
 
 
-_spools: dict[int, Spool] = {}  # by process: what was made before a fork is the parent's
+_temp_dirs: dict[int, ProcessTempDir] = {}  # by process: what was made before a fork is the parent's
 
 
 def _begin(**_: Any) -> None:
     """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now."""
     sweep(settings().tmpdir)
-    _spool()
+    _temp_dir()
 
 
 def _end(**_: Any) -> None:
     """This process ends in order."""
     if _reload.cache_info().currsize:
         _reload().close()
-    if os.getpid() in _spools:
-        _spools[os.getpid()].close()
+    if os.getpid() in _temp_dirs:
+        _temp_dirs[os.getpid()].close()
 
 
 for starts in (signals.worker_init, signals.worker_process_init):

@@ -18,11 +18,11 @@ from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.request import Request
 from reshard.worker import broker
 from reshard.worker.control import JANITOR_BATCH, Control
-from reshard.worker.jobs import JobStore, new_id
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX, job_key, texts
+from reshard.worker.queue.jobs import JobStore, new_id
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, job_key, texts
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import KEEP_DAYS, Settings
-from reshard.worker.states import JobState
 from tests.benchmarks.figures import Figure, fastest, fastest_command
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for

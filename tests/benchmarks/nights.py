@@ -18,8 +18,8 @@ from pathlib import Path
 
 from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.limits import HUB_CALLS_MAX, HUB_RESOLVES_MAX, HUB_WINDOW, MB
-from reshard.worker.pace import RESERVE
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet.rate_limit import RESERVE
+from reshard.worker.queue.scripts import PREFIX
 from tests.benchmarks.figures import Figure
 from tests.support import mirror
 from tests.support.hub import HubProcess

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import JobStore
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import COMMAND, Figure
 from tests.support import mirror
 from tests.support.hub import HubProcess

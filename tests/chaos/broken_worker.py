@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from reshard.pipeline.publishing import commit as publish
-from reshard.worker import scripts
 from reshard.worker.local import worker_command
+from reshard.worker.queue import scripts
 
 
 def without_text(old: str, new: str) -> None:

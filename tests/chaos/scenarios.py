@@ -99,7 +99,7 @@ def all_killed(service: Service, transport: Transport) -> None:
 def woken_for_nothing(service: Service, transport: Transport) -> None:
     """Wakes come many times over while everything is being copied: they find nothing to do."""
     work, _ = caught(service, transport, Moment(lambda work: work.upload))
-    wait_for(lambda: len(service.store.get(work.job).held) == 1, "all other groups' end", 60)
+    wait_for(lambda: len(service.store.get(work.job).claims) == 1, "all other groups' end", 60)
     before = service.tokens(work)
     for _ in range(8):
         service.wake(work)

@@ -27,10 +27,10 @@ from reshard.pipeline.errors import WrongState
 from reshard.pipeline.limits import HEADER_READ, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import Job, JobStore
 from reshard.worker.local import control_command, worker_command
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import TRANSITIONS, JobState
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.process import ROOT, HubProcess
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -159,7 +159,7 @@ class Service:
         """What is known of a job, for who must find out why it did not end."""
         seen = self.store.get(work.job)
         events = "\n".join(str(event) for _, event in self.store.events(work.job))
-        return f"job {work.job}: {seen.state}, error {seen.error}, last {seen.last_error}, held {seen.held}\n{events}"
+        return f"job {work.job}: {seen.state}, error {seen.error}, last {seen.last_error}, held {seen.claims}\n{events}"
 
     def wake(self, work: Work) -> None:
         """A wake that nobody needs."""
@@ -185,7 +185,7 @@ class Service:
 
     def busy(self, work: Work, worker: Proc) -> bool:
         """Whether ``worker`` has a part of the job."""
-        return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).held)
+        return any(f":{worker.pid}." in held.worker for held in self.store.get(work.job).claims)
 
     def tokens(self, work: Work) -> dict[str, str]:
         """Who has each unit that somebody has: the token by the unit."""
@@ -204,7 +204,7 @@ class Service:
 
     def holder(self, work: Work) -> tuple[Proc, int]:
         """The worker and its child that have a unit of the job now, the earliest first."""
-        held = wait_for(lambda: self.store.get(work.job).held, f"somebody at work on {work.job}")
+        held = wait_for(lambda: self.store.get(work.job).claims, f"somebody at work on {work.job}")
         main, _, child = min(held, key=lambda h: h.since).worker.rpartition(":")[2].partition(".")
         return next(worker for worker in self.workers if worker.pid == int(main)), int(child)
 
@@ -276,9 +276,9 @@ class Service:
         seen = self.ended(work)
         if seen.state != JobState.done:
             raise Violated("done", self.story(work))
-        states = ["[*]", *(event["state"] for _, event in self.store.events(work.job) if event["kind"] == "state")]
-        if unknown := set(pairwise(states)) - diagram():
-            raise Violated("the state diagram", f"{unknown} are not in it")
+        states = [event["state"] for _, event in self.store.events(work.job) if event["kind"] == "state"]
+        if unknown := set(pairwise([None, *states])) - {(t.source, t.target) for t in TRANSITIONS}:
+            raise Violated("the state machine", f"{unknown} are not in it")
         commits = self.admin.state(work.target)["commits"]
         if commits != 2 + others:  # the one that made the repository, and ours
             raise Violated("one commit", f"{commits - 1} commits\n{self.story(work)}")
@@ -347,13 +347,6 @@ def put_models(hub: HubProcess, folder: Path) -> None:
     subprocess.run([sys.executable, "-c", upload, f"{USER}/xet", str(model)], env=env, check=True, capture_output=True)
     stored = hub.admin.files(f"{USER}/xet")
     assert all(file["xet"] for path, file in stored.items() if path.endswith(".safetensors"))
-
-
-@cache
-def diagram() -> frozenset[tuple[str, str]]:
-    """The transitions that docs/operations.md draws."""
-    text = (ROOT / "docs/operations.md").read_text()
-    return frozenset(re.findall(r"^ +(\S+) --> ([^\s:]+)", text, re.MULTILINE))
 
 
 @cache

@@ -9,9 +9,9 @@ import pytest
 
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.planning.model import Plan
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.states import JobState
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker
 from tests.worker.conftest import Wakes, age, another, claimed, copied, draft_plan, planned, receipts

@@ -60,7 +60,7 @@ def a_worker(service: Service, work: Work) -> None:
 
 
 def a_child(service: Service, work: Work) -> None:
-    held = service.store.get(work.job).held
+    held = service.store.get(work.job).claims
     pids = {pid for worker in service.workers if worker.alive() for pid in worker.children()}
     for pid in [int(h.worker.rpartition(".")[2]) for h in held][:1]:
         if pid in pids:

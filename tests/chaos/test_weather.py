@@ -19,8 +19,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.chaos import scenarios
 from tests.chaos.scenarios import MOMENTS, Moment
 from tests.chaos.service import SIZE, TOKEN, USER, Service, Transport, Work, model, servers

@@ -12,8 +12,9 @@ from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import broker
-from reshard.worker.catalogs import Catalogs, Definition, entry_of
-from reshard.worker.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition, entry_of
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

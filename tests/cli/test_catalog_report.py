@@ -8,7 +8,8 @@ import pytest
 
 from reshard.cli.catalog_report import markdown
 from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, TargetsCollide
-from reshard.worker.catalogs import Definition, Ended, Seen
+from reshard.worker.followers.records import CatalogStatus as Seen
+from reshard.worker.followers.records import Definition, Ended
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BEGAN = 1_795_222_800.0  # 2026-11-21 01:00:00 UTC

@@ -9,8 +9,8 @@ import pytest
 
 from reshard.pipeline.errors import SourceNotFound, TargetsCollide
 from reshard.worker import broker
-from reshard.worker.catalogs import Catalogs
-from reshard.worker.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run
 from tests.worker.test_catalogs import begin, definition, rows

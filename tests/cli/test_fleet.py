@@ -6,9 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobStore, Process
-from reshard.worker.presence import announce
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.queue.jobs import JobStore, Process
 from tests.cli.conftest import COMMAND, Done, Queue
 from tests.worker.conftest import ask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.worker.jobs import without_password
+from reshard.worker.queue.jobs import without_password
 from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
 

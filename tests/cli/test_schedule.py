@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from reshard.worker.catalogs import Catalogs
-from reshard.worker.jobs import JobStore
-from reshard.worker.schedules import Schedules
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.jobs import JobStore
 from tests.cli.conftest import Done, Queue
 from tests.worker.conftest import another
 from tests.worker.test_catalogs import begin, definition, finish, jobs

@@ -26,8 +26,8 @@ from typing import TypeVar
 import redis
 
 from reshard.worker.broker import CONFIG, HOST, answers, find_server
-from reshard.worker.jobs import JobStore, open_redis
 from reshard.worker.local import control_command, worker_command
+from reshard.worker.queue.jobs import JobStore, open_redis
 
 T = TypeVar("T")
 

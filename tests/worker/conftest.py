@@ -15,9 +15,14 @@ from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
-from reshard.worker.jobs import QUEUES, JobStore, open_redis
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.scripts import job_key
+from reshard.worker.followers.counters import Counters
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.outcomes import Outcomes
+from reshard.worker.queue.events import Reader, follow
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.wakes import QUEUES
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker
 
@@ -91,6 +96,13 @@ def leases(store: JobStore, wakes: Wakes) -> Leases:
 def another(store: JobStore, name: str = "worker-b", schema: int = SCHEMA) -> Leases:
     """A second worker on the same store, whose wakes nobody looks at."""
     return Leases(store, Wakes(), name, schema=schema)
+
+
+def followed(store: JobStore) -> None:
+    """Have the followers handle all that happened, as control would."""
+    followers = (Cursor(store), Outcomes(), Counters())
+    while sum(follow(follower, Reader(store.redis, follower.group)) for follower in followers):
+        pass
 
 
 def age(store: JobStore, job: str, seconds: float) -> None:

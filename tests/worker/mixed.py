@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from huggingface_hub import HfApi
 from safetensors.torch import save_file
 
-from reshard.worker.catalogs import Seen
+from reshard.worker.followers.records import CatalogStatus as Seen
 from tests.formats import saving
 from tests.formats.cases import CASES
 from tests.formats.child import described

@@ -16,7 +16,7 @@ import redis
 from reshard.pipeline.errors import BadSetting, BrokerUnavailable, NoBroker, NoServer, NotStarted
 from reshard.worker import broker, local
 from reshard.worker.daemon import Daemon
-from reshard.worker.jobs import JobStore, open_redis
+from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.settings import Settings
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask

@@ -1,4 +1,4 @@
-"""Catalogs on a real broker: what the cursor admits, and how a run ends whatever stops it on the way."""
+"""Cursor on a real broker: what the cursor admits, and how a run ends whatever stops it on the way."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
-from reshard.worker.catalogs import Catalogs, Definition, Ended, Entry
-from reshard.worker.expander import Expander
-from reshard.worker.jobs import JobStore, submission
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX
-from reshard.worker.states import JobState
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.expander import Expander
+from reshard.worker.followers.records import Definition, Ended, Entry
+from reshard.worker.queue.jobs import JobStore, submission
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import ask, claimed, copied
+from tests.worker.conftest import ask, claimed, copied, followed
 
 Rows = list[tuple[Entry, ReshardError | None]]
 
 
 @pytest.fixture
-def catalogs(store: JobStore) -> Catalogs:
-    return Catalogs(store)
+def catalogs(store: JobStore) -> Cursor:
+    return Cursor(store)
 
 
 def definition(count: int = 5, **fields: object) -> Definition:
@@ -53,7 +54,7 @@ def rows(wanted: Definition, source: str = "s1", target: str | None = "t1") -> R
     ]
 
 
-def begin(catalogs: Catalogs, wanted: Definition, found: Rows | None = None) -> None:
+def begin(catalogs: Cursor, wanted: Definition, found: Rows | None = None) -> None:
     """Submit it and let a control expand it to ``found``."""
     assert catalogs.submit(wanted)
     token = uuid4().hex
@@ -61,9 +62,9 @@ def begin(catalogs: Catalogs, wanted: Definition, found: Rows | None = None) -> 
     assert catalogs.fill(wanted.name, run, token, rows(wanted) if found is None else found)
 
 
-def jobs(catalogs: Catalogs) -> list[str]:
-    """What is at work after control looked."""
-    catalogs.look()
+def jobs(catalogs: Cursor) -> list[str]:
+    """What is at work once control has heard what happened."""
+    followed(catalogs._store)
     return list(catalogs.get("mirror").active.values())
 
 
@@ -78,7 +79,7 @@ def fail(leases: Leases, job: str) -> None:
 
 
 def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
-    store: JobStore, catalogs: Catalogs, leases: Leases
+    store: JobStore, catalogs: Cursor, leases: Leases
 ) -> None:
     begin(catalogs, definition(5, at_once=2))
     seen: list[str] = []
@@ -95,7 +96,7 @@ def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
     assert request == "bulk"
 
 
-def test_what_did_not_change_needs_no_job(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     wanted = definition(3)
     begin(catalogs, wanted)
     made, *_ = active = jobs(catalogs)
@@ -121,7 +122,7 @@ def test_what_did_not_change_needs_no_job(catalogs: Catalogs, leases: Leases, st
     assert made in {job.id for job in store.recent()}
 
 
-def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs, leases: Leases) -> None:
+def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Cursor, leases: Leases) -> None:
     wanted = definition(1)
     begin(catalogs, wanted)
     (job,) = jobs(catalogs)
@@ -138,7 +139,7 @@ def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Catalogs
 
 
 def test_a_job_that_read_an_older_source_is_no_reason_to_leave_the_newer_one_out(
-    catalogs: Catalogs, leases: Leases
+    catalogs: Cursor, leases: Leases
 ) -> None:
     wanted = definition(1)
     begin(catalogs, wanted)
@@ -154,7 +155,7 @@ def test_a_job_that_read_an_older_source_is_no_reason_to_leave_the_newer_one_out
 
 
 def test_a_commit_whose_maker_died_is_the_jobs_own(
-    store: JobStore, catalogs: Catalogs, leases: Leases, plan: Plan
+    store: JobStore, catalogs: Cursor, leases: Leases, plan: Plan
 ) -> None:
     wanted = definition(1)
     begin(catalogs, wanted)
@@ -162,7 +163,9 @@ def test_a_commit_whose_maker_died_is_the_jobs_own(
     assert copied(store, leases, plan, rows(wanted)[0][0].request) == job
     # by the next worker, in the target's history
     found = {**asdict(Published("ours", "main", found=True)), "source": "s1"}
-    assert leases.done(claimed(leases, job, "publish"), found) == "ok"
+    publish = claimed(leases, job, "publish")
+    assert leases.begin(publish) == "ok"
+    assert leases.done(publish, found) == "ok"
     assert leases.done(claimed(leases, job, "confirm"), [{"name": "read back"}]) == "ok"
     assert jobs(catalogs) == []
     assert catalogs.get("mirror").counts() == {"published": 1}
@@ -172,7 +175,7 @@ def test_a_commit_whose_maker_died_is_the_jobs_own(
 
 @pytest.mark.parametrize("option", ["pr: true", "branch: cut", "size: 1MB"])
 def test_other_options_branches_and_pull_requests_are_always_asked(
-    catalogs: Catalogs, leases: Leases, option: str
+    catalogs: Cursor, leases: Leases, option: str
 ) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
@@ -187,7 +190,7 @@ def test_other_options_branches_and_pull_requests_are_always_asked(
         assert jobs(catalogs) == []
 
 
-def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     found = rows(definition(4))
     found[0] = (found[0][0], SourceNotFound(repo="them/m0", endpoint="https://hub"))
     begin(catalogs, definition(4), found)
@@ -216,7 +219,7 @@ def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Catalogs, le
     assert len(jobs(catalogs)) == 1
 
 
-def test_a_retry_whose_admission_was_lost_is_admitted(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+def test_a_retry_whose_admission_was_lost_is_admitted(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     fail(leases, job)
@@ -226,7 +229,7 @@ def test_a_retry_whose_admission_was_lost_is_admitted(catalogs: Catalogs, leases
     assert jobs(catalogs) == [job]
 
 
-def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Catalogs, leases: Leases) -> None:
+def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Cursor, leases: Leases) -> None:
     begin(catalogs, definition(5, at_once=1, max_failures=1))
     for _ in range(2):
         (job,) = jobs(catalogs)
@@ -238,7 +241,7 @@ def test_too_many_failures_stop_it_and_resume_forgives_them(catalogs: Catalogs, 
     assert len(jobs(catalogs)) == 1
 
 
-def test_bytes_that_were_read_stop_it(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+def test_bytes_that_were_read_stop_it(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     begin(catalogs, definition(3, at_once=1, max_bytes=1000))
     (job,) = jobs(catalogs)
     store.redis.hset(f"{PREFIX}job:{job}", "read", 1000)
@@ -248,7 +251,7 @@ def test_bytes_that_were_read_stop_it(catalogs: Catalogs, leases: Leases, store:
     assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "1000 bytes were read")
 
 
-def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Catalogs, leases: Leases) -> None:
+def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Cursor, leases: Leases) -> None:
     begin(catalogs, definition(3, at_once=1))
     (job,) = jobs(catalogs)
     catalogs.pause("mirror")
@@ -262,7 +265,7 @@ def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Catalogs, leases
 
 
 @pytest.mark.parametrize("well", [True, False])
-def test_resumed_after_its_last_job_it_is_done(catalogs: Catalogs, leases: Leases, store: JobStore, well: bool) -> None:
+def test_resumed_after_its_last_job_it_is_done(catalogs: Cursor, leases: Leases, store: JobStore, well: bool) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     catalogs.pause("mirror")
@@ -270,6 +273,7 @@ def test_resumed_after_its_last_job_it_is_done(catalogs: Catalogs, leases: Lease
     assert jobs(catalogs) == []
     assert catalogs.get("mirror").state == "paused"
     catalogs.resume("mirror")
+    followed(store)
     seen = catalogs.get("mirror")
     assert (seen.state, seen.success is not None) == ("done", well)
     assert store.redis.hexists(f"{PREFIX}catalogs:trouble", "mirror") != well
@@ -277,7 +281,7 @@ def test_resumed_after_its_last_job_it_is_done(catalogs: Catalogs, leases: Lease
     assert catalogs.submit(definition(2))
 
 
-def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs: Catalogs, store: JobStore) -> None:
+def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs: Cursor, store: JobStore) -> None:
     begin(catalogs, definition(5, at_once=2))
     assert len(jobs(catalogs)) == 2
     assert catalogs.cancel("mirror") == 2
@@ -290,7 +294,7 @@ def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs
     assert catalogs.get("mirror").entries == 1
 
 
-def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Catalogs) -> None:
+def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Cursor) -> None:
     assert catalogs.submit(definition(2))
     assert not catalogs.submit(definition(2))
     with pytest.raises(CatalogState):
@@ -302,7 +306,7 @@ def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs
             unknown("nobody")
 
 
-def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Catalogs, leases: Leases, store: JobStore) -> None:
+def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     before = set(store.redis.scan_iter(f"{PREFIX}catalog*"))
     begin(catalogs, definition(2, at_once=1))
     (job,) = jobs(catalogs)
@@ -322,7 +326,7 @@ def test_removed_it_leaves_nothing_but_its_jobs(catalogs: Catalogs, leases: Leas
         catalogs.remove("mirror")
 
 
-def test_a_removed_one_knows_nothing_of_its_targets(catalogs: Catalogs, leases: Leases) -> None:
+def test_a_removed_one_knows_nothing_of_its_targets(catalogs: Cursor, leases: Leases) -> None:
     wanted = definition(1)
     for _ in range(2):
         begin(catalogs, wanted)
@@ -333,18 +337,17 @@ def test_a_removed_one_knows_nothing_of_its_targets(catalogs: Catalogs, leases: 
         catalogs.remove("mirror")
 
 
-def test_control_goes_on_when_one_is_removed_under_its_hands(
-    catalogs: Catalogs, store: JobStore, leases: Leases
-) -> None:
+def test_control_goes_on_when_one_is_removed_under_its_hands(catalogs: Cursor, store: JobStore, leases: Leases) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     finish(leases, job)
     store.redis.sadd(f"{PREFIX}catalogs:looked_at", "gone")  # as a control sees it that asked just before
     store.redis.delete(f"{PREFIX}catalog:mirror:entries")
-    assert catalogs.look() == []
+    followed(store)
+    catalogs.reconcile()
 
 
-def test_a_target_that_another_request_has_is_a_failure(catalogs: Catalogs, store: JobStore) -> None:
+def test_a_target_that_another_request_has_is_a_failure(catalogs: Cursor, store: JobStore) -> None:
     other = store.submit(ask("m0", size=12345)).id
     begin(catalogs, definition(1))
     assert jobs(catalogs) == []
@@ -353,7 +356,7 @@ def test_a_target_that_another_request_has_is_a_failure(catalogs: Catalogs, stor
     assert ended.error is not None and other in ended.error["message"]
 
 
-def test_a_job_that_was_deleted_is_a_failure(catalogs: Catalogs, store: JobStore) -> None:
+def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     store.cancel(job)
@@ -362,14 +365,14 @@ def test_a_job_that_was_deleted_is_a_failure(catalogs: Catalogs, store: JobStore
     assert list(catalogs.get("mirror").failures()) == ["job.not_found"]
 
 
-def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, catalogs: Catalogs) -> None:
+def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, catalogs: Cursor) -> None:
     begin(catalogs, definition(40, at_once=25))
     together = threading.Barrier(4)
 
     def control() -> None:
         with JobStore.at(broker.url) as own:
             together.wait()
-            Catalogs(own).look()
+            Cursor(own).reconcile()
 
     threads = [threading.Thread(target=control) for _ in range(4)]
     for thread in threads:
@@ -382,7 +385,7 @@ def test_two_controls_admit_each_entry_once(broker: Broker, store: JobStore, cat
 
 
 def test_a_control_that_looked_before_another_one_acted_changes_nothing(
-    catalogs: Catalogs, leases: Leases, store: JobStore
+    catalogs: Cursor, leases: Leases, store: JobStore
 ) -> None:
     wanted = definition(5, at_once=2, max_failures=9)
     begin(catalogs, wanted)
@@ -401,11 +404,11 @@ def test_a_control_that_looked_before_another_one_acted_changes_nothing(
     catalogs.resume("mirror")
     request = rows(wanted)[0][0].request
     assert request is not None
-    late = store.run("catalog_admit", "mirror", run, "0", 2, "", *submission(request))
-    assert late == [b"gone", b""]  # its turn is over, and its target is free
+    late = catalogs._admit_one(wanted, run, "0", "", submission(request))
+    assert late == "gone"  # its turn is over, and its target is free
 
 
-def test_another_control_expands_what_a_dead_one_began(catalogs: Catalogs, store: JobStore) -> None:
+def test_another_control_expands_what_a_dead_one_began(catalogs: Cursor, store: JobStore) -> None:
     wanted = definition(3)
     catalogs.submit(wanted)
     run = catalogs.claim("mirror", "dead")
@@ -417,17 +420,17 @@ def test_another_control_expands_what_a_dead_one_began(catalogs: Catalogs, store
     assert catalogs.get("mirror").state == "running"
 
 
-def test_an_entry_that_finds_no_model_is_kept_with_the_run(catalogs: Catalogs) -> None:
+def test_an_entry_that_finds_no_model_is_kept_with_the_run(catalogs: Cursor) -> None:
     catalogs.submit(definition(1))
     assert catalogs.get("mirror").empty == ()
-    Expander(catalogs, lambda wanted: ([], [0, 2])).look(catalogs.look())
+    Expander(catalogs, lambda wanted: ([], [0, 2])).look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
     assert catalogs.get("mirror").to_dict()["empty"] == [0, 2]
     begin(catalogs, definition(1))
     assert catalogs.get("mirror").empty == ()
 
 
-def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: Catalogs) -> None:
+def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: Cursor) -> None:
     raised: list[ReshardError] = [HubUnreachable(endpoint="https://hub", what="down")]
     asked: list[str] = []
 
@@ -437,23 +440,23 @@ def test_a_hub_that_is_away_is_asked_again_and_another_error_ends_it(catalogs: C
 
     expander = Expander(catalogs, away)
     catalogs.submit(definition(1))
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     wait_for(lambda: expander._again, "the failure")
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     assert (catalogs.get("mirror").state, len(asked)) == ("expanding", 1)
     expander._again.clear()
     raised[0] = UsageError(what="no")
     wait_for(lambda: expander._thread is not None and not expander._thread.is_alive(), "the thread's end")
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "no (see" in (catalogs.get("mirror").note or "")
 
 
-def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Catalogs) -> None:
+def test_what_nobody_foresaw_ends_the_expanding_and_is_said(catalogs: Cursor) -> None:
     def broken(wanted: Definition) -> tuple[Rows, list[int]]:
         raise ZeroDivisionError("in the expanding")
 
     catalogs.submit(definition(1))
-    Expander(catalogs, broken).look(catalogs.look())
+    Expander(catalogs, broken).look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "failed", "its end")
     assert "ZeroDivisionError: in the expanding" in (catalogs.get("mirror").note or "")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from reshard.pipeline.errors import JobNotFound
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import PREFIX
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD, Settings
-from reshard.worker.states import JobState
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Wakes, ask
 
@@ -30,9 +29,7 @@ def test_the_bell_is_heard_at_once(store: JobStore, control: Control, wakes: Wak
 
     thread = threading.Timer(0.2, submit)
     thread.start()
-    began = time.monotonic()
-    assert control.look(listen=30) == 1
-    assert time.monotonic() - began < 10
+    assert control.look(listen=0) == 1  # which returns at the bell, and without one never
     assert wakes.take() == ["interactive"]
     thread.join()
 
@@ -97,7 +94,7 @@ def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPath
     with Broker(folder) as broker, Machine(folder, broker.url) as machine:
         control = machine.control()
         broker.kill()
-        wait_for(lambda: "the broker is away" in control.said(), "its noticing")
+        wait_for(lambda: "the broker is unavailable" in control.said(), "its noticing")
         broker.start()
         with JobStore.at(broker.url) as store:
             store.submit(ask())

@@ -13,8 +13,8 @@ from reshard.pipeline.errors import CredentialScope, CredentialUnknown, SourceNo
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source
+from reshard.worker.fleet.policy import check
 from reshard.worker.settings import Settings
-from reshard.worker.trust import check
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker
 

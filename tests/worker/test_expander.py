@@ -11,14 +11,16 @@ from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.retry import LocalRateLimiter
-from reshard.worker.catalogs import Catalogs, Definition, Entry
-from reshard.worker.expander import Expander, expanded
-from reshard.worker.jobs import JobStore
-from reshard.worker.pace import paces
-from reshard.worker.scripts import PREFIX
+from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.expander import Expander, expanded
+from reshard.worker.followers.records import Definition, Entry
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import PREFIX
 from tests.support import mirror
 from tests.support.hub import HubProcess
 from tests.support.procs import wait_for
+from tests.worker.conftest import followed
 
 COUNT = 60
 QUOTA, WINDOW = 25, 1  # calls in so many seconds; the real Hub's are 1,000 in 300
@@ -57,17 +59,17 @@ def hub(mirrored: HubProcess, monkeypatch: pytest.MonkeyPatch) -> HubProcess:
     return mirrored
 
 
-def night(catalogs: Catalogs) -> dict[str, int]:
+def night(catalogs: Cursor) -> dict[str, int]:
     """One run from its submission until nothing is left but jobs; what became of the entries."""
     catalogs.submit(definition())
     expander = Expander(catalogs, lambda wanted: expanded(wanted, Context.from_env(), catalogs))
 
     def look() -> bool:
-        expander.look(catalogs.look())
+        expander.look(catalogs.expanding())
         return catalogs.get("mirror").state != "expanding"
 
     wait_for(look, "the expanding", 60)
-    catalogs.look()
+    followed(catalogs._store)
     return catalogs.get("mirror").counts()
 
 
@@ -78,20 +80,20 @@ def calls(hub: HubProcess, part: str = "/api/") -> int:
 
 def test_a_night_without_a_record_costs_a_call_each_and_the_next_one_a_share(hub: HubProcess, store: JobStore) -> None:
     hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": WINDOW}})
-    assert night(Catalogs(store)) == {"unchanged": COUNT}
+    assert night(Cursor(store)) == {"unchanged": COUNT}
     assert calls(hub) == COUNT + LISTS
     assert any(request["status"] == 429 for request in hub.admin.log()), "the budget was no obstacle"
     assert store.recent() == []
 
     hub.admin.log(reset=True)
-    assert night(Catalogs(store)) == {"unchanged": COUNT}
+    assert night(Cursor(store)) == {"unchanged": COUNT}
     assert calls(hub) == LISTS
 
 
 def test_what_changed_becomes_a_job_and_nothing_else(hub: HubProcess, store: JobStore) -> None:
     hub.admin.put_files("them/m7", {"notes.txt": b"new"})
     hub.admin.put_files("us/m8", {"mine.txt": b"somebody else's"})
-    assert night(Catalogs(store)) == {"unchanged": COUNT - 2}
+    assert night(Cursor(store)) == {"unchanged": COUNT - 2}
     assert {str(job.request.source) for job in store.recent()} == {"them/m7", "them/m8"}
 
 
@@ -100,7 +102,7 @@ def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
 ) -> None:
     monkeypatch.setattr(LocalRateLimiter, "sleep", lambda self, seconds: None)
     hub.admin.fault("/commits/", "status", status=503, skip=20)
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     with pytest.raises(HubError):
         expanded(definition(), Context.from_env(), catalogs)
     found = store.redis.hlen(f"{PREFIX}catalog:mirror:record")
@@ -113,19 +115,19 @@ def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
 
 def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, store: JobStore) -> None:
     hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": 300}})
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
 
     def ask(wanted: Definition) -> list[tuple[Entry, ReshardError | None]]:
-        return expanded(wanted, Context.from_env(paces(store.redis, expander.check, expander.check)), catalogs)
+        return expanded(wanted, Context.from_env(rate_limiters(store.redis, expander.check, expander.check)), catalogs)
 
     expander = Expander(catalogs, ask)
     catalogs.submit(definition())
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     wait_for(lambda: calls(hub) == QUOTA, "the end of the budget")
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     assert expander._thread is not None and expander._thread.is_alive()
     catalogs.cancel("mirror")
-    expander.look(catalogs.look())
+    expander.look(catalogs.expanding())
     expander._thread.join(30)
     assert not expander._thread.is_alive(), "it still waits for calls"
     assert catalogs.get("mirror").state == "cancelled"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.worker.fleet import Fleet
-from reshard.worker.states import JobState
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.states import JobState
 from tests.support.hub.fixtures import hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Proc, wait_for
@@ -35,9 +35,9 @@ def test_a_pause_hands_a_copy_back_survives_the_broker_and_costs_nothing(site: S
     worker = site.machine.worker(concurrency=1)
     fleet = Fleet(site.store)
     job = site.submit(size=SHARD, exclude=("model*",))
-    wait_for(lambda: sum(held.bytes for held in site.store.get(job).held) > SHARD // 2, "the middle of a shard", 60)
+    wait_for(lambda: sum(held.bytes for held in site.store.get(job).claims) > SHARD // 2, "the middle of a shard", 60)
     fleet.pause("me", "the line is down")
-    wait_for(lambda: site.store.get(job).held == (), "the copy's end")
+    wait_for(lambda: site.store.get(job).claims == (), "the copy's end")
     assert {event["why"] for event in events(site, job, "released")} == {"yield"}
     sealed = len(events(site, job, "sealed"))
     assert sealed == site.store.get(job).shards_done > 0
@@ -68,7 +68,7 @@ def test_a_drained_worker_hands_back_rests_and_takes_work_again(site: Site) -> N
     drained = name(first, site)
     fleet = Fleet(site.store)
     fleet.drain(drained)
-    wait_for(lambda: site.store.get(job).held == (), "the hand-back")
+    wait_for(lambda: site.store.get(job).claims == (), "the hand-back")
     assert {event["why"] for event in events(site, job, "released")} == {"drain"}
     wait_for(lambda: "this worker is drained" in first.said(), "its resting")
 
@@ -94,13 +94,13 @@ def test_a_step_that_outlives_the_drain_is_handed_back_and_its_worker_rests(site
     site.space.admin.wait_for_fault(rule, waiting=1)
     fleet = Fleet(site.store)
     fleet.drain(name(worker, site))
-    wait_for(lambda: site.store.get(job).held == (), "the hand-back")
+    wait_for(lambda: site.store.get(job).claims == (), "the hand-back")
     site.space.admin.clear_faults()
     site.broker.kill()
     site.broker.start()
     wait_for(lambda: len(site.store.processes()) == 2, "worker and control being back")
     wait_for(lambda: site.store.waiting()["interactive"] == 1, "a wake that nobody takes")
-    assert site.store.get(job).held == ()
+    assert site.store.get(job).claims == ()
     fleet.undrain(name(worker, site))
     site.assert_published_once(job)
     assert {event["attempt"] for event in events(site, job, "claimed")} == {"1"}

@@ -19,10 +19,10 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
-from reshard.worker.jobs import Job, JobStore, open_redis, submission, without_password
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import Job, JobStore, open_redis, submission, without_password
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -101,7 +101,7 @@ def test_progress_counts_sealed_bytes_and_those_on_their_way(store: JobStore, le
     assert seen.bytes == sum(shard.size for shard in plan.shards)
     assert seen.bytes_done == receipts(plan, 0)[0].size + 123
     assert (seen.shards, seen.shards_done) == (len(plan.shards), 1)
-    assert [(held.unit, held.worker) for held in seen.held] == [("check", "worker-a"), ("group:00000", "worker-a")]
+    assert [(held.unit, held.worker) for held in seen.claims] == [("check", "worker-a"), ("group:00000", "worker-a")]
 
 
 def test_the_plan_can_be_read_back_whole(store: JobStore, leases: Leases, plan: Plan) -> None:
@@ -205,15 +205,15 @@ def test_retry_anew_plans_again_and_keeps_the_receipts(store: JobStore, leases: 
 def test_a_job_knows_which_commit_undid_its_own_until_it_goes_on(store: JobStore, leases: Leases) -> None:
     job = store.submit(ask()).id
     assert leases.fail(claimed(leases, job, "plan"), NOT_FOUND, unsure=False) == "ok"
-    store.undone(job, "c0ffee")
-    assert (store.get(job).undone, store.recent()[0].undone) == ("c0ffee", "c0ffee")
+    store.rolled_back(job, "c0ffee")
+    assert (store.get(job).rolled_back, store.recent()[0].rolled_back) == ("c0ffee", "c0ffee")
     store.retry(job)
-    assert store.get(job).undone is None
+    assert store.get(job).rolled_back is None
 
 
 def test_a_job_that_was_forgotten_is_not_brought_back_by_its_undoing(store: JobStore) -> None:
     with pytest.raises(JobNotFound):
-        store.undone("forgotten", "c0ffee")
+        store.rolled_back("forgotten", "c0ffee")
     assert not store.redis.exists(job_key("forgotten"))
 
 
@@ -308,7 +308,7 @@ def test_no_error_of_a_broker_holds_a_password_of_its_query(url: str) -> None:
 
 def test_a_client_imports_neither_celery_nor_torch_nor_the_hub() -> None:
     code = (
-        "import sys; import reshard.worker.jobs, reshard.worker.broker, reshard.worker.settings;"
+        "import sys; import reshard.worker.queue.jobs, reshard.worker.broker, reshard.worker.settings;"
         "print([m for m in ('celery', 'kombu', 'torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

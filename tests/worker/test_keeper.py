@@ -1,4 +1,4 @@
-"""Keeping a lease: what stops the work, and what happens to what was sealed while the broker was away."""
+"""Keeping a lease: what stops the work, and what happens to what was sealed while the broker was unavailable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ import redis
 
 from reshard.pipeline.copying.loop import Moved, Stopped
 from reshard.pipeline.planning.model import Plan
-from reshard.worker import drain, keeper
-from reshard.worker.jobs import JobStore, open_redis
-from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Lease, Leases
+from reshard.worker import keeper
+from reshard.worker.fleet import drain
+from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, planned, receipts
@@ -43,7 +43,7 @@ def group(store: JobStore, leases: Leases, plan: Plan) -> Lease:
     return claimed(leases, job, "group:00000")
 
 
-def ticks_until_stopped(kept: Keeper) -> str:
+def ticks_until_stopped(kept: LeaseKeeper) -> str:
     """Ticks until the work is told to stop; why it was."""
 
     def stopped() -> str | None:
@@ -67,18 +67,18 @@ def test_a_short_lease_is_renewed_well_before_its_end(
         return store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
 
     first = end()
-    with Keeper(leases, group, QUICK.model_copy(update={"lease": 0.4})):
+    with LeaseKeeper(leases, group, QUICK.model_copy(update={"lease": 0.4})):
         wait_for(lambda: end() > first, "a renewal", 10)
 
 
 def test_progress_reaches_the_store(store: JobStore, leases: Leases, group: Lease) -> None:
-    with Keeper(leases, group, QUICK) as kept:
+    with LeaseKeeper(leases, group, QUICK) as kept:
         kept.tick(1234)
         wait_for(lambda: store.get(group.job).bytes_done == 1234, "the progress")
 
 
 def test_a_cancel_stops_the_work(store: JobStore, leases: Leases, group: Lease) -> None:
-    with Keeper(leases, group, QUICK) as kept:
+    with LeaseKeeper(leases, group, QUICK) as kept:
         kept.tick(1)
         store.cancel(group.job)
         assert ticks_until_stopped(kept) == "cancel"
@@ -90,7 +90,7 @@ def test_another_owner_stops_the_work(store: JobStore, leases: Leases, group: Le
         other.done(claimed(other, group.job, f"group:{number:05d}"), [[], []])
     age(store, group.job, 31)
     other.done(claimed(other, group.job, "check"), [])
-    with Keeper(leases, group, QUICK) as kept:
+    with LeaseKeeper(leases, group, QUICK) as kept:
         wait_for(lambda: age(store, group.job, 31) or other.claim(group.job), "another claim")
         assert ticks_until_stopped(kept) == "lease"
         with pytest.raises(Stopped, match="lease"):
@@ -100,7 +100,7 @@ def test_another_owner_stops_the_work(store: JobStore, leases: Leases, group: Le
 def test_a_hung_copy_loses_its_lease_although_its_thread_is_well(store: JobStore, leases: Leases, group: Lease) -> None:
     """Nothing ticks; after the stall time nothing is renewed."""
     impatient = QUICK.model_copy(update={"stall": 0.2})
-    with Keeper(leases, group, impatient):
+    with LeaseKeeper(leases, group, impatient):
 
         def score() -> float:
             return float(store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0)
@@ -115,7 +115,7 @@ def test_a_hung_copy_loses_its_lease_although_its_thread_is_well(store: JobStore
 
 def test_a_copy_that_waits_because_the_hub_asked_is_not_hung(store: JobStore, leases: Leases, group: Lease) -> None:
     impatient = QUICK.model_copy(update={"stall": 0.2})
-    with Keeper(leases, group, impatient) as kept:
+    with LeaseKeeper(leases, group, impatient) as kept:
         first = store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
         for _ in range(10):
             kept.check()
@@ -129,7 +129,7 @@ def test_interactive_work_stops_a_bulk_copy_at_a_batch_and_not_before(
     job = planned(store, leases, plan, ask(priority="bulk"))
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    with Keeper(leases, lease, QUICK) as kept:
+    with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1)
         store.redis.lpush("reshard:interactive", "a wake that no worker has taken yet")
         wait_for(lambda: store.redis.exists("reshard:yielding"), "the word to yield")
@@ -142,7 +142,7 @@ def test_what_is_read_is_counted_as_it_comes_and_to_the_last_byte(store: JobStor
     job = planned(store, leases, plan, ask(priority="bulk"))
     claimed(leases, job, "check")
     lease = claimed(leases, job, "group:00000")
-    with Keeper(leases, lease, QUICK) as kept:
+    with LeaseKeeper(leases, lease, QUICK) as kept:
         kept.tick(1000)
         wait_for(lambda: leases.fleet.seen().read == 1000, "the first bytes")
         kept.tick(234)
@@ -151,7 +151,7 @@ def test_what_is_read_is_counted_as_it_comes_and_to_the_last_byte(store: JobStor
 
 def test_a_copy_that_waits_for_its_share_of_the_line_is_not_hung(store: JobStore, leases: Leases, group: Lease) -> None:
     leases.fleet.limit({"bandwidth": "1MB/s"})
-    with Keeper(leases, group, QUICK.model_copy(update={"stall": 0.6})) as kept:
+    with LeaseKeeper(leases, group, QUICK.model_copy(update={"stall": 0.6})) as kept:
         kept.tick(1_500_000)  # the line was free: it may go on at once
         first = store.redis.zscore(f"reshard:job:{group.job}:todo", group.unit) or 0
         kept.tick(100_000)
@@ -163,12 +163,10 @@ def test_a_copy_that_waits_for_its_share_of_the_line_is_not_hung(store: JobStore
 def test_a_cancel_is_heard_while_a_copy_waits_for_its_share(store: JobStore, leases: Leases, group: Lease) -> None:
     leases.fleet.limit({"bandwidth": "1MB/s"})
     cancel = threading.Timer(0.3, lambda: store.cancel(group.job))
-    with Keeper(leases, group, QUICK) as kept:
+    with LeaseKeeper(leases, group, QUICK) as kept:
         kept.tick(100_000_000)
         cancel.start()
-        began = time.monotonic()
-        assert ticks_until_stopped(kept) == "cancel"
-        assert time.monotonic() - began < 10
+        assert ticks_until_stopped(kept) == "cancel"  # its share would come in a hundred seconds
     cancel.join()
 
 
@@ -180,7 +178,7 @@ def test_bulk_work_that_waits_for_calls_makes_room_for_interactive_work_unless_i
 ) -> None:
     job = store.submit(ask(priority="bulk")).id
     lease = claimed(leases, job, "plan")
-    with Keeper(leases, replace(lease, unit=unit), QUICK) as kept:
+    with LeaseKeeper(leases, replace(lease, unit=unit), QUICK) as kept:
         kept._yield = True
         if gives_way:
             with pytest.raises(Stopped, match="yield"):
@@ -201,7 +199,7 @@ def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_
         job = planned(store, leases, plan)
         claimed(leases, job, "check")
         lease = claimed(leases, job, "group:00000")
-        with Keeper(leases, lease, QUICK) as kept:
+        with LeaseKeeper(leases, lease, QUICK) as kept:
             own_broker.kill()
             kept.sealed(receipts(plan, 0), Moved(read=10, uploaded=3, deduplicated=7))
             kept.tick(1)
@@ -212,7 +210,7 @@ def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_
         seen = store.get(job)
         assert seen.shards_done == len(plan.groups[0].shards)
         assert (seen.read, seen.uploaded, seen.deduplicated) == (10, 3, 7)
-        assert lease.unit not in [held.unit for held in store.get(job).held]
+        assert lease.unit not in [held.unit for held in store.get(job).claims]
 
 
 def test_patience_with_a_broker_has_an_end(own_broker: Broker, plan: Plan) -> None:
@@ -222,7 +220,7 @@ def test_patience_with_a_broker_has_an_end(own_broker: Broker, plan: Plan) -> No
         lease = claimed(leases, job, "check")
         own_broker.kill()
         with (
-            Keeper(leases, lease, QUICK.model_copy(update={"broker_patience": 0.2})) as kept,
+            LeaseKeeper(leases, lease, QUICK.model_copy(update={"broker_patience": 0.2})) as kept,
             pytest.raises(redis.ConnectionError),
         ):
             kept.finish(lambda: leases.done(lease, []))
@@ -231,14 +229,14 @@ def test_patience_with_a_broker_has_an_end(own_broker: Broker, plan: Plan) -> No
 def test_a_read_that_waits_for_ever_is_interrupted_by_a_cancel(store: JobStore, leases: Leases, group: Lease) -> None:
     """No tick ever comes: the socket has no timeout and nobody writes to it."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, Keeper(leases, group, QUICK) as kept:
+    with ours, theirs, LeaseKeeper(leases, group, QUICK) as kept:
         store.cancel(group.job)
         with pytest.raises(Stopped, match="cancel"), kept.interruptible():
             ours.recv(1)
 
 
 def test_outside_of_it_nothing_is_interrupted(store: JobStore, leases: Leases, group: Lease) -> None:
-    with Keeper(leases, group, QUICK) as kept:
+    with LeaseKeeper(leases, group, QUICK) as kept:
         with kept.interruptible():
             pass
         store.cancel(group.job)
@@ -251,15 +249,15 @@ def test_outside_of_it_nothing_is_interrupted(store: JobStore, leases: Leases, g
 
 CHILD = """
 import sys, time
-from reshard.worker import drain
-from reshard.worker.jobs import JobStore, open_redis
-from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Leases
+from reshard.worker.fleet import drain
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import Settings
 url, job = sys.argv[1:]
 leases = Leases(JobStore(open_redis(url), url), lambda queue, job: None, "child")
 lease = leases.claim(job)
-with drain.heeded(), Keeper(leases, lease, Settings(drain=0.5)):
+with drain.heeded(), LeaseKeeper(leases, lease, Settings(drain=0.5)):
     print("ready", flush=True)
     time.sleep(600)
 """
@@ -271,10 +269,10 @@ def test_work_that_does_not_heed_is_handed_back_when_the_drain_is_over(
     job = store.submit(ask()).id
     child = subprocess.Popen([sys.executable, "-c", CHILD, broker.url, job], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-    assert len(store.get(job).held) == 1
+    assert len(store.get(job).claims) == 1
     os.kill(child.pid, signal.SIGTERM)
     assert child.wait(20) == drain.HANDED_OVER
     child.stdout.close()
-    assert store.get(job).held == ()
+    assert store.get(job).claims == ()
     assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in store.events(job)]
     assert claimed(Leases(JobStore(open_redis(broker.url)), Wakes(), "next"), job, "plan").attempts == 1

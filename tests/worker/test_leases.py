@@ -10,11 +10,12 @@ import pytest
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import ObjectLost, SourceNotFound, WrongState
 from reshard.pipeline.planning.model import SCHEMA, Plan
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import DUE_AT_ONCE, Lease, Leases
-from reshard.worker.scripts import job_key, texts
-from reshard.worker.settings import HAND_BACK, LEASE, RESEND, VOIDS, YIELD_PAUSE
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key, texts
+from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import DUE_AT_ONCE
+from reshard.worker.settings import HAND_BACK, INVALIDATIONS, LEASE, RESEND, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
 
@@ -66,7 +67,7 @@ STEPS: dict[str, Callable[[Leases, Lease, Plan], str]] = {
     "again": lambda leases, lease, plan: leases.again(lease, TROUBLE, 0),
     "fail": lambda leases, lease, plan: leases.fail(lease, TROUBLE),
     "release": lambda leases, lease, plan: leases.release(lease, "drain"),
-    "void": lambda leases, lease, plan: leases.void(lease, LOST, plan.shards),
+    "void": lambda leases, lease, plan: leases.invalidate(lease, LOST, plan.shards),
 }
 
 
@@ -209,7 +210,7 @@ def test_a_final_error_ends_the_job(store: JobStore, leases: Leases) -> None:
     job = store.submit(ask()).id
     assert leases.fail(claimed(leases, job, "plan"), TROUBLE) == "ok"
     failed = store.get(job)
-    assert (failed.state, failed.error, failed.held) == (JobState.failed, TROUBLE, ())
+    assert (failed.state, failed.error, failed.claims) == (JobState.failed, TROUBLE, ())
     assert leases.claim(job) is None
     assert store.submit(ask()).existed is False
 
@@ -325,7 +326,7 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
     job = copied(store, leases, plan)
     publish = claimed(leases, job, "publish")
     lost = plan.shards[plan.groups[2].shards[0]]
-    assert leases.void(publish, LOST, [lost], [2]) == "ok"
+    assert leases.invalidate(publish, LOST, [lost], [2]) == "ok"
     seen = store.get(job)
     assert (seen.state, seen.shards_done, seen.last_error) == (JobState.copying, len(plan.shards) - 1, LOST)
     assert leases.begin(publish) == "lost"
@@ -343,14 +344,14 @@ def test_an_object_that_the_store_lost_is_copied_again_by_its_group_alone(
 
 def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = copied(store, leases, plan)
-    for _ in range(VOIDS):
-        assert leases.void(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
+    for _ in range(INVALIDATIONS):
+        assert leases.invalidate(claimed(leases, job, "publish"), LOST, [plan.shards[0]], [0]) == "ok"
         group = claimed(leases, job, "group:00000")
         leases.seal(group, receipts(plan, 0), Moved())
         leases.done(group, [[], []])
     publish = claimed(leases, job, "publish")
     before = leases.receipts(job, [plan.shards[0].digest])
-    assert leases.void(publish, LOST, [plan.shards[0]], [0]) == "often"
+    assert leases.invalidate(publish, LOST, [plan.shards[0]], [0]) == "often"
     assert leases.receipts(job, [plan.shards[0].digest]) == before
     assert leases.begin(publish) == "ok"
 
@@ -363,7 +364,7 @@ def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners
     lease = claimed(leases, job, "group:00000")
     leases.seal(lease, receipts(plan, 0), Moved())
     shards = [plan.shards[i] for i in plan.groups[0].shards]
-    assert leases.void(lease, TROUBLE, shards) == "ok"
+    assert leases.invalidate(lease, TROUBLE, shards) == "ok"
     assert (store.get(job).shards_done, store.get(job).bytes_done) == (0, 0)
     assert leases.renew(lease, 0, progress=True) == "ok"
 
@@ -541,7 +542,7 @@ def test_a_plan_of_another_schema_is_handed_back_with_a_word_why(store: JobStore
     before = store.get(job)
     assert older.claim(job) is None
     seen = store.get(job)
-    assert (seen.state, seen.held) == (before.state, ())
+    assert (seen.state, seen.claims) == (before.state, ())
     assert seen.note is not None and "old-worker" in seen.note
     assert leases.due() == 0
     age(store, job, HAND_BACK + 1)

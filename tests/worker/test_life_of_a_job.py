@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import SourceNotFound, TargetBusy, WrongState
 from reshard.pipeline.planning.model import Plan
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Lease, Leases
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.worker.conftest import Wakes, age, ask, receipts, waiting_lines
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -103,7 +103,7 @@ class Life(RuleBasedStateMachine):
     def _void(self, lease: Lease) -> str:
         if lease.kind != "publish":
             return self._release(lease)
-        return self.leases.void(lease, TROUBLE, [self.plan.shards[0]], [0])
+        return self.leases.invalidate(lease, TROUBLE, [self.plan.shards[0]], [0])
 
     @rule()
     def somebody_cancels(self) -> None:
@@ -144,14 +144,14 @@ class Life(RuleBasedStateMachine):
         todo = {unit.decode() for unit in redis.zrange(job_key(self.job, "todo"), 0, -1)}
         active = redis.hget("reshard:active", redis.hget(job_key(self.job), "target"))
         if seen.state.ended:
-            assert seen.held == ()
+            assert seen.claims == ()
             assert active is None
             assert waiting_lines(self.store, self.job) == []
         else:
             assert todo, "nothing is left to do, and the job has not ended"
             assert active == self.job.encode()
             assert waiting_lines(self.store, self.job), "nobody will ever look at it again"
-        assert {held.unit for held in seen.held} == set(self.latest)
+        assert {held.unit for held in seen.claims} == set(self.latest)
         assert 0 <= seen.shards_done <= len(self.plan.shards)
         if seen.shards:
             assert sum(s.size for s in self.plan.shards) == seen.bytes

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.catalog_report import markdown
-from reshard.worker.catalogs import Catalogs, Seen
-from reshard.worker.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import CatalogStatus as Seen
+from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.process import HubProcess
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.mixed import FORCED, LAB, LAB_TOKEN, MODELS, PUBLISHED, TOKEN, US, World, build, credentials, table

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from reshard.pipeline.errors import BrokerUnavailable
-from reshard.worker.fleet import Fleet
-from reshard.worker.jobs import JobStore, Process
-from reshard.worker.presence import announce
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.probes import durability, queue
+from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.settings import Settings
 
 

@@ -16,12 +16,12 @@ from reshard.pipeline.errors import BrokerUnavailable
 from reshard.pipeline.planning.model import Plan
 from reshard.worker import control as control_module
 from reshard.worker import keeper
-from reshard.worker.catalogs import Catalogs
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.keeper import Keeper
-from reshard.worker.leases import Leases
-from reshard.worker.scripts import job_key
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.keeper import LeaseKeeper
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, ask, claimed, planned, receipts
@@ -97,7 +97,7 @@ def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: 
     with ExitStack() as refused:
         refused.enter_context(refusal())
         with running(store) as wakes:
-            wait_for(lambda: "the broker is away, or refuses: " in caplog.text, "its noticing")
+            wait_for(lambda: "the broker is unavailable or refuses: " in caplog.text, "its noticing")
             refused.close()
             job = store.submit(ask()).id
             wait_for(lambda: wakes.sent == [("interactive", job)], "the wake")
@@ -108,7 +108,7 @@ def test_control_waits_until_it_takes_something_again(broken: Refusing, caplog: 
 def test_control_goes_on_when_it_goes_away_under_the_hands_of_a_catalog(
     store: JobStore, leases: Leases, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalogs = Catalogs(store)
+    catalogs = Cursor(store)
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     finish(leases, job)
@@ -135,13 +135,15 @@ def test_work_goes_on_and_hears_a_cancel_afterwards(
     lease = claimed(leases, job, "group:00000")
     leases.fleet.limit({"bandwidth": "1GB/s"})
     leases.fleet.look()
-    with Keeper(leases, lease, QUICK) as kept:
+    with LeaseKeeper(leases, lease, QUICK) as kept:
         with refusal():
             with pytest.raises(BrokerUnavailable):
                 store.submit(ask("other"))
             kept.tick(200_000_000)  # more than its share, and nobody to ask for more
             kept.sealed(receipts(plan, 0))
-            wait_for(lambda: f"group:00000 of {job} is not renewed, the broker is away" in caplog.text, "its noticing")
+            wait_for(
+                lambda: f"cannot renew group:00000 of {job}, the broker is unavailable" in caplog.text, "its noticing"
+            )
         wait_for(lambda: store.get(job).shards_done == len(plan.groups[0].shards), "what was sealed meanwhile")
         store.cancel(job)
         assert ticks_until_stopped(kept) == "cancel"
@@ -153,10 +155,10 @@ def test_work_hears_a_cancel_whatever_a_renewal_met(
     job = store.submit(ask()).id
     lease = claimed(leases, job, "plan")
     units = job_key(job, "units")
-    with Keeper(leases, lease, QUICK) as kept:
+    with LeaseKeeper(leases, lease, QUICK) as kept:
         store.redis.rename(units, "elsewhere")
         store.redis.set(units, "what no release writes")
-        wait_for(lambda: f"plan of {job} is not renewed, for a reason unknown" in caplog.text, "its noticing")
+        wait_for(lambda: f"cannot renew plan of {job}, for an unknown reason" in caplog.text, "its noticing")
         store.redis.rename("elsewhere", units)
         store.cancel(job)
         assert ticks_until_stopped(kept) == "cancel"
@@ -173,8 +175,8 @@ def test_a_worker_gives_signs_of_life_as_soon_as_they_are_taken(
     signs: list[Callable[[], None]] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, look: signs.append(look))
     with refusal():
-        app.Presence(None).start(SimpleNamespace(concurrency=1, timer=timer))
-        assert "no sign of life" in caplog.text
+        app.Heartbeat(None).start(SimpleNamespace(concurrency=1, timer=timer))
+        assert "cannot send a heartbeat" in caplog.text
     (again,) = signs
     again()
     assert [process.kind for process in store.processes()] == ["worker"]

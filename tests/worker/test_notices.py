@@ -1,0 +1,555 @@
+"""Notices: what is told to a real server and real programs, once by any number of controls, again when one dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from reshard.pipeline.errors import BadSetting, NoticeFailed, NoWeights, SourceNotFound, UsageError
+from reshard.worker.control import Control
+from reshard.worker.followers import notices
+from reshard.worker.followers.counters import TOTALS
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.notices import NOTICES, NOTICES_MAX, Command, Notice, Notifier, Url, hooks, keep, waiting
+from reshard.worker.followers.schedules import LATE, Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, server_ms
+from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
+from tests.support.procs import Broker, Machine, wait_for
+from tests.worker.conftest import Wakes, another, ask, followed
+from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
+from tests.worker.test_schedules import DAY, Clock, nightly
+
+SECRET = "s3cr3t-in-the-url"
+
+
+@dataclass
+class Receiver:
+    """A server that takes notices: ``answers`` come first, then 200; while ``open`` is not set, nothing is answered."""
+
+    answers: list[int] = field(default_factory=list)
+    posted: list[dict[str, Any]] = field(default_factory=list)
+    open: threading.Event = field(default_factory=threading.Event)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{SECRET}"
+
+    @property
+    def ids(self) -> list[str]:
+        return [notice["id"] for notice in self.posted]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    state = Receiver()
+    state.open.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state.posted.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            state.open.wait(60)
+            status = state.answers.pop(0) if state.answers else 200
+            self.send_response(status)
+            if status == 302:
+                self.send_header("location", state.url)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield state
+    state.open.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def notifier(store: JobStore, receiver: Receiver) -> Notifier:
+    """Of a control whose hook is the receiver, and which has said so."""
+    found = Notifier(store, [Url(receiver.url)])
+    found.listen()
+    return found
+
+
+@pytest.fixture
+def url(receiver: Receiver) -> Url:
+    return Url(receiver.url)
+
+
+def now(store: JobStore) -> float:
+    """By the server's clock, in seconds."""
+    return server_ms(store.redis) / 1000
+
+
+def told(notifier: Notifier, receiver: Receiver) -> list[dict[str, Any]]:
+    """What is new at the receiver once everything was told."""
+    followed(notifier._store)
+    before = len(receiver.posted)
+    while (ended := notifier.tell(Url(receiver.url))) is not None:
+        assert ended == "told"
+    return receiver.posted[before:]
+
+
+def age(store: JobStore, seconds: float, hook: str = "url") -> None:
+    """Let ``seconds`` pass for what a hook was given and has not taken."""
+    for entry in store.redis.xpending_range(NOTICES, hook, "-", "+", 1000):
+        idle = entry["time_since_delivered"] + round(seconds * 1000)
+        store.redis.xclaim(NOTICES, hook, entry["consumer"], 0, [entry["message_id"]], idle=idle, justid=True)
+
+
+def fire(store: JobStore, name: str = "nightly") -> str:
+    """The job that a schedule fires now, by hand."""
+    schedules = Schedules(store)
+    if name not in {seen.schedule.name for seen in schedules.all()}:
+        schedules.add(nightly(name, ask(name)))
+    job = schedules.run(name).job
+    assert job is not None
+    return job
+
+
+def something_fails(store: JobStore, name: str = "nightly") -> None:
+    fail(another(store), fire(store, name))
+    followed(store)
+
+
+def test_a_schedule_tells_of_failures_and_once_that_it_is_over(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    began = now(store)
+    finish(leases, fire(store))
+    assert told(notifier, receiver) == [], "nothing was amiss before"
+    before = Schedules(store).get("nightly").success
+    assert before is not None and began <= before <= now(store)
+
+    job = fire(store)
+    fail(leases, job)
+    (notice,) = told(notifier, receiver)
+    assert [notice[part] for part in ("kind", "what", "name", "schedule")] == [
+        "failed", "schedule", "nightly", "nightly",
+    ]  # fmt: skip
+    assert (notice["job"], notice["codes"]) == (job, {NoWeights.code: 1})
+    assert notice["error"]["hint"] and notice["error"]["message"] in notice["text"]
+    assert notice["next"] == f"reshard status {job}"
+    assert before <= notice["at"] <= now(store)
+    assert Schedules(store).get("nightly").success == before
+
+    store.retry(job)
+    finish(leases, job)
+    (recovered,) = told(notifier, receiver)
+    assert (recovered["kind"], recovered["name"], recovered["codes"]) == ("recovered", "nightly", None)
+    assert recovered["id"] != notice["id"]
+    finish(leases, fire(store))
+    assert told(notifier, receiver) == []
+    after = Schedules(store).get("nightly").success
+    assert after is not None and after > before
+
+
+def test_who_cancels_a_job_is_not_told_of_it(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
+    store.cancel(fire(store))
+    assert told(notifier, receiver) == []
+    assert Schedules(store).get("nightly").success is None
+
+
+def test_jobs_of_no_schedule_and_of_a_removed_one_tell_nothing(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    fail(leases, store.submit(ask("alone")).id)
+    job = fire(store)
+    Schedules(store).remove("nightly")
+    fail(leases, job)
+    assert told(notifier, receiver) == []
+    assert store.redis.hgetall(f"{PREFIX}schedules:trouble") == {}
+
+
+def test_two_schedules_of_one_request_share_its_job_and_its_end(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    schedules = Schedules(store)
+    for name in ("early", "late"):
+        schedules.add(nightly(name))
+    job = schedules.run("early").job
+    assert job is not None
+    assert schedules.run("late").job == job
+    fail(leases, job)
+    assert {notice["name"] for notice in told(notifier, receiver)} == {"early", "late"}
+
+
+def test_a_catalog_tells_what_failed_by_code(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    catalogs = Cursor(store)
+    wanted = definition(4)
+    found = rows(wanted)
+    absent = SourceNotFound(repo="them/m3", endpoint="https://hub")
+    begin(catalogs, wanted, [*found[:3], (found[3][0], absent)])
+    first, second, third = jobs(catalogs)
+    fail(leases, first)
+    fail(leases, second)
+    finish(leases, third)
+    assert jobs(catalogs) == []
+    (notice,) = told(notifier, receiver)
+    assert (notice["kind"], notice["what"], notice["name"], notice["schedule"]) == ("failed", "catalog", "mirror", None)
+    assert notice["codes"] == {NoWeights.code: 2, "source.not_found": 1}
+    assert (notice["entries"], notice["counts"]) == (4, {"failed": 3, "same": 1})
+    assert notice["text"] == f"catalog mirror: 3 of 4 models failed: {NoWeights.code} 2, source.not_found 1"
+    assert notice["next"] == "reshard catalog failures mirror"
+    assert catalogs.get("mirror").success is None
+
+    # Another turn for some is still a failure, of what is left.
+    assert catalogs.retry("mirror", only=NoWeights.code) == 2
+    for job in jobs(catalogs):
+        finish(leases, job)
+    assert jobs(catalogs) == []
+    (notice,) = told(notifier, receiver)
+    assert (notice["codes"], notice["counts"]) == ({"source.not_found": 1}, {"failed": 1, "same": 3})
+
+    begin(catalogs, wanted, found)
+    for job in jobs(catalogs):
+        finish(leases, job)
+    jobs(catalogs)
+    (recovered,) = told(notifier, receiver)
+    assert (recovered["kind"], recovered["what"]) == ("recovered", "catalog")
+    success = catalogs.get("mirror").success
+    assert success is not None and notice["at"] <= success <= now(store)
+    begin(catalogs, wanted, found)  # nothing changed: well again, and not worth a word
+    assert told(notifier, receiver) == []
+    assert (catalogs.get("mirror").success or 0) > success
+
+
+def test_a_catalog_that_stops_or_cannot_be_expanded_tells_why(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(3, at_once=2, max_failures=0))
+    first, second = jobs(catalogs)
+    fail(leases, first)
+    assert jobs(catalogs) == [second]
+    (notice,) = told(notifier, receiver)
+    assert notice["text"].startswith("catalog mirror: stopped: more than 0 failed; 1 of 3 models failed: ")
+    finish(leases, second)
+    assert jobs(catalogs) == []
+    assert told(notifier, receiver) == [], "its last job says nothing new"
+    catalogs.cancel("mirror")
+    assert told(notifier, receiver) == []
+
+    assert catalogs.submit(definition(1))
+    run = catalogs.claim("mirror", "control")
+    catalogs.refuse("mirror", run, "control", UsageError(what="no such collection"))
+    (notice,) = told(notifier, receiver)
+    assert notice["text"].startswith("catalog mirror could not be expanded: no such collection")
+    assert notice["next"] == "reshard catalog status mirror"
+
+
+def test_a_catalogs_run_is_its_schedules_too_and_is_told_once(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    schedules, catalogs = Schedules(store), Cursor(store)
+    wanted = definition(1)
+    schedules.add(Schedule(name="nightly", cron="0 3 * * *", catalog=wanted))
+
+    def run(good: bool) -> list[dict[str, Any]]:
+        assert schedules.run("nightly").outcome == "fired"
+        token = uuid4().hex
+        assert catalogs.fill("mirror", catalogs.claim("mirror", token), token, rows(wanted, source=token))
+        (job,) = jobs(catalogs)
+        (finish if good else fail)(leases, job)
+        jobs(catalogs)
+        return told(notifier, receiver)
+
+    (failed,) = run(good=False)
+    assert (failed["what"], failed["name"], failed["schedule"]) == ("catalog", "mirror", "nightly")
+    assert schedules.get("nightly").success is None
+    (recovered,) = run(good=True)
+    assert (recovered["kind"], recovered["schedule"]) == ("recovered", "nightly")
+    assert schedules.get("nightly").success == catalogs.get("mirror").success is not None
+
+
+def test_a_night_that_did_not_happen_is_told_with_the_reason(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    clock = Clock("2026-06-01T12:00")
+    schedules = Schedules(store, clock)
+    schedules.add(nightly("once", ask("once")))
+    clock.now = schedules.add(nightly("skip", ask("skip"), missed="skip")) + LATE + 1
+    schedules.fire_due()
+    late, left_out = sorted(told(notifier, receiver), key=lambda notice: notice["name"])
+    assert late["text"] == "schedule once, due on 2026-06-02 03:00 UTC: no control ran then, and it was fired late"
+    assert left_out["text"].endswith("no control ran then, and it was left out")
+    assert (late["kind"], late["next"]) == ("missed", "reshard schedule show once")
+    assert [job.request.target.repo for job in store.recent()] == ["us/once"]
+
+    clock.now += DAY - LATE
+    other = store.submit(ask("skip", size=12345)).id
+    schedules.fire_due()
+    overlap, busy = sorted(told(notifier, receiver), key=lambda notice: notice["name"])
+    assert overlap["text"].endswith("left out, because what it fired last is still at work")
+    assert busy["text"].endswith(f"left out, because job {other} has the target, with another request")
+
+    finish(leases, store.recent()[-1].id)  # late, and done
+    (recovered,) = told(notifier, receiver)
+    assert (recovered["kind"], recovered["name"]) == ("recovered", "once")
+    schedules.run("skip")  # by hand: who types it sees what comes of it
+    assert told(notifier, receiver) == []
+
+
+def test_what_is_refused_is_told_again_later_under_the_same_id(
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, caplog: pytest.LogCaptureFixture
+) -> None:
+    something_fails(store)
+    receiver.answers = [503, 302]
+    for wait in (NOTIFY_FIRST, 2 * NOTIFY_FIRST):
+        assert notifier.tell(url) == "again"
+        age(store, wait - 2)
+        assert notifier.tell(url) is None, "not before its pause is over"
+        age(store, 2)
+    assert notifier.tell(url) == "told"
+    assert notifier.tell(url) is None
+    assert len(set(receiver.ids)) == 1 and len(receiver.ids) == 3, "a redirect is not followed"
+    assert "try 1: the url that notices go to did not take one: it answered 503; again in 10 s" in caplog.text
+    assert SECRET not in caplog.text
+    assert waiting(store.redis)["url"] == 0
+
+
+def test_a_receiver_that_is_away_is_not_named(store: JobStore, receiver: Receiver) -> None:
+    with pytest.raises(NoticeFailed) as failed:
+        Url(f"http://127.0.0.1:9/{SECRET}").tell(Notice.test())
+    assert SECRET not in str(failed.value) and failed.value.__suppress_context__
+
+
+def test_many_controls_tell_each_notice_once(
+    broker: Broker, store: JobStore, notifier: Notifier, receiver: Receiver
+) -> None:
+    for number in range(12):
+        something_fails(store, f"n{number:02}")
+    together = threading.Barrier(4)
+
+    def control() -> None:
+        with JobStore.at(broker.url) as own:
+            mine, hook = Notifier(own, []), Url(receiver.url)
+            together.wait()
+            while mine.tell(hook) is not None:
+                pass
+
+    threads = [threading.Thread(target=control) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(receiver.ids) == len(set(receiver.ids)) == 12
+
+
+def test_what_a_dead_control_was_about_to_tell_is_told_by_the_next(
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url
+) -> None:
+    something_fails(store)
+    claimed_by_dead = Notifier(store, [])._next("url")
+    assert claimed_by_dead is not None and claimed_by_dead[2] == 1
+    assert notifier.tell(url) is None, "it may be telling it right now"
+    age(store, NOTIFY_LEASE)
+    receiver.answers = [503]
+    assert notifier.tell(url) == "again"
+
+    # The first one was only slow, and succeeded after all: nobody tells it again.
+    assert Notifier(store, [])._end("url", claimed_by_dead[0], "told")
+    age(store, DAY)
+    assert notifier.tell(url) is None
+
+
+def test_after_a_day_a_notice_is_dropped_and_counted(
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, caplog: pytest.LogCaptureFixture
+) -> None:
+    something_fails(store)
+    [(id, fields)] = store.redis.xrange(NOTICES)
+    day_old = f"{int(id.partition(b'-')[0]) - round((NOTIFY_FOR + 1) * 1000)}-0"
+    store.redis.delete(NOTICES)
+    notifier.listen()
+    store.redis.xadd(NOTICES, fields, id=day_old)
+    receiver.answers = [503]
+    assert notifier.tell(url) == "again"
+    notifier.listen()
+    assert notifier.tell(url) == "dropped"
+    assert notifier.tell(url) is None
+    totals = store.redis.hgetall(TOTALS)
+    assert (totals[b"notices:url:failed"], totals[b"notices:url:dropped"]) == (b"1", b"1")
+    assert [record.levelno for record in caplog.records if "dropped after 1 tries" in record.message] == [logging.ERROR]
+
+
+def test_only_so_many_are_kept_and_the_oldest_go(store: JobStore, notifier: Notifier, receiver: Receiver) -> None:
+    something_fails(store, "oldest")
+    receiver.answers = [503]
+    assert notifier.tell(Url(receiver.url)) == "again"
+    for number in range(NOTICES_MAX - 1):
+        keep(0, kind="missed", name=str(number))(store.redis)
+    something_fails(store, "newest")
+    assert store.redis.xlen(NOTICES) == NOTICES_MAX
+    assert store.redis.xrevrange(NOTICES, count=1)[0][1][b"name"] == b"newest"
+    while store.redis.xreadgroup("url", "all the new ones", {NOTICES: ">"}):
+        pass
+    assert notifier.tell(Url(receiver.url)) == "dropped"
+    assert store.redis.hget(TOTALS, "notices:url:dropped") == b"1"
+
+
+def test_nothing_is_kept_where_nobody_has_a_hook(store: JobStore, leases: Leases) -> None:
+    Notifier(store, []).listen()
+    something_fails(store)
+    assert not store.redis.exists(NOTICES)
+
+
+def test_one_hook_that_fails_does_not_repeat_the_other(
+    store: JobStore, notifier: Notifier, receiver: Receiver, url: Url, tmp_path: Path
+) -> None:
+    no = Command(["false"])
+    both = Notifier(store, [url, no])
+    both.listen()
+    something_fails(store)
+    assert (both.tell(url), both.tell(no)) == ("told", "again")
+    age(store, NOTIFY_FIRST, "command")
+    assert (both.tell(url), both.tell(no)) == (None, "again")
+    assert len(receiver.posted) == 1
+
+
+def program(folder: Path, body: str) -> list[str]:
+    """A real program that ``body`` makes."""
+    file = folder / "hook.py"
+    file.write_text(f"import json, os, subprocess, sys, time\n{body}\n")
+    return [sys.executable, str(file)]
+
+
+def test_a_command_gets_the_notice_on_stdin_and_no_shell_in_between(
+    store: JobStore, notifier: Notifier, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    body = "env = {k: v for k, v in os.environ.items() if k.startswith('RESHARD_NOTICE')}\n"
+    body += f"open({str(out)!r}, 'w').write(json.dumps([sys.argv[1:], json.load(sys.stdin), env]))"
+    line = shlex.join([*program(tmp_path, body), "$HOME; touch x"])
+    (command,) = hooks(Settings(notify_command=line))
+    Notifier(store, [command]).listen()
+    something_fails(store)
+    assert notifier.tell(command) == "told"
+    arguments, given, env = json.loads(out.read_text())
+    assert arguments == ["$HOME; touch x"]
+    assert (given["kind"], given["name"]) == ("failed", "nightly")
+    assert env == {
+        f"RESHARD_NOTICE_{name.upper()}": given[name] for name in ("id", "kind", "what", "name", "text", "next")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["/nowhere/hook"], "it cannot be started"),
+        (["false"], "it ended with 1"),
+        (["sh", "-c", "kill -9 $$"], "with -9"),
+    ],
+)
+def test_a_command_that_does_not_end_well_did_not_take_it(arguments: list[str], why: str) -> None:
+    with pytest.raises(NoticeFailed, match=why):
+        Command(arguments).tell(Notice.test())
+
+
+def test_what_a_hub_says_is_passed_on_whatever_it_says(receiver: Receiver, url: Url) -> None:
+    odd = replace(Notice.test(), text="half a pair \ud800, a nul \0 and \u00e9")
+    Command(["true"]).tell(odd)
+    url.tell(odd)
+    assert receiver.posted[0]["text"] == odd.text
+
+
+def test_a_command_that_reads_nothing_may_take_it_all_the_same() -> None:
+    Command(["true"]).tell(Notice.test())
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "NOTIFY_TIMEOUT", 2.0)
+    pid = tmp_path / "pid"
+    body = f"open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
+    with pytest.raises(NoticeFailed, match="it ran for more than 2 s"):
+        Command(program(tmp_path, body)).tell(Notice.test())
+
+    def gone() -> bool:
+        stat = Path(f"/proc/{pid.read_text()}/stat")
+        return not stat.exists() or stat.read_text().split()[2] == "Z"
+
+    wait_for(gone, "the end of what it started")
+
+
+def test_a_hook_that_hangs_holds_up_nothing_else(
+    store: JobStore, leases: Leases, wakes: Wakes, receiver: Receiver
+) -> None:
+    receiver.open.clear()
+    control = Control(store, leases, Settings(notify_url=receiver.url))
+    Notifier(store, hooks(Settings(notify_url=receiver.url))).listen()
+    something_fails(store)
+    thread = threading.Thread(target=control.run)
+    thread.start()
+    try:
+        wait_for(lambda: receiver.posted, "the first try")
+        job = store.submit(ask("other")).id
+        wait_for(lambda: ("interactive", job) in wakes.sent, "the wake", 10)
+    finally:
+        control.stop()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_notice_outlives_its_control_and_two_tell_it_once(
+    tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
+) -> None:
+    folder = tmp_path_factory.mktemp("notices")
+    receiver.answers = [503]
+    with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_NOTIFY_URL=receiver.url) as machine:
+        first = machine.control()
+        with JobStore.at(broker.url) as store:
+            Schedules(store).add(nightly(missed="skip"))
+            store.redis.zincrby("reshard:schedules:due", -2 * DAY * 1000, "nightly")
+            wait_for(lambda: "again in 10 s" in first.said(), "the first try")
+            first.kill()
+            second, third = machine.control(), machine.control()
+            age(store, NOTIFY_FIRST)
+            wait_for(lambda: len(receiver.posted) == 2, "the second try")
+            wait_for(lambda: store.redis.hget(f"{PREFIX}totals", "notices:url:told") == b"1", "its being noted")
+            Schedules(store).add(nightly("another", ask("another"), missed="skip"))
+            store.redis.zincrby("reshard:schedules:due", -2 * DAY * 1000, "another")
+            wait_for(lambda: len(receiver.posted) >= 3, "the next notice")
+            wait_for(lambda: store.redis.hget(f"{PREFIX}totals", "notices:url:told") == b"2", "its being noted")
+        assert len(set(receiver.ids)) == 2 and receiver.ids[0] == receiver.ids[1]
+        assert [notice["name"] for notice in receiver.posted] == ["nightly", "nightly", "another"]
+        said = first.said() + second.said() + third.said()
+        assert "told by the url hook" in said
+        assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("URL", f"ftp://host/{SECRET}"), ("URL", f"http:///{SECRET}"), ("COMMAND", f"'{SECRET}"), ("COMMAND", " ")],
+)
+def test_a_wrong_hook_is_said_without_its_secret(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.cache_clear()
+    monkeypatch.setenv(f"RESHARD_NOTIFY_{name}", value)
+    with pytest.raises(BadSetting, match=f"RESHARD_NOTIFY_{name}=") as wrong:
+        settings()
+    settings.cache_clear()
+    assert SECRET not in str(wrong.value.to_dict())
+
+
+def test_a_hooks_secret_is_not_printed() -> None:
+    assert SECRET not in repr(Settings(notify_url=f"http://x/{SECRET}", notify_command=f"curl {SECRET}"))

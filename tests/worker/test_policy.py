@@ -1,0 +1,103 @@
+"""What operators allow, and what they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Options, Request
+from reshard.worker.fleet.policy import check
+from reshard.worker.settings import Settings
+
+
+def request(source: str = "them/model", target: str = "us/model", config_from: str | None = None) -> Request:
+    def place(text: str) -> Hub | Folder:
+        return Folder(path=text) if text.startswith("/") else Hub(repo=text)
+
+    options = Options(config_from=place(config_from)) if config_from else Options()
+    return Request(source=place(source), target=place(target), options=options)
+
+
+def us(target: Hub) -> list[str]:
+    return ["us", "our-org"]
+
+
+def nobody_asks(target: Hub) -> list[str]:
+    raise AssertionError("the token's owner must not be asked for where a list is set")
+
+
+@pytest.mark.parametrize("target", ["us/model", "our-org/model"])
+def test_the_tokens_own_namespaces_are_targets(target: str) -> None:
+    check(request(target=target), Settings(), us)
+
+
+def test_other_namespaces_are_not(tmp_path: Path) -> None:
+    with pytest.raises(TargetNotAllowed, match=r"them/model.*us, our-org"):
+        check(request(target="them/model"), Settings(), us)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "target", "ok"),
+    [
+        ("acme", "acme/model", True),
+        ("acme", "acme-two/model", False),
+        ("acme/model", "acme/model", True),
+        ("acme/model", "acme/other", False),
+        ("acme/*-30MB", "acme/m-30MB", True),
+        ("acme/*-30MB", "acme/m", False),
+        ("acme, other", "other/m", True),
+        ("*", "anybody/m", True),
+    ],
+)
+def test_a_list_of_targets_replaces_the_tokens(
+    allowed: str, target: str, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESHARD_ALLOWED_TARGETS", allowed)
+    if ok:
+        check(request(target=target), Settings(), nobody_asks)
+    else:
+        with pytest.raises(TargetNotAllowed):
+            check(request(target=target), Settings(), nobody_asks)
+
+
+@pytest.mark.parametrize("repo", ["us/../them/model", "us/..", "us/model/../../them/model", "us/model?x=", "us"])
+def test_what_is_no_repository_is_in_no_namespace(repo: str) -> None:
+    for asked in (request(source=repo), request(target=repo), request(config_from=repo)):
+        with pytest.raises(BadPlace):
+            check(asked, Settings(allowed_targets=("*",)), us)
+
+
+def test_sources_are_free_unless_a_list_is_set() -> None:
+    check(request(source="anybody/model"), Settings(), us)
+    listed = Settings(allowed_sources=("them",))
+    check(request(source="them/model"), listed, us)
+    with pytest.raises(SourceNotAllowed, match="anybody/model"):
+        check(request(source="anybody/model"), listed, us)
+
+
+def test_who_lends_a_config_is_a_source_too() -> None:
+    listed = Settings(allowed_sources=("them",))
+    check(request(config_from="them/config"), listed, us)
+    with pytest.raises(SourceNotAllowed, match="anybody/config"):
+        check(request(config_from="anybody/config"), listed, us)
+
+
+def test_workers_use_no_folder_unless_told(tmp_path: Path) -> None:
+    for asked in (request(source=str(tmp_path)), request(target=str(tmp_path)), request(config_from=str(tmp_path))):
+        with pytest.raises(FolderNotAllowed, match=str(tmp_path)):
+            check(asked, Settings(), us)
+        check(asked, Settings(allowed_folders=(tmp_path,)), us)
+
+
+def test_a_link_or_dots_inside_an_allowed_folder_lead_nowhere_else(tmp_path: Path) -> None:
+    allowed, secret = tmp_path / "allowed", tmp_path / "secret"
+    allowed.mkdir()
+    secret.mkdir()
+    (allowed / "link").symlink_to(secret)
+    for path in (allowed / "link", allowed / ".." / "secret", tmp_path / "allowed-not"):
+        with pytest.raises(FolderNotAllowed):
+            check(request(source=str(path)), Settings(allowed_folders=(allowed,)), us)
+    check(request(source=str(allowed / "model")), Settings(allowed_folders=(allowed,)), us)

@@ -1,0 +1,164 @@
+"""The Lua steps make the transitions that ``TRANSITIONS`` lists, all of them and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from reshard.pipeline.errors import NoWeights, WrongState
+from reshard.pipeline.planning.model import Plan
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Lease, Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.states import TRANSITIONS, JobState
+from tests.worker.conftest import age, ask, claimed, copied, planned
+
+ERROR = NoWeights(place="them/m", found="").to_dict()
+COMMIT = {"commit": "abc", "ref": "main", "found": False}
+
+Situation = tuple[str, Lease | None]  # a job, and the unit of it that a worker has
+
+
+class Driver:
+    """Brings jobs into every state in which a step can find them."""
+
+    def __init__(self, store: JobStore, leases: Leases, plan: Plan) -> None:
+        self.store, self.leases, self.plan = store, leases, plan
+
+    def queued(self) -> Situation:
+        return self.store.submit(ask()).id, None
+
+    def planning(self) -> Situation:
+        job = self.store.submit(ask()).id
+        return job, claimed(self.leases, job, "plan")
+
+    def copying(self) -> Situation:
+        job = planned(self.store, self.leases, self.plan)
+        return job, claimed(self.leases, job, "check")
+
+    def copied(self) -> Situation:
+        return copied(self.store, self.leases, self.plan), None
+
+    def publishing(self) -> Situation:
+        job = copied(self.store, self.leases, self.plan)
+        return job, claimed(self.leases, job, "publish")
+
+    def committing(self) -> Situation:
+        job, lease = self.publishing()
+        assert lease and self.leases.begin(lease) == "ok"
+        return job, lease
+
+    def confirming(self) -> Situation:
+        job, lease = self.committing()
+        assert lease and self.leases.done(lease, COMMIT) == "ok"
+        return job, claimed(self.leases, job, "confirm")
+
+    def done(self) -> Situation:
+        job, lease = self.confirming()
+        assert lease and self.leases.done(lease, []) == "ok"
+        return job, lease
+
+    def failed(self) -> Situation:
+        job, lease = self.copying()
+        assert lease and self.leases.fail(lease, ERROR) == "ok"
+        return job, lease
+
+    def failed_before_its_plan(self) -> Situation:
+        job, lease = self.planning()
+        assert lease and self.leases.fail(lease, ERROR) == "ok"
+        return job, lease
+
+    def cancelled(self) -> Situation:
+        job, lease = self.copying()
+        self.store.cancel(job)
+        return job, lease
+
+    def cancelled_before_its_plan(self) -> Situation:
+        job, _ = self.queued()
+        self.store.cancel(job)
+        return job, None
+
+    def unsure(self) -> Situation:
+        job, lease = self.committing()
+        assert lease and self.leases.fail(lease, ERROR, unsure=True) == "ok"
+        return job, lease
+
+    def unconfirmed(self) -> Situation:
+        job, lease = self.confirming()
+        assert lease and self.leases.fail(lease, ERROR) == "ok"
+        return job, lease
+
+
+SITUATIONS = [name for name in vars(Driver) if not name.startswith("_")]
+
+
+def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], object]]]:
+    """Each step as clients and workers take it, with what decides where it leads."""
+    store, leases, plan = driver.store, driver.leases, driver.plan
+
+    def held(step: Callable[[Lease], object]) -> Callable[[str, Lease | None], object]:
+        return lambda job, lease: lease and step(lease)
+
+    def claim_of_a_dead_one(job: str, lease: Lease | None) -> None:
+        age(store, job, 3600)
+        leases.claim(job)
+
+    return {
+        "submit": [lambda job, lease: store.submit(ask())],
+        "claim": [lambda job, lease: leases.claim(job), claim_of_a_dead_one],
+        "renew": [held(lambda lease: leases.renew(lease, 1, True))],
+        "seal": [held(lambda lease: leases.seal(lease, []))],
+        "planned": [held(lambda lease: leases.planned(lease, plan))],
+        "done": [held(lambda lease: leases.done(lease, COMMIT))],
+        "begin": [held(leases.begin)],
+        "invalidate": [
+            held(lambda lease: leases.invalidate(lease, ERROR, [])),
+            held(lambda lease: lease.kind == "publish" and leases.invalidate(lease, ERROR, plan.shards, [0])),
+        ],
+        "fail": [
+            held(lambda lease: leases.fail(lease, ERROR)),
+            held(lambda lease: leases.fail(lease, ERROR, unsure=True)),
+            held(lambda lease: leases.again(lease, ERROR, 0)),
+        ],
+        "release": [held(lambda lease: leases.release(lease, "drain"))],
+        "cancel": [lambda job, lease: store.cancel(job)],
+        "retry": [lambda job, lease: store.retry(job), lambda job, lease: store.retry(job, anew=True)],
+        "due": [lambda job, lease: leases.due()],
+        "delete": [lambda job, lease: store.delete(job)],
+    }
+
+
+def states(store: JobStore, job: str) -> list[JobState]:
+    """Every state that the job has been in, in order."""
+    events = store.redis.xrange(job_key(job, "events"))
+    return [JobState(fields[b"state"].decode()) for _, fields in events if fields[b"kind"] == b"state"]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_each_step_leads_only_where_the_table_says(store: JobStore, leases: Leases, plan: Plan, situation: str) -> None:
+    driver = Driver(store, leases, plan)
+    steps = carried_out(driver)
+    listed = {(t.source, t.target, t.step) for t in TRANSITIONS}
+    for name, ways in steps.items():
+        for way in ways:
+            store.redis.flushall()
+            job, lease = getattr(driver, situation)()
+            before = states(store, job)
+            try:
+                way(job, lease)
+            except WrongState:
+                assert states(store, job) == before
+            after = states(store, job)[len(before) :]
+            walked = {(source, target, name) for source, target in zip([before[-1], *after], after, strict=False)}
+            assert walked <= listed, f"{name} of a job that is {situation}"
+            SEEN.update(walked)
+
+
+SEEN: set[tuple[JobState | None, JobState, str]] = set()
+
+
+def test_every_transition_of_the_table_was_made(store: JobStore, leases: Leases, plan: Plan) -> None:
+    for situation in SITUATIONS:
+        test_each_step_leads_only_where_the_table_says(store, leases, plan, situation)
+    assert {(t.source, t.target, t.step) for t in TRANSITIONS if t.source} == SEEN

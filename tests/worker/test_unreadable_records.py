@@ -1,0 +1,115 @@
+"""A catalog or a schedule that control cannot make sense of: it is said once, and everything else goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reshard.pipeline.errors import BadPlace
+from reshard.worker.control import Control
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX, job_key
+from reshard.worker.queue.states import JobState
+from reshard.worker.settings import Settings
+from tests.worker.conftest import Wakes, ask
+from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
+
+
+@pytest.fixture
+def control(store: JobStore, leases: Leases) -> Control:
+    return Control(store, leases, Settings())
+
+
+def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
+    store: JobStore, leases: Leases, control: Control, wakes: Wakes, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    store.redis.hset(job_key(job), "state", "what no release knows")
+    names = [f"other{number}" for number in range(4)]  # they are looked at in no order
+    for number, name in enumerate(names):
+        text = definition(1).text.replace("mirror", name).replace("us/", f"us{number}/")
+        wanted = definition(1).model_copy(update={"name": name, "text": text})
+        begin(catalogs, wanted, rows(wanted))
+    store.submit(ask("by-hand"))
+    wakes.take()
+    for _ in range(3):
+        control.look(listen=0.01)
+    assert [len(catalogs.get(name).active) for name in names] == [1, 1, 1, 1]
+    assert "interactive" in wakes.take()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "catalog mirror failed for an unknown reason, and waits"
+    ]
+
+    store.redis.hset(job_key(job), "state", JobState.done)
+    catalogs.reconcile()
+    assert catalogs.get("mirror").state == "done"
+
+
+def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(
+    store: JobStore, control: Control, wakes: Wakes, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedules = Schedules(store)
+    for name in ("a", "b", "c"):
+        schedules.add(Schedule(name=name, cron="0 3 * * *", request=ask(name)))
+        store.redis.zadd(DUE, {name: 1})
+    stored = json.loads(store.redis.hget(ALL, "b") or b"")
+    store.redis.hset(ALL, "b", json.dumps(stored | {"request": None}))  # it says nothing that could be submitted
+    store.submit(ask("by-hand"))
+    for _ in range(3):
+        control.look(listen=0.01)
+    assert [len(schedules.get(name).runs) for name in ("a", "b", "c")] == [1, 0, 1]
+    assert "interactive" in wakes.take()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "schedule b failed for an unknown reason, and waits"
+    ]
+
+
+def test_what_is_logged_of_a_schedule_that_breaks_repeats_no_token(
+    store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    Schedules(store).add(Schedule(name="a", cron="0 3 * * *", request=ask("a")))
+    stored = json.loads(store.redis.hget(ALL, "a") or b"")
+    stored["request"]["target"]["credential"] = "hf_secret"
+    store.redis.hset(ALL, "a", json.dumps(stored))
+    store.redis.zadd(DUE, {"a": 1})
+    control.look(listen=0.01)
+    assert "never a token" in caplog.text
+    assert "hf_secret" not in caplog.text
+
+
+def test_what_is_logged_of_a_catalog_that_breaks_repeats_no_token(
+    store: JobStore, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(Cursor(store), definition(1))
+    entries = f"{PREFIX}catalog:mirror:entries"
+    (number,) = store.redis.hkeys(entries)
+    stored = json.loads(store.redis.hget(entries, number) or b"")
+    stored["request"]["source"]["credential"] = "hf_secret"
+    store.redis.hset(entries, number, json.dumps(stored))
+    control.look(listen=0.01)
+    assert "never a token" in caplog.text
+    assert "hf_secret" not in caplog.text
+
+
+def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, leases: Leases) -> None:
+    """As a release left it that gave such entries another turn."""
+    catalogs = Cursor(store)
+    (nowhere, _), (good, _) = rows(definition(2))
+    lost = nowhere.model_copy(update={"request": None})
+    begin(catalogs, definition(2), [(lost, BadPlace(value="us/", why="no name")), (good, None)])
+    key = f"{PREFIX}catalog:mirror"
+    store.redis.hdel(f"{key}:ended", 0)
+    store.redis.delete(f"{key}:counts")
+    store.redis.zadd(f"{key}:todo", {"0": 0})
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    seen = catalogs.get("mirror")
+    assert (seen.state, seen.counts(), list(seen.failures())) == ("done", {"failed": 1, "same": 1}, [BadPlace.code])

@@ -1,0 +1,363 @@
+"""What operators say to all workers at once: rest, rest alone, no faster, no more in a night, at these hours only.
+
+    reshard:fleet            hash: paused, reason, paused_by, bandwidth, night_bytes, window, tz
+    reshard:fleet:drained    hash: worker -> since
+    reshard:fleet:free       when the line is free again, under a limit of bandwidth
+    reshard:fleet:night:<t>  bytes of weights that bulk jobs read since the night began at t
+    reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
+    reshard:held             sorted set: bulk job -> since when it waits until bulk work may be done
+
+The steps that hand out work (claim, due) and take it back (renew) look at these themselves, so nothing is begun once a
+pause stands. What needs a clock that knows time zones is worked out here and told to them: when the night began, and
+whether the window is shut.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFound
+from reshard.pipeline.request import parse_size
+from reshard.worker.cron import next_after
+from reshard.worker.fleet.bandwidth import SHARE, Share
+from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
+from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.scripts import PREFIX, job_key, ms, texts
+from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import ring
+
+log = logging.getLogger(__name__)
+
+FLEET = f"{PREFIX}fleet"
+DRAINED = f"{FLEET}:drained"
+STRETCH = 10.0  # seconds over which the rate is taken; common.lua counts in the same
+OFF = "none"  # takes a limit off
+AT_WORK = (JobState.planning, JobState.copying, JobState.publishing, JobState.committing, JobState.confirming)
+
+
+# --------------------------------------------------------------------------------------------------------- decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Why bulk work is not done now, and when it goes on, in seconds since the epoch."""
+
+    why: Literal["window", "night"]  # the window is shut; as much was read as may be in a night
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator allows."""
+
+    bandwidth: int | None = None  # bytes a second that all copies together read
+    night_bytes: int | None = None  # bytes of weights that bulk jobs read in a night
+    window: Window | None = None  # in which bulk work is done
+    tz: str = "UTC"  # by whose clock
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str]) -> Limits:
+        """From what is stored."""
+        bandwidth, night_bytes, window = (fields.get(name) for name in ("bandwidth", "night_bytes", "window"))
+        return cls(
+            int(bandwidth) if bandwidth else None,
+            int(night_bytes) if night_bytes else None,
+            Window.parse(window) if window else None,
+            fields.get("tz", "UTC"),
+        )
+
+    def shut(self, moment: float) -> bool:
+        """Whether the window is, at ``moment`` in seconds since the epoch. Raises BadSchedule for an unknown zone."""
+        return self.window is not None and not self.window.has(self.tz, moment)
+
+    def night(self, moment: float) -> float:
+        """When the night began that ``moment`` is in: with the window, or at midnight. Raises BadSchedule."""
+        return self.window.last_start(self.tz, moment) if self.window else last_due(MIDNIGHT, self.tz, moment)
+
+    def next_night(self, moment: float) -> float:
+        """When the next one begins. Raises BadSchedule."""
+        return self.window.next_start(self.tz, moment) if self.window else next_after(MIDNIGHT, self.tz, moment)
+
+    def rest(self, moment: float, read: int) -> Rest | None:
+        """Whether bulk work rests, when ``read`` bytes were read since the night began. Raises BadSchedule."""
+        if self.shut(moment):
+            return Rest("window", self.next_night(moment))
+        if self.night_bytes is not None and read >= self.night_bytes:
+            return Rest("night", self.next_night(moment))
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        window = str(self.window) if self.window else None
+        return {"bandwidth": self.bandwidth, "night_bytes": self.night_bytes, "window": window, "tz": self.tz}
+
+
+def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
+    """What to store of options as they were typed, None to take one off; raises BadLimit.
+
+    ``closed`` is the window that is left when these hours are taken from the day.
+    """
+    if not given:
+        raise BadLimit(what="no limit is named")
+    if {"window", "closed"} <= given.keys():
+        raise BadLimit(what="--window and --closed exclude each other: each is what the other leaves of the day")
+    read: dict[str, Callable[[str], tuple[str, str]]] = {
+        "bandwidth": lambda text: ("bandwidth", str(_bandwidth(text))),
+        "night_bytes": lambda text: ("night_bytes", str(_size("--night-bytes", text, text))),
+        "window": lambda text: ("window", str(Window.parse(text))),
+        "closed": lambda text: ("window", str(Window.parse(text).others())),
+        "tz": lambda text: ("tz", _zone(text)),
+    }
+    stored: dict[str, str | None] = {}
+    for name, text in given.items():
+        if text.strip().lower() == OFF:
+            stored["window" if name == "closed" else name] = None
+        else:
+            kept, value = read[name](text)
+            stored[kept] = value
+    return stored
+
+
+def _bandwidth(text: str) -> int:
+    size, slash, second = text.strip().rpartition("/")
+    if not slash or second != "s":
+        raise BadLimit(what=f"--bandwidth {text}: bytes a second are meant, as in 200MB/s")
+    return _size("--bandwidth", text, size)
+
+
+def _size(option: str, text: str, size: str) -> int:
+    try:
+        return parse_size(size)
+    except BadSize as error:
+        raise BadLimit(what=f"{option} {text}: {error.facts['why']}") from None
+
+
+def _zone(text: str) -> str:
+    check_zone(text)
+    return text
+
+
+# --------------------------------------------------------------------------------------------------------- the state
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    since: float  # seconds since the epoch
+    by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """The fleet as it was at one moment; times in seconds since the epoch."""
+
+    paused: Pause | None
+    limits: Limits
+    rest: Rest | None
+    night: float  # when it began
+    read: int  # bytes of weights that bulk jobs read since then
+    rate: float  # bytes a second that all copies read lately
+    deferred: int  # bulk jobs that wait until bulk work may be done
+    drained: frozenset[str]  # workers
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return {
+            "paused": asdict(self.paused) if self.paused else None,
+            "limits": self.limits.to_dict(),
+            "bulk_rests": asdict(self.rest) if self.rest else None,
+            "night": self.night,
+            "read_in_the_night": self.read,
+            "bytes_a_second": round(self.rate),
+            "held": self.deferred,
+            "drained": sorted(self.drained),
+        }
+
+
+class Fleet:
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; left out, it is the Redis server's, which all workers share."""
+        self._store = store
+        self._redis = store.redis
+        self._clock = clock
+        self._limits = Limits()  # as they were read last
+        self._night = 0
+        self._complained = ""
+
+    # ------------------------------------------------------------------------------------------------ for operators
+
+    def pause(self, by: str, reason: str | None = None) -> Pause:
+        """Let nothing more be begun; copies are handed back at their next shard, other steps end.
+
+        Paused again, it is by whom and why it was, unless there is a new reason.
+        """
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hsetnx(FLEET, "paused", ms(self._now()))
+            keep = pipeline.hset if reason else pipeline.hsetnx
+            keep(FLEET, "reason", reason or "")
+            keep(FLEET, "paused_by", by)
+            pipeline.execute()
+        return self.paused() or Pause(self._now(), by, reason)
+
+    def paused(self) -> Pause | None:
+        """Since when, by whom and why, if it is."""
+        return _pause(self._read()[0])
+
+    def resume(self) -> bool:
+        """Go on; False when it was not paused."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hdel(FLEET, "paused")
+            pipeline.hdel(FLEET, "reason", "paused_by")
+            ring(pipeline)
+            was, *_ = pipeline.execute()
+        return bool(was)
+
+    def limit(self, given: Mapping[str, str]) -> Limits:
+        """Set those limits that are given, as ``parse_limits`` reads them; returns all of them. Raises BadLimit."""
+        changes = parse_limits(given)
+        with self._redis.pipeline(transaction=True) as pipeline:
+            for name, value in changes.items():
+                if value is None:
+                    pipeline.hdel(FLEET, name)
+                else:
+                    pipeline.hset(FLEET, name, value)
+            pipeline.delete(f"{FLEET}:free")
+            ring(pipeline)
+            pipeline.execute()
+        self._read()
+        return self._limits
+
+    def drain(self, name: str) -> str:
+        """Have one worker hand back what it holds and take nothing more; returns its name. Raises WorkerNotFound."""
+        alive = [process.name for process in self._workers()]
+        worker = _one(name, alive)
+        gone = set(texts(self._redis.hkeys(DRAINED))) - set(alive)
+        with self._redis.pipeline(transaction=True) as pipeline:
+            if gone:
+                pipeline.hdel(DRAINED, *gone)
+            pipeline.hsetnx(DRAINED, worker, ms(self._now()))
+            pipeline.execute()
+        return worker
+
+    def undrain(self, name: str) -> tuple[str, bool]:
+        """Have it take work again; its name, and whether it was drained. Raises WorkerNotFound."""
+        worker = _one(name, [process.name for process in self._workers()])
+        return worker, self.begin(worker)
+
+    def seen(self) -> FleetStatus:
+        """All of it. Raises BadSchedule when this machine does not know the time zone."""
+        fields, moment = self._read()
+        night = self._limits.night(moment)
+        stretch = int(moment // STRETCH)
+        with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.get(f"{FLEET}:night:{ms(night)}")
+            pipeline.mget(f"{FLEET}:read:{stretch}", f"{FLEET}:read:{stretch - 1}")
+            pipeline.zcard(f"{PREFIX}held")
+            pipeline.hkeys(DRAINED)
+            read, (now, before), deferred, drained = pipeline.execute()
+        passed = moment % STRETCH / STRETCH
+        return FleetStatus(
+            _pause(fields),
+            self._limits,
+            self._limits.rest(moment, int(read or 0)),
+            night,
+            int(read or 0),
+            (int(now or 0) + int(before or 0) * (1 - passed)) / STRETCH,
+            deferred,
+            frozenset(texts(drained)),
+        )
+
+    def claims_by_worker(self) -> dict[str, list[str]]:
+        """What each worker is at: ``<job> <unit>``, by its name."""
+        found: dict[str, list[str]] = {}
+        for state in AT_WORK:
+            for job in texts(self._redis.zrange(f"{PREFIX}jobs:{state}", 0, -1)):
+                units = cast("dict[bytes, bytes]", self._redis.hgetall(job_key(job, "units")))
+                for unit in sorted(name.removesuffix(b".token") for name in units if name.endswith(b".token")):
+                    worker = units[unit + b".worker"].decode().rpartition(".")[0]
+                    found.setdefault(worker, []).append(f"{job} {unit.decode()}")
+        return found
+
+    def _workers(self) -> list[Process]:
+        return [process for process in self._store.processes() if process.kind == "worker"]
+
+    # --------------------------------------------------------------------------------------------------- for workers
+
+    def look(self) -> tuple[int, int]:
+        """What the steps that hand out work are told: when the night began, in ms, and 1 if bulk work's window is shut.
+
+        Where the time zone is not known, which only another machine can have set, bulk work waits for one that does.
+        """
+        _, moment = self._read()
+        try:
+            self._night, shut = ms(self._limits.night(moment)), self._limits.shut(moment)
+        except BadSchedule as error:
+            if self._complained != self._limits.tz:
+                self._complained = self._limits.tz
+                log.error("bulk work is left to other workers: %s", error)
+            return self._night, 1
+        return self._night, int(shut)
+
+    def rests(self) -> bool:
+        """Whether no bulk work is to be begun now."""
+        return bool(self._store.run("fleet_rests", *self.look()))
+
+    def bandwidth(self) -> int | None:
+        """The limit as it was read last, in bytes a second; without asking."""
+        return self._limits.bandwidth
+
+    def take(self, count: int) -> Share:
+        """A share of the bandwidth of at least ``count`` bytes, behind those that others took."""
+        taken, wait = self._store.run("fleet_take", count, ms(SHARE))
+        return Share(int(taken), int(wait) / 1000)
+
+    def note(self, count: int, bulk: bool) -> None:
+        """``count`` bytes of weights were read."""
+        self._store.run("fleet_note", count, int(bulk), self._night)
+
+    def all_drained(self) -> frozenset[str]:
+        """The workers that are, by name; some of them may have ended since."""
+        return frozenset(texts(self._redis.hkeys(DRAINED)))
+
+    def drained(self, worker: str) -> bool:
+        return bool(self._redis.hexists(DRAINED, worker))
+
+    def begin(self, worker: str) -> bool:
+        """It takes work; whether it was drained."""
+        return bool(self._redis.hdel(DRAINED, worker))
+
+    # -------------------------------------------------------------------------------------------------------- shared
+
+    def _read(self) -> tuple[dict[str, str], float]:
+        """What is stored, and what time it is."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.hgetall(FLEET)
+            pipeline.time()
+            stored, (seconds, micros) = pipeline.execute()
+        fields = {name.decode(): value.decode() for name, value in stored.items()}
+        self._limits = Limits.of(fields)
+        return fields, self._clock() if self._clock else seconds + micros / 1e6
+
+    def _now(self) -> float:
+        return self._read()[1]
+
+
+def _pause(fields: Mapping[str, str]) -> Pause | None:
+    if "paused" not in fields:
+        return None
+    return Pause(int(fields["paused"]) / 1000, fields["paused_by"], fields["reason"] or None)
+
+
+def _one(name: str, workers: list[str]) -> str:
+    """The worker that is called so, or the only one whose name begins so; raises WorkerNotFound."""
+    if name in workers:
+        return name
+    found = [worker for worker in workers if name and worker.startswith(name)]
+    if len(found) != 1:
+        which = "no worker" if not found else "more than one worker"
+        raise WorkerNotFound(which=which, name=name, workers=", ".join(found or workers) or "none")
+    return found[0]

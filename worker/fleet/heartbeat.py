@@ -1,0 +1,28 @@
+"""Signs of life: each worker and control process writes a key that dies without it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import redis
+
+from reshard.worker.queue.jobs import Process
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.settings import PRESUMED_DEAD
+
+
+def announce(client: redis.Redis, process: Process) -> None:
+    """Say that ``process`` lives; to be said again before PRESUMED_DEAD seconds are over."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.sadd(f"{PREFIX}processes", process.name)
+        pipeline.set(f"{PREFIX}process:{process.name}", json.dumps(asdict(process)), px=round(PRESUMED_DEAD * 1000))
+        pipeline.execute()
+
+
+def withdraw(client: redis.Redis, process: Process) -> None:
+    """Say that ``process`` has ended in order."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.srem(f"{PREFIX}processes", process.name)
+        pipeline.delete(f"{PREFIX}process:{process.name}")
+        pipeline.execute()

@@ -1,0 +1,114 @@
+"""How fast workers call the Hub: as it asks, interactive work first, and never so patiently that a cancel goes unheard.
+
+All workers spend one budget for each endpoint and credential, which is kept in Redis:
+
+    reshard:pace:<budget>         there while the Hub asked for a wait
+    reshard:pace:<budget>:<kind>  hash: calls left in the Hub's window, when it ends, its calls, its length,
+                                  and 1 if that is a guess
+
+The Hub says with each answer what is left (its RateLimit headers). Each call is taken from that before it is made, and
+bulk work leaves the last of it to interactive work. While Redis is away each process waits on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import redis
+
+from reshard.pipeline.limits import WAIT_MAX
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow
+from reshard.worker.queue.scripts import PREFIX, Scripts
+
+log = logging.getLogger(__name__)
+
+SLICE = 1.0  # seconds between two looks whether the work shall go on
+ASK_AGAIN = 5.0  # seconds after which who waits for calls asks whether there are some; an answer may have corrected it
+RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 that is twenty small jobs
+
+
+class SharedRateLimiter(LocalRateLimiter):
+    """A wait that the Hub asked for is life, not a hang, and is cut short by whatever ``check`` raises."""
+
+    def __init__(
+        self,
+        budget: str,
+        client: redis.Redis,
+        check: Callable[[], None],
+        alive: Callable[[], None],
+        bulk: bool = False,
+    ) -> None:
+        super().__init__()
+        self._alive = alive
+        self._budget = hashlib.sha256(budget.encode()).hexdigest()[:16]
+        self._key = f"{PREFIX}pace:{self._budget}"
+        self._redis = client
+        self._run = Scripts(client)
+        self._check = check
+        self._bulk = bulk
+
+    def before(self, kind: str) -> None:
+        while (wait := self._take(kind)) > 0:
+            self.sleep(min(wait, ASK_AGAIN))
+        super().before(kind)
+
+    def update(self, window: RateLimitWindow) -> None:
+        """Tell the others what is left."""
+        ends = min(window.seconds, WAIT_MAX)
+        try:
+            self._run(
+                "rate_limit_update", self._budget, window.kind, window.left, round(ends * 1000), window.quota,
+                round(window.window * 1000),
+            )  # fmt: skip
+        except redis.RedisError as error:
+            log.warning("cannot tell other workers that %s calls are left: %s", window.left, error)
+
+    def slow_down(self, seconds: float) -> None:
+        super().slow_down(seconds)
+        longest = max(seconds, self._others_wait())
+        try:
+            self._redis.set(self._key, "", px=math.ceil(longest * 1000))
+        except redis.RedisError as error:
+            log.warning("cannot tell other workers to wait %.0f s: %s", seconds, error)
+
+    def sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._check()
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, SLICE))
+            self._check()
+
+    def moved(self, count: int) -> None:
+        """What is sent keeps a lease as well as what is read."""
+        self._alive()
+
+    def _take(self, kind: str) -> float:
+        """Seconds to wait for a call; after 0 it is ours."""
+        try:
+            return int(self._run("rate_limit_take", self._budget, kind, int(self._bulk), str(RESERVE))) / 1000
+        except redis.RedisError as error:
+            log.warning("cannot ask how long other workers wait: %s", error)
+            return 0.0
+
+    def _others_wait(self) -> float:
+        try:
+            left = self._redis.pttl(self._key)
+        except redis.RedisError as error:
+            log.warning("cannot ask how long other workers wait: %s", error)
+            return 0.0
+        return max(0, int(str(left))) / 1000
+
+
+def rate_limiters(
+    client: redis.Redis, check: Callable[[], None], alive: Callable[[], None], bulk: bool = False
+) -> Callable[[str], SharedRateLimiter]:
+    """One pace for each budget, all of which heed ``check`` when they wait and tell ``alive`` when bytes go out.
+
+    ``bulk`` work leaves calls to interactive work.
+    """
+    made: dict[str, SharedRateLimiter] = {}
+    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk))

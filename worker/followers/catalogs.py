@@ -1,0 +1,318 @@
+"""Catalogs on the queue: a cursor that admits a few of many jobs at a time, and what became of each entry.
+
+    expanding -> running -> done
+                 ^   | ^ |
+              paused   stopped          stopped: too many failed, or too many bytes were read
+    failed: could not be expanded;  cancelled
+
+    reshard:catalog:<name>   hash: state, since, run, definition, failures, bytes, ...; every change writes to it
+      :entries  hash: entry -> repo, request, and what source and target were when it was expanded
+      :todo     sorted set: entry -> its turn
+      :again    hash: entry -> the job that is to go on instead of a new one
+      :active   hash: entry -> job
+      :ended    hash: entry -> how it ended
+      :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
+      :record   hash: request -> what source and target were after it was last carried out; outlives the run
+    reshard:catalogs             set: all of them
+    reshard:catalogs:looked_at   set: those that are under way, or whose jobs have not all ended
+
+A client writes the catalog and is done; control expands it (expander.py) and admits its jobs (cursor.py). Each change
+is one transaction that watches the hash, so two controls may make it, and one that died is followed by another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple, TypeVar, cast
+from uuid import uuid4
+
+import redis
+
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.errors import (
+    CatalogNotFound,
+    CatalogState,
+    JobNotFound,
+    WrongState,
+)
+from reshard.worker.followers import records
+from reshard.worker.followers.records import UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
+from reshard.worker.queue.events import append
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, server_ms, texts, transact
+
+log = logging.getLogger(__name__)
+
+RUN_PARTS = ("entries", "todo", "again", "ended", "counts")  # that begin anew with each run
+
+ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
+SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
+
+# From which states an operator, or for `failed` its expander, may turn a run to this one.
+TURNS: Mapping[State, frozenset[str]] = {
+    "paused": frozenset({"running"}),
+    "running": frozenset({"paused", "stopped"}),
+    "cancelled": frozenset({"expanding", "running", "paused", "stopped"}),
+    "failed": frozenset({"expanding"}),
+}
+
+T = TypeVar("T")
+
+
+class Now(NamedTuple):
+    """What a run is changed by, as it is in the transaction that changes it."""
+
+    at: int  # ms, by the server's clock
+    state: State | None  # None: there is no such catalog
+    run: str
+    expander: str  # the token of who expands it
+    expander_until: int  # ms
+    failures: int
+    bytes: int
+    schedule: str  # the one that fired it
+    entries: int
+    todo: int
+    active: int
+    counts: Counter[str]
+
+    @classmethod
+    def read(cls, pipe: Pipeline, name: str) -> Now:
+        """From a pipeline that watches the catalog and has not begun to write."""
+        fields = ("state", "run", "expander", "expander_until", "failures", "bytes", "fired_by")
+        state, run, expander, until, failures, read, schedule = (
+            value.decode() if value is not None else "" for value in pipe.hmget(key(name), fields)
+        )
+        counts = {field.decode(): int(number) for field, number in pipe.hgetall(key(name, "counts")).items()}
+        return cls(
+            server_ms(pipe), cast(State, state) or None, run, expander, int(until or 0),
+            int(failures or 0), int(read or 0), schedule, pipe.hlen(key(name, "entries")),
+            pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")), Counter(counts),
+        )  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        return self.state in UNDER_WAY or self.active > 0
+
+
+class Catalogs:
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._redis = store.redis
+
+    # -------------------------------------------------------------------------------------------------- for clients
+
+    def submit(self, definition: Definition) -> bool:
+        """Begin a run; False when this very catalog is under way already. Raises BadCatalog, CatalogState."""
+        parse(definition.text, definition.name)
+
+        def step(pipe: Pipeline) -> bool:
+            now = Now.read(pipe, definition.name)
+            pipe.multi()
+            if not now.busy:
+                start(pipe, definition, now)
+            return not now.busy
+
+        if self._change(definition.name, step):
+            return True
+        seen = self.get(definition.name)
+        if seen.definition.digest == definition.digest and seen.state in UNDER_WAY:
+            return False
+        raise CatalogState(name=definition.name, state=seen.state, why="its jobs have not all ended")
+
+    def names(self) -> list[str]:
+        return sorted(texts(self._redis.smembers(ALL)))
+
+    def get(self, name: str) -> CatalogStatus:
+        """Raises CatalogNotFound."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hgetall(key(name))
+            for part in ("entries", "active", "ended"):
+                pipeline.hgetall(key(name, part))
+            pipeline.zcard(key(name, "todo"))
+            pipeline.hget(SUCCESS, name)
+            fields, entries, active, ended, todo, success = pipeline.execute()
+        if not fields:
+            raise CatalogNotFound(name=name)
+        asked = {number: json.loads(entry) for number, entry in entries.items()}
+        how = sorted(ended.items(), key=_numbered)
+        return CatalogStatus(
+            definition=Definition.model_validate_json(fields[b"definition"]),
+            state=cast(State, fields[b"state"].decode()),
+            run=fields[b"run"].decode(),
+            started=int(fields[b"started"]) / 1000,
+            since=int(fields[b"since"]) / 1000,
+            note=fields[b"note"].decode() if b"note" in fields else None,
+            entries=len(entries),
+            todo=todo,
+            active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
+            ended=tuple((asked[number]["repo"], Ended(**json.loads(data))) for number, data in how),
+            targets=tuple(records.target_text(asked[number]["request"]) for number, _ in how),
+            success=None if success is None else int(success) / 1000,
+            empty=tuple(json.loads(fields.get(b"empty", b"[]"))),
+        )
+
+    def pause(self, name: str) -> None:
+        """Admit nothing more; what is at work goes on. Raises CatalogNotFound, CatalogState."""
+        self._turn(name, "paused", "only one that runs can be paused")
+
+    def resume(self, name: str) -> None:
+        """Go on where it was paused or stopped; done when nothing is left. Raises CatalogNotFound, CatalogState."""
+        self._turn(name, "running", "only one that is paused or stopped can go on")
+
+    def cancel(self, name: str) -> int:
+        """Drop what was not begun and cancel what is at work; returns how many jobs. Raises as ``pause``.
+
+        A second time it goes on where a client died over the first.
+        """
+        self._turn(name, "cancelled", "it has ended already")
+        cancelled = 0
+        for job in texts(self._redis.hvals(key(name, "active"))):
+            try:
+                self._store.cancel(job)
+                cancelled += 1
+            except (WrongState, JobNotFound) as error:
+                log.info("job %s goes on to its end: %s", job, error)
+        return cancelled
+
+    def retry(self, name: str, only: str | None = None) -> int:
+        """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``.
+
+        What only the file can mend stays as it is.
+        """
+
+        def step(pipe: Pipeline) -> int:
+            now = Now.read(pipe, name)
+            if now.state is None:
+                raise CatalogNotFound(name=name)
+            if now.state == "expanding":
+                raise CatalogState(name=name, state=now.state, why="it is not expanded yet")
+            again: dict[str, Ended] = {}
+            for number, kept in sorted(hash_of(pipe, key(name, "ended")).items(), key=_numbered):
+                ended = Ended(**json.loads(kept))
+                if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
+                    again[number.decode()] = ended
+            # A job that goes on tells at its end all that it ever read.
+            counted = self._read_by_jobs(again.values())
+            pipe.multi()
+            for entry, ended in again.items():
+                pipe.hdel(key(name, "ended"), entry)
+                pipe.zadd(key(name, "todo"), {entry: int(entry)})
+                if ended.job:
+                    pipe.hset(key(name, "again"), entry, ended.job)
+                count(pipe, name, ended, -1)
+            if again:
+                pipe.hset(key(name), mapping={"failures": 0, "bytes": now.bytes - counted})
+                pipe.hdel(key(name), "note")
+                if now.state != "paused":
+                    enter(pipe, name, now, "running")
+            return len(again)
+
+        return self._change(name, step)
+
+    def _read_by_jobs(self, ended: Collection[Ended]) -> int:
+        """The bytes that entries read whose jobs are still there."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for one in ended:
+                pipeline.exists(job_key(one.job or ""))
+            return sum(one.read for one, there in zip(ended, pipeline.execute(), strict=True) if there)
+
+    def remove(self, name: str) -> None:
+        """Forget it and what it knows of its targets, which stay. Raises CatalogNotFound, CatalogState."""
+
+        def step(pipe: Pipeline) -> None:
+            now = Now.read(pipe, name)
+            if now.state is None:
+                raise CatalogNotFound(name=name)
+            if now.busy:
+                raise CatalogState(name=name, state=now.state, why="only one whose jobs have all ended can be removed")
+            pipe.multi()
+            pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record")))
+            pipe.srem(ALL, name)
+            pipe.hdel(SUCCESS, name)
+            pipe.hdel(TROUBLE, name)
+
+        self._change(name, step)
+
+    def standings(self, name: str, entries: Iterable[Entry]) -> list[Standing]:
+        """How each entry stands against the last job that carried it out."""
+        record = self._record(name)
+        return [records.standing(entry, record) for entry in entries]
+
+    def remember(self, name: str, entry: Entry) -> None:
+        """Its target holds just what it asks for, at the commits that it names."""
+        assert entry.request is not None, "what has no target has nothing to hold"
+        self._redis.hset(key(name, "record"), entry.request.key(), json.dumps([entry.source, entry.target]))
+
+    def _record(self, name: str) -> dict[str, list[str]]:
+        return {key.decode(): json.loads(data) for key, data in hash_of(self._redis, key(name, "record")).items()}
+
+    def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> None:
+        """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
+
+        def step(pipe: Pipeline) -> None:
+            now = Now.read(pipe, name)
+            if now.state is None:
+                raise CatalogNotFound(name=name)
+            cut_short = state == now.state == "cancelled" and now.active > 0
+            if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):
+                raise CatalogState(name=name, state=now.state, why=why)
+            pipe.multi()
+            pipe.hset(key(name), "note", note) if note else pipe.hdel(key(name), "note")
+            if now.state == "stopped":  # what stopped it is forgiven
+                pipe.hset(key(name), mapping={"failures": 0, "bytes": 0})
+            if state == "cancelled":
+                pipe.delete(key(name, "todo"), key(name, "again"))
+            # Its last job may have ended in the pause.
+            over = state == "running" and now.todo + now.active == 0
+            enter(pipe, name, now, "done" if over else state, note=note)
+
+        self._change(name, step)
+
+    def _change(self, name: str, step: Callable[[Pipeline], T], *watched: str) -> T:
+        """Carry out ``step``, again when the catalog or what else is watched changed while it read."""
+        return transact(self._redis, step, key(name), *watched)
+
+
+def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") -> None:
+    """Begin a run of a catalog that is not busy, in a transaction that read ``now`` of it."""
+    name = definition.name
+    pipe.delete(key(name), *(key(name, part) for part in RUN_PARTS))
+    begun = {"run": uuid4().hex, "definition": definition.model_dump_json(), "started": now.at, "fired_by": schedule}
+    pipe.hset(key(name), mapping=begun | {"failures": 0, "bytes": 0})
+    pipe.sadd(ALL, name)
+    enter(pipe, name, now, "expanding")
+
+
+def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> None:
+    """Write the state of a run, and tell followers of it where it is news."""
+    pipe.hset(key(name), mapping={"state": state, "since": now.at})
+    looked_at = state in UNDER_WAY or now.active > 0
+    (pipe.sadd if looked_at else pipe.srem)(LOOKED_AT, name)
+    if state == "running" or state != now.state:
+        append(
+            pipe, "catalog", now.at, name=name, state=state, schedule=now.schedule, note=note,
+            entries=str(now.entries), counts=json.dumps(now.counts),
+        )  # fmt: skip
+
+
+def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:
+    """``by`` is 1 for an entry that ended, -1 for one that gets another turn."""
+    for part in records.tally(ended):
+        pipe.hincrby(key(name, "counts"), part, by)
+
+
+def _numbered(item: tuple[bytes, bytes]) -> int:
+    return int(item[0])
+
+
+def hash_of(client: redis.Redis, key: str) -> dict[bytes, bytes]:
+    return cast("dict[bytes, bytes]", client.hgetall(key))
+
+
+def key(name: str, part: str | None = None) -> str:
+    return f"{PREFIX}catalog:{name}:{part}" if part else f"{PREFIX}catalog:{name}"

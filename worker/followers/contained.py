@@ -1,0 +1,44 @@
+"""What goes wrong with one schedule or catalog must stop neither the others nor what else control does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+
+from reshard.pipeline.errors import BadSchedule, BrokerUnavailable, CatalogNotFound, ScheduleNotFound
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
+
+log = logging.getLogger(__name__)
+
+
+class Contained:
+    """Logs what goes wrong with each, once until it goes well again; only a broker that is unavailable passes."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._broken: set[str] = set()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (CatalogNotFound, ScheduleNotFound) as error:
+            log.info("it was removed or restarted meanwhile: %s", error)
+        except (*BROKER_UNAVAILABLE, BrokerUnavailable):
+            raise
+        except (ValidationError, BadSchedule) as error:  # a newer release's, or its time zone is unknown here
+            if self._is_news(name):
+                log.error("%s %s cannot be read here and is left to another control: %s", self._what, name, error)
+        except Exception:
+            if self._is_news(name):
+                log.exception("%s %s failed for an unknown reason, and waits", self._what, name)
+        else:
+            self._broken.discard(name)
+
+    def _is_news(self, name: str) -> bool:
+        known = name in self._broken
+        self._broken.add(name)
+        return not known

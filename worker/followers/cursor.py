@@ -1,0 +1,281 @@
+"""The cursor of a catalog: control expands it to entries, admits a few jobs at a time, and notes how each ended.
+
+It follows the stream: a job that ended makes room for the next entry, and a run that begins or goes on has room. What
+it does is decided by what is stored and not by the event, so an event that comes twice does nothing twice, and
+``reconcile`` does the same without one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import cast
+
+from reshard.pipeline.errors import (
+    BadPlace,
+    CatalogNotFound,
+    JobNotFound,
+    ReshardError,
+    TargetBusy,
+    WrongState,
+)
+from reshard.worker.followers import records
+from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key
+from reshard.worker.followers.contained import Contained
+from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
+from reshard.worker.queue.events import Event, Reader
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
+from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
+from reshard.worker.queue.states import JobState
+
+log = logging.getLogger(__name__)
+
+EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
+FILL = 500  # entries written in one step, so that none keeps Redis busy for long
+
+
+class Cursor(Catalogs):
+    """Catalogs as control sees them. Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    group = "catalogs"
+
+    def __init__(self, store: JobStore) -> None:
+        super().__init__(store)
+        self._contained = Contained("catalog")
+
+    def handle(self, events: Sequence[Event], reader: Reader) -> None:
+        """Note how jobs ended, and admit what there is room for, also where a run was begun or resumed."""
+        for event in events:
+            if event.kind == "ended":
+                self._each(partial(self._look_at, job=event.fields["job"]))
+            elif event.kind == "catalog" and event.fields["state"] == "running":
+                self._each(self._look_at, [event.fields["name"]])
+            reader.acknowledge(event)
+
+    def reconcile(self) -> None:
+        """Look at all jobs of all runs, for what the stream no longer has, and for jobs that were deleted."""
+        self._each(self._look_at)
+
+    def expanding(self) -> list[str]:
+        """The catalogs that wait to be expanded."""
+        names = texts(self._redis.smembers(LOOKED_AT))
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.hget(key(name), "state")
+            states = pipeline.execute()
+        return [name for name, state in zip(names, states, strict=True) if state == b"expanding"]
+
+    def claim(self, name: str, token: str) -> str:
+        """The run that this control is to expand now, or an empty string; claimed again, it stays this control's."""
+
+        def step(pipe: Pipeline) -> str:
+            now = Now.read(pipe, name)
+            pipe.multi()
+            if now.state != "expanding" or (now.expander not in {"", token} and now.expander_until > now.at):
+                return ""
+            pipe.hset(key(name), mapping={"expander": token, "expander_until": now.at + ms(EXPAND_LEASE)})
+            return now.run
+
+        return self._change(name, step)
+
+    def definition(self, name: str) -> Definition:
+        return self._run(name)[0]
+
+    def refuse(self, name: str, run: str, token: str, error: ReshardError) -> None:
+        """This run cannot be expanded. Raises CatalogState when it is not this control's to expand any more."""
+        why = "it is not this control's to expand any more"
+        self._turn(name, "failed", why, f"{error} ({error.next_step})", run, token)
+
+    def fill(
+        self,
+        name: str,
+        run: str,
+        token: str,
+        rows: Sequence[tuple[Entry, ReshardError | None]],
+        empty: Sequence[int] = (),
+    ) -> bool:
+        """Keep what a catalog was expanded to; False when another control does it by now.
+
+        ``empty`` are the numbers of the file's entries that find no model. An entry whose source and target are what
+        they were after its last job has ended before it began.
+        """
+        record = self._record(name)
+        found = [(entry, records.settled(entry, error, record)) for entry, error in rows]
+        return all(
+            self._fill(name, (run, token), first, found[first : first + FILL], first + FILL >= len(found), empty)
+            for first in range(0, max(1, len(found)), FILL)
+        )
+
+    def _fill(
+        self,
+        name: str,
+        expander: tuple[str, str],
+        first: int,
+        rows: Sequence[tuple[Entry, Ended | None]],
+        last: bool,
+        empty: Sequence[int],
+    ) -> bool:
+        def step(pipe: Pipeline) -> bool:
+            now = Now.read(pipe, name)
+            pipe.multi()
+            if now.state != "expanding" or expander != (now.run, now.expander):
+                return False
+            if first == 0:  # somebody may have died over it before
+                pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts")))
+                now = now._replace(counts=Counter(), entries=0, todo=0)
+            for number, (entry, ended) in enumerate(rows, first):
+                pipe.hset(key(name, "entries"), str(number), entry.model_dump_json())
+                if ended is None:
+                    pipe.zadd(key(name, "todo"), {str(number): number})
+                else:
+                    pipe.hset(key(name, "ended"), str(number), json.dumps(asdict(ended)))
+                    count(pipe, name, ended, 1)
+            settled = [ended for _, ended in rows if ended is not None]
+            now.counts.update(part for ended in settled for part in records.tally(ended))
+            todo = now.todo + len(rows) - len(settled)
+            pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
+            if last:
+                pipe.hdel(key(name), "expander", "expander_until", "note")
+                now = now._replace(entries=now.entries + len(rows))
+                enter(pipe, name, now, "running" if todo else "done")
+            return True
+
+        return self._change(name, step)
+
+    def _each(self, look: Callable[[str], object], names: Iterable[str] | None = None) -> None:
+        """``look`` at each catalog; what breaks one is no reason to leave the others."""
+        for name in texts(self._redis.smembers(LOOKED_AT)) if names is None else names:
+            with self._contained(name):
+                look(name)
+
+    def _look_at(self, name: str, job: str | None = None) -> None:
+        """Note how its jobs ended, all or this one, and admit what there is room for."""
+        definition, state, run = self._run(name)
+        if state == "expanding":
+            return
+        active = {number.decode(): id.decode() for number, id in hash_of(self._redis, key(name, "active")).items()}
+        mine = {number: id for number, id in active.items() if job in {None, id}}
+        if job is not None and not mine:
+            return
+        ended = self._collect(definition, run, mine)
+        if state == "running":
+            self._admit(definition, run, definition.at_once - len(active) + ended)
+
+    def _collect(self, definition: Definition, run: str, active: Mapping[str, str]) -> int:
+        """Note how these jobs ended; returns how many have."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for job in active.values():
+                pipeline.hget(job_key(job), "state")
+            states = pipeline.execute()
+        ended = 0
+        for (number, job), state in zip(active.items(), states, strict=True):
+            if state is not None and not JobState(state.decode()).ended:
+                continue
+            ended += 1
+            entry = self._entry(definition.name, number)
+            try:
+                seen = self._store.get(job)
+            except JobNotFound as error:
+                self._end(definition, run, number, Ended("failed", job, error=error.to_dict()))
+                continue
+            self._end(definition, run, number, records.how(entry, seen), records.kept(entry, seen))
+        return ended
+
+    def _admit(self, definition: Definition, run: str, room: int) -> None:
+        name = definition.name
+        for number in texts(self._redis.zrange(key(name, "todo"), 0, room - 1)) if room > 0 else []:
+            entry = self._entry(name, number)
+            if entry.request is None:
+                error: ReshardError = BadPlace(value=entry.repo, why="the file gives it no target")
+                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+                continue
+            again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
+            job = self._go_on(again.decode()) if again else ""
+            request = entry.request.model_copy(update={"asked_by": f"catalog {name}"})
+            answer = self._admit_one(definition, run, number, job, submission(request))
+            if answer == "stop":
+                return
+            if answer not in {"ok", "gone"}:
+                error = TargetBusy(job=answer, target=str(request.target))
+                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+
+    def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
+        """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
+        name = definition.name
+
+        def step(pipe: Pipeline) -> str:
+            now = Now.read(pipe, name)
+            waits = pipe.zscore(key(name, "todo"), number) is not None
+            there, same = ("", True) if job else occupant(pipe, submitted)
+            pipe.multi()
+            if now.state != "running" or now.run != run or now.active >= definition.at_once:
+                return "stop"
+            if not waits:
+                return "gone"
+            if not same:
+                return there
+            if not (job or there):
+                enqueue(pipe, submitted)
+            pipe.zrem(key(name, "todo"), number)
+            pipe.hdel(key(name, "again"), number)
+            pipe.hset(key(name, "active"), number, job or there or submitted[0])
+            pipe.hincrby(key(name), "admitted", 1)
+            return "ok"
+
+        return self._change(name, step, ACTIVE)
+
+    def _go_on(self, job: str) -> str:
+        """The job, when it goes on; empty when a new one must be made."""
+        try:
+            self._store.retry(job)
+        except WrongState:  # it was told so already, by a control that died then
+            return job
+        except (JobNotFound, TargetBusy):
+            return ""
+        return job
+
+    def _end(
+        self, definition: Definition, run: str, number: str, ended: Ended, kept: tuple[str, str] = ("", "")
+    ) -> bool:
+        """Note how an entry ended, once; whether it was this call that did."""
+        name = definition.name
+
+        def step(pipe: Pipeline) -> bool:
+            now = Now.read(pipe, name)
+            was_active = pipe.hexists(key(name, "active"), number)
+            waited = pipe.zscore(key(name, "todo"), number) is not None
+            pipe.multi()
+            if now.run != run or now.state is None or not (was_active or waited):
+                return False
+            now.counts.update(records.tally(ended))
+            now = now._replace(active=now.active - was_active, todo=now.todo - waited)
+            failures, read = now.failures + (ended.error is not None), now.bytes + ended.read
+            state, note = records.after(definition, cast(State, now.state), now.todo, now.active, failures, read)
+            pipe.hdel(key(name, "active"), number)
+            pipe.zrem(key(name, "todo"), number)
+            pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
+            count(pipe, name, ended, 1)
+            pipe.hset(key(name), mapping={"failures": failures, "bytes": read} | ({"note": note} if note else {}))
+            if kept[0]:
+                pipe.hset(key(name, "record"), *kept)
+            if state != now.state or state not in UNDER_WAY:  # with its last job it need not be looked at any more
+                enter(pipe, name, now, state, note=note)
+            return True
+
+        return self._change(name, step)
+
+    def _entry(self, name: str, number: str) -> Entry:
+        data = cast("bytes | None", self._redis.hget(key(name, "entries"), number))
+        if data is None:
+            raise CatalogNotFound(name=name)
+        return Entry.model_validate_json(data)
+
+    def _run(self, name: str) -> tuple[Definition, State, str]:
+        definition, state, run = cast("list[bytes]", self._redis.hmget(key(name), "definition", "state", "run"))
+        if state is None:
+            raise CatalogNotFound(name=name)
+        return Definition.model_validate_json(definition), cast(State, state.decode()), run.decode()

@@ -1,0 +1,106 @@
+"""What asks the Hub what a catalog comes to: a thread beside control's loop, because that may take minutes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+import redis
+
+from reshard.pipeline.catalogs.definition import parse
+from reshard.pipeline.catalogs.expand import expand, interleaved, stands
+from reshard.pipeline.copying.loop import Stopped
+from reshard.pipeline.errors import CatalogNotFound, CatalogState, ReshardError
+from reshard.pipeline.stores.connect import Context
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.records import Definition, Entry, entry_of
+
+log = logging.getLogger(__name__)
+
+EXPAND_AGAIN = 60.0  # seconds before it is tried again when the Hub was away
+
+
+Rows = list[tuple[Entry, ReshardError | None]]
+
+
+def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tuple[Rows, list[int]]:
+    """What a catalog comes to now, owners taking turns, and which of its entries find no model.
+
+    Raises BadCatalog, the HubError and AccessError families.
+
+    Where the broker knows nothing of an entry, its target is asked. What it says is kept at once: asking thousands may
+    take longer than this process lives.
+    """
+    found = expand(parse(definition.text, definition.name), context)
+    wanted = interleaved(found.models)
+    entries = [entry_of(one) for one in wanted]
+    standings = catalogs.standings(definition.name, entries)
+    for one, entry, standing in zip(wanted, entries, standings, strict=True):
+        if standing == "unknown" and stands(one, context):
+            catalogs.remember(definition.name, entry)
+    return [(entry, one.error) for entry, one in zip(entries, wanted, strict=True)], found.empty
+
+
+class Expander:
+    """Expands catalogs beside control's loop, one at a time, because asking a Hub may take minutes."""
+
+    def __init__(self, catalogs: Cursor, expand: Callable[[Definition], tuple[Rows, list[int]]]) -> None:
+        self._catalogs = catalogs
+        self._expand = expand
+        self._token = uuid4().hex
+        self._thread: threading.Thread | None = None
+        self._at = ("", "")  # the catalog and the run that the thread expands
+        self._dropped = threading.Event()
+        self._again: dict[str, float] = {}  # run -> when it may be tried again
+
+    def look(self, waiting: Iterable[str]) -> None:
+        """Take on one of the catalogs that wait, keep what was taken on, and drop what waits no more."""
+        busy = self._thread is not None and self._thread.is_alive()
+        wanted = False
+        for name in waiting:
+            if busy and name != self._at[0]:
+                continue
+            run = self._catalogs.claim(name, self._token)
+            if busy:
+                wanted = (name, run) == self._at
+            elif run and self._again.get(run, 0.0) <= time.monotonic():
+                self._at = (name, run)
+                self._dropped.clear()
+                self._thread = threading.Thread(target=self._work, args=self._at, name=name, daemon=True)
+                self._thread.start()
+                busy = wanted = True
+        if not wanted:
+            self._dropped.set()
+
+    def check(self) -> None:
+        """Raises Stopped when what is expanded is wanted no more: it may wait for the Hub for an hour."""
+        if self._dropped.is_set():
+            raise Stopped("cancel")
+
+    def _work(self, name: str, run: str) -> None:
+        try:
+            rows, empty = self._expand(self._catalogs.definition(name))
+            log.info("catalog %s: %s entries", name, len(rows))
+            self._catalogs.fill(name, run, self._token, rows, empty)
+        except ReshardError as error:
+            log.warning("catalog %s cannot be expanded: %s", name, error)
+            if error.retryable:
+                self._again[run] = time.monotonic() + EXPAND_AGAIN
+            else:
+                self._refuse(name, run, error)
+        except Stopped as stopped:
+            log.info("stopped expanding catalog %s: %s", name, stopped.reason)
+        except redis.RedisError as error:
+            log.warning("catalog %s will be expanded again, the broker was unavailable: %s", name, error)
+        except Exception as error:
+            log.exception("catalog %s failed for an unknown reason", name)
+            self._refuse(name, run, ReshardError(what=f"{type(error).__name__}: {error}"))
+
+    def _refuse(self, name: str, run: str, error: ReshardError) -> None:
+        try:
+            self._catalogs.refuse(name, run, self._token, error)
+        except (CatalogState, CatalogNotFound) as ended:
+            log.info("catalog %s was ended meanwhile: %s", name, ended)

@@ -1,0 +1,320 @@
+"""Notices: what operators are told by a command or a URL when a night failed, went well again, or did not happen.
+
+    reshard:notices:stream   the last day's notices, 1,000 at most; each hook is a consumer group that reads it
+
+Outcomes (outcomes.py) appends a notice in the transaction that notes what happened. Each hook's group tells it, tries
+again after pauses that double, and gives up when the stream no longer has it. What a process was telling when it died
+is told by the next after ``NOTIFY_LEASE``, so a notice may be told twice, under one id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal, Protocol, cast
+from uuid import uuid4
+
+import httpx2
+import redis
+
+from reshard.pipeline.errors import NoticeFailed
+from reshard.pipeline.stores.retry import describe
+from reshard.worker.followers.counters import TOTALS
+from reshard.worker.queue.events import create_group
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, ms
+from reshard.worker.settings import (
+    NOTIFY_FIRST,
+    NOTIFY_FOR,
+    NOTIFY_LEASE,
+    NOTIFY_LOOK,
+    NOTIFY_MAX,
+    NOTIFY_TIMEOUT,
+    Settings,
+)
+
+log = logging.getLogger(__name__)
+
+NOTICES = f"{PREFIX}notices:stream"
+NOTICES_MAX = 1000  # after that the oldest goes, or a broken hook would fill the broker
+WAITING = "waiting"  # the consumer that has what was tried in vain, and waits for its next try
+
+JSON = {"content-type": "application/json"}
+IN_ENVIRONMENT = ("id", "kind", "what", "name", "text", "next")
+STDERR = 2  # a command's own words belong in control's log, and a person's --json stays JSON
+
+# failed: a job or a catalog's run did not end well; recovered: the first that did after that; missed: a time passed and
+# fired nothing, or too late; test: somebody tries the hooks
+Kind = Literal["failed", "recovered", "missed", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to tell. ``id`` stays the same however often it is told; ``at`` in seconds since the epoch."""
+
+    id: str
+    at: float
+    kind: Kind
+    what: str  # schedule, catalog
+    name: str
+    text: str  # one line for people
+    next: str  # the command to type next
+    schedule: str | None = None
+    job: str | None = None
+    error: dict[str, Any] | None = None  # the job's, as ReshardError.to_dict
+    entries: int | None = None  # of the catalog
+    counts: Mapping[str, int] | None = None  # outcome -> entries of the catalog
+    codes: Mapping[str, int] | None = None  # error code -> how often
+
+    def to_json(self) -> bytes:
+        """What hooks are given."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
+
+    @classmethod
+    def test(cls) -> Notice:
+        now = datetime.now(UTC)
+        id = f"test-{now.timestamp() * 1000:.0f}"
+        return cls(id, now.timestamp(), "test", "hook", "test", "a test of reshard's notices: no problems found", "")
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> Notice:
+        """What ``keep`` kept."""
+        error = json.loads(fields["error"]) if fields.get("error") else None
+        numbers = {key: value for key, value in json.loads(fields.get("counts", "{}")).items() if value}
+        codes = {key.removeprefix("failed:"): value for key, value in numbers.items() if key.startswith("failed:")}
+        return cls(
+            id=fields["id"],
+            at=int(fields["at"]) / 1000,
+            kind=cast(Kind, fields["kind"]),
+            what=fields["what"],
+            name=fields["name"],
+            text=_text(fields, error, codes),
+            next=_next(fields),
+            schedule=fields["name"] if fields["what"] == "schedule" else fields.get("schedule") or None,
+            job=fields.get("job") or None,
+            error=error,
+            entries=int(fields["entries"]) if "entries" in fields else None,
+            counts={key: value for key, value in numbers.items() if ":" not in key} if "counts" in fields else None,
+            codes={error["code"]: 1} if error else codes or None,
+        )
+
+
+def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mapping[str, int]) -> str:
+    who, kind = f"{fields['what']} {fields['name']}", fields["kind"]
+    if kind == "recovered":
+        return f"{who} ended well again"
+    if kind == "missed":
+        due = datetime.fromtimestamp(int(fields["due"]) / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return f"{who}, due on {due}: {_MISSED[fields['outcome']].format(job=fields['job'])}"
+    if error is not None:
+        return f"{who} failed: job {fields['job']}: {error['code']}: {error['message']}"
+    if fields.get("state") == "failed":
+        return f"{who} could not be expanded: {fields['note']}"
+    told = [f"stopped: {fields['note']}"] if fields.get("state") == "stopped" else []
+    if codes:
+        ranked = sorted(codes.items(), key=lambda item: -item[1])
+        models = f"{sum(codes.values()):,} of {int(fields['entries']):,} models failed"
+        told.append(f"{models}: {', '.join(f'{code} {number:,}' for code, number in ranked)}")
+    return f"{who}: {'; '.join(told)}"
+
+
+_MISSED = {
+    "fired": "no control ran then, and it was fired late",
+    "missed": "no control ran then, and it was left out",
+    "overlap": "left out, because what it fired last is still at work",
+    "busy": "left out, because job {job} has the target, with another request",
+}
+
+
+def _next(fields: Mapping[str, str]) -> str:
+    if fields["kind"] == "missed":
+        return f"reshard schedule show {fields['name']}"
+    if fields["what"] == "schedule":
+        return f"reshard status {fields['job']}"
+    listed = fields["kind"] == "failed" and fields.get("state") != "failed"
+    return f"reshard catalog {'failures' if listed else 'status'} {fields['name']}"
+
+
+class Hook(Protocol):
+    """Takes a notice within NOTIFY_TIMEOUT seconds, or raises NoticeFailed."""
+
+    name: str
+
+    def tell(self, notice: Notice) -> None: ...
+
+
+class Command:
+    """Runs a program, without a shell, that gets the notice as JSON on its stdin; exit code 0 means that it took it."""
+
+    name = "command"
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = list(arguments)
+
+    def tell(self, notice: Notice) -> None:
+        told = {f"RESHARD_NOTICE_{what.upper()}": _plain(getattr(notice, what)) for what in IN_ENVIRONMENT}
+        try:
+            process = subprocess.Popen(
+                self._arguments, env=os.environ | told, stdin=subprocess.PIPE, stdout=STDERR, start_new_session=True
+            )
+        except OSError as error:
+            raise NoticeFailed(hook=self.name, why=f"it cannot be started: {error.strerror}") from None
+        try:
+            process.communicate(notice.to_json(), timeout=NOTIFY_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            process.wait()
+            raise NoticeFailed(hook=self.name, why=f"it ran for more than {NOTIFY_TIMEOUT:.0f} s") from None
+        if process.returncode != 0:
+            raise NoticeFailed(hook=self.name, why=f"it ended with {process.returncode}")
+
+
+class Url:
+    """Posts the notice as JSON; an answer of 2xx means that it was taken. Redirects are not followed."""
+
+    name = "url"
+
+    def __init__(self, url: str) -> None:
+        self._url = url  # may hold a token, so that no message names it
+        self._client = httpx2.Client(timeout=NOTIFY_TIMEOUT, headers={"user-agent": f"reshard/{version('reshard')}"})
+
+    def tell(self, notice: Notice) -> None:
+        try:
+            with self._client.stream("POST", self._url, content=notice.to_json(), headers=JSON) as answer:
+                status = answer.status_code
+        except httpx2.TransportError as error:
+            raise NoticeFailed(hook=self.name, why=describe(error)) from None
+        except httpx2.InvalidURL:
+            raise NoticeFailed(hook=self.name, why="it is not a valid URL") from None
+        if not 200 <= status < 300:
+            raise NoticeFailed(hook=self.name, why=f"it answered {status}")
+
+
+HOOKS = (Command.name, Url.name)
+
+
+def hooks(settings: Settings) -> list[Hook]:
+    """Those that are set."""
+    found: list[Hook] = []
+    if settings.notify_command is not None:
+        found.append(Command(shlex.split(settings.notify_command.get_secret_value())))
+    if settings.notify_url is not None:
+        found.append(Url(settings.notify_url.get_secret_value()))
+    return found
+
+
+def keep(at: int, **fields: str) -> Callable[[Pipeline], Any]:
+    """Writes a notice for the hooks; nothing where no control ever had one. ``at`` in ms since the epoch."""
+    data = cast(Any, {"at": at, **fields})
+    return lambda pipe: pipe.xadd(NOTICES, data, maxlen=NOTICES_MAX, approximate=False, nomkstream=True)
+
+
+class Notifier:
+    """Tells notices, beside control's loop, which it never holds up."""
+
+    def __init__(self, store: JobStore, hooks: Sequence[Hook]) -> None:
+        self._store = store
+        self._redis: Any = store.redis
+        self._hooks = hooks
+        self._me = uuid4().hex
+
+    def listen(self) -> None:
+        """Have notices kept for these hooks from now on, and drop those of a day ago."""
+        for hook in self._hooks:
+            create_group(self._redis, NOTICES, hook.name, "$")
+        seconds, _ = self._redis.time()
+        self._redis.xtrim(NOTICES, minid=str(ms(seconds - NOTIFY_FOR)), approximate=False)
+
+    def start(self, ending: threading.Event) -> None:
+        """Tell, each hook in a thread of its own, until ``ending``."""
+        for hook in self._hooks:
+            threading.Thread(target=self._run, args=(hook, ending), name=f"notify-{hook.name}", daemon=True).start()
+
+    def _run(self, hook: Hook, ending: threading.Event) -> None:
+        while not ending.wait(NOTIFY_LOOK):
+            try:
+                while not ending.is_set() and self.tell(hook):
+                    pass
+            except BROKER_UNAVAILABLE as error:
+                log.warning("notices wait for the broker: %s", error)
+            except Exception:
+                log.exception("the %s hook failed on a notice for an unknown reason; it is tried again", hook.name)
+
+    def tell(self, hook: Hook) -> str | None:
+        """Try the next notice whose time has come; returns ``told``, ``again`` or ``dropped``, None when none has.
+
+        May raise redis-py's ConnectionError and TimeoutError.
+        """
+        if (found := self._next(hook.name)) is None:
+            return None
+        id, fields, attempt = found
+        about = f"notice {id}"
+        if not fields:
+            log.error("%s: dropped after %s tries by the %s hook", about, attempt, hook.name)
+            return "dropped"
+        about += f", {fields['what']} {fields['name']} {fields['kind']}"
+        try:
+            hook.tell(Notice.read({"id": id, **fields}))
+        except NoticeFailed as error:
+            pause = _pause(attempt)
+            log.warning("%s: try %s: %s; again in %.0f s", about, attempt, error, pause)
+            self._redis.xclaim(NOTICES, hook.name, WAITING, 0, [id], justid=True)
+            self._redis.hincrby(TOTALS, f"notices:{hook.name}:failed", 1)
+            return "again"
+        self._end(hook.name, id, "told")
+        log.info("%s: told by the %s hook", about, hook.name)
+        return "told"
+
+    def _next(self, hook: str) -> tuple[str, dict[str, str], int] | None:
+        """The id, the fields and the try of a notice that is this process's to tell now; no fields: it is gone."""
+        for _, new in self._redis.xreadgroup(hook, self._me, {NOTICES: ">"}, count=1):
+            return new[0][0].decode(), _text_fields(new[0][1]), 1
+        for entry in self._redis.xpending_range(NOTICES, hook, "-", "+", NOTICES_MAX):
+            id, tries = entry["message_id"].decode(), entry["times_delivered"]
+            wait = _pause(tries) if entry["consumer"] == WAITING.encode() else NOTIFY_LEASE
+            if not self._redis.xrange(NOTICES, id, id):
+                if self._end(hook, id, "dropped"):
+                    return id, {}, tries
+            elif entry["time_since_delivered"] >= ms(wait):
+                for _, data in self._redis.xclaim(NOTICES, hook, self._me, ms(wait), [id]):
+                    return id, _text_fields(data), tries + 1
+        return None
+
+    def _end(self, hook: str, id: str, how: str) -> bool:
+        """Whether it was for this process to end."""
+        ended = bool(self._redis.xack(NOTICES, hook, id))
+        if ended:
+            self._redis.hincrby(TOTALS, f"notices:{hook}:{how}", 1)
+        return ended
+
+
+def waiting(client: redis.Redis) -> dict[str, int]:
+    """How many notices each hook is still to tell."""
+    found = dict.fromkeys(HOOKS, 0)
+    if client.exists(NOTICES):
+        for group in client.xinfo_groups(NOTICES):
+            found[group["name"].decode()] = group["pending"] + (group.get("lag") or 0)
+    return found
+
+
+def _pause(tries: int) -> float:
+    """Seconds between the last of so many tries and the next."""
+    return float(min(NOTIFY_FIRST * 2 ** (tries - 1), NOTIFY_MAX))
+
+
+def _text_fields(data: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in data.items()}
+
+
+def _plain(text: str) -> str:
+    """As an environment variable can hold it."""
+    return text.encode(errors="replace").decode().replace("\0", " ")

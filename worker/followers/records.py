@@ -1,0 +1,223 @@
+"""What is kept of a catalog's run, and what follows from how its jobs ended; no Redis here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from reshard.pipeline.catalogs.definition import digest
+from reshard.pipeline.errors import BadPlace, ReshardError, TargetsCollide
+from reshard.pipeline.places import Hub, Strict
+from reshard.pipeline.request import Request
+from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.states import JobState
+
+if TYPE_CHECKING:
+    from reshard.pipeline.catalogs.expand import Wanted
+
+AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
+
+# What only the file can mend: another turn finds it as it was, and of two that want one target the last would win.
+IN_FILE = frozenset({BadPlace.code, TargetsCollide.code})
+
+State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
+UNDER_WAY = frozenset({"expanding", "running", "paused"})
+Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
+# Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
+# it left cannot be seen in a list.
+Standing = Literal["unchanged", "source", "target", "unknown"]
+
+
+class Definition(Strict):
+    """What is submitted: the file's text, and how much of it at once and at most."""
+
+    name: str
+    text: str
+    at_once: int = Field(default=AT_ONCE, ge=1)
+    max_failures: int | None = None  # it stops when more have failed
+    max_bytes: int | None = None  # it admits no more once so many bytes of weights were read
+    asked_by: str = ""
+
+    @property
+    def digest(self) -> str:
+        return digest(self.text)
+
+
+class Entry(Strict):
+    """One model of a run, with what source and target were when it was expanded."""
+
+    repo: str
+    request: Request | None
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an entry ended. published: by a new commit; same: a job found nothing to do; unchanged: none was needed."""
+
+    outcome: Outcome
+    job: str | None = None
+    commit: str | None = None
+    read: int = 0  # bytes of weights
+    uploaded: int = 0  # bytes
+    error: dict[str, Any] | None = None  # as ReshardError.to_dict
+
+    @property
+    def in_file(self) -> bool:
+        """Whether it failed by what only the catalog's file can mend."""
+        return self.error is not None and self.error["code"] in IN_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStatus:
+    """A catalog as it was at one moment; times in seconds since the epoch."""
+
+    definition: Definition
+    state: State
+    run: str
+    started: float
+    since: float
+    note: str | None
+    entries: int
+    todo: int
+    active: dict[str, str]  # repo -> job
+    ended: tuple[tuple[str, Ended], ...]  # repo, how
+    targets: tuple[str | None, ...]  # of each in ``ended``, as it is typed; None where its template gives none
+    success: float | None  # when a run of it last ended with nothing failed
+    empty: tuple[int, ...] = ()  # numbers of the file's entries that find no model
+
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for _, ended in self.ended:
+            found[ended.outcome] = found.get(ended.outcome, 0) + 1
+        return found
+
+    def failures(self) -> dict[str, list[tuple[str, Ended]]]:
+        """What failed, by error code; the most frequent first."""
+        found: dict[str, list[tuple[str, Ended]]] = {}
+        for repo, ended in self.ended:
+            if ended.error is not None:
+                found.setdefault(ended.error["code"], []).append((repo, ended))
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return {
+            "catalog": self.definition.name,
+            "digest": self.definition.digest,
+            "state": self.state,
+            "note": self.note,
+            "started": self.started,
+            "since": self.since,
+            "success": self.success,
+            "entries": self.entries,
+            "empty": list(self.empty),
+            "todo": self.todo,
+            "active": self.active,
+            "counts": self.counts(),
+            "read": sum(ended.read for _, ended in self.ended),
+            "uploaded": sum(ended.uploaded for _, ended in self.ended),
+            "ended": [
+                {"repo": repo, "target": target, **asdict(ended)}
+                for (repo, ended), target in zip(self.ended, self.targets, strict=True)
+            ],
+        }
+
+
+def entry_of(wanted: Wanted) -> Entry:
+    """What is kept of a model that a catalog wants."""
+    return Entry(
+        repo=wanted.repo,
+        request=wanted.request,
+        source=wanted.source.sha if wanted.source else None,
+        target=wanted.target.sha if wanted.target else None,
+    )
+
+
+def settled(entry: Entry, error: ReshardError | None, record: dict[str, list[str]]) -> Ended | None:
+    """How an entry ended that needs no job."""
+    if error is not None:
+        return Ended("failed", error=error.to_dict())
+    return Ended("unchanged") if standing(entry, record) == "unchanged" else None
+
+
+def standing(entry: Entry, record: dict[str, list[str]]) -> Standing:
+    request = entry.request
+    if request is None or request.options.force or not _default_branch(request) or None in (entry.source, entry.target):
+        return "unknown"
+    if (last := record.get(request.key())) is None:
+        return "unknown"
+    source, target = last
+    if target != entry.target:
+        return "target"
+    return "unchanged" if source == entry.source else "source"
+
+
+def target_text(request: dict[str, Any] | None) -> str | None:
+    """``acme/model``, behind its endpoint where it is not the worker's own."""
+    if request is None:
+        return None
+    target = request["target"]
+    return f"{target['endpoint'].rstrip('/')}/{target['repo']}" if target.get("endpoint") else str(target["repo"])
+
+
+def how(entry: Entry, job: Job) -> Ended:
+    published = job.published or {}
+    if job.state == JobState.done:
+        outcome: Outcome = "published" if _made_one(entry, job) else "same"
+        return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
+    if job.state == JobState.cancelled:
+        return Ended("cancelled", job.id, None, job.read, job.uploaded)
+    # The same hint for all that failed in the same way.
+    error = job.error and {**job.error, "hint": job.error["hint"].replace(job.id, "JOB")}
+    return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, error)
+
+
+def _made_one(entry: Entry, job: Job) -> bool:
+    """Whether the commit is the job's own: one that it found may be, when its maker did not live to say so.
+
+    Only a job that had something to do went on to confirm it.
+    """
+    published = job.published or {}
+    return not published.get("found") or (bool(job.confirmed) and published.get("commit") != entry.target)
+
+
+def kept(entry: Entry, job: Job) -> tuple[str, str]:
+    """The key of what was asked, and what source and target are now that it is carried out; empty where unknown.
+
+    After a job that made no commit the target is what it was, whoever else committed to it since. The source is at the
+    commit that the job read: one that stood in line may have been planned before the source moved.
+    """
+    request, published = entry.request, job.published or {}
+    if request is None or job.state != JobState.done or not _default_branch(request):
+        return "", ""
+    target = published.get("commit") if _made_one(entry, job) else entry.target
+    source = published.get("source")
+    if source is None or target is None:
+        return "", ""
+    return request.key(), json.dumps([source, target])
+
+
+def _default_branch(request: Request) -> bool:
+    """Whether the target's listed commit is the one that it would be published on."""
+    return isinstance(request.target, Hub) and not (request.options.pr or request.options.branch)
+
+
+def after(definition: Definition, state: State, todo: int, active: int, failures: int, read: int) -> tuple[State, str]:
+    """The state of a run, and the note that says why, once ``todo`` entries wait and ``active`` jobs are at work."""
+    if state != "running":
+        return state, ""
+    if todo and definition.max_failures is not None and failures > definition.max_failures:
+        return "stopped", f"more than {definition.max_failures} failed"
+    if todo and definition.max_bytes is not None and read >= definition.max_bytes:
+        return "stopped", f"{definition.max_bytes} bytes were read"
+    return ("running" if todo or active else "done"), ""
+
+
+def tally(ended: Ended) -> list[str]:
+    """The counters of a run that an entry belongs to: its outcome, and the code of its error."""
+    return [ended.outcome, *([f"failed:{ended.error['code']}"] if ended.error else [])]

@@ -1,0 +1,258 @@
+"""Schedules: a request or a catalog that is submitted again and again, when its cron expression is due.
+
+    reshard:schedules            hash: name -> what was asked for
+    reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
+    reshard:schedules:job        hash: name -> the job that it fired last
+    reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see outcomes.py
+    reshard:schedule:<name>:runs list: what became of each time, the newest first
+
+Control looks at what is due. Firing moves the due time on and queues the job in one transaction, so that two controls
+never fire twice, and none of a time is lost between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.places import Strict
+from reshard.pipeline.request import Request
+from reshard.worker.cron import next_after
+from reshard.worker.followers import catalogs
+from reshard.worker.followers.contained import Contained
+from reshard.worker.followers.records import Definition
+from reshard.worker.queue.events import append
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
+from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
+from reshard.worker.queue.states import JobState
+
+log = logging.getLogger(__name__)
+
+PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: nobody waits for it
+RUNS_MAX = 100  # of one schedule; after that the oldest go
+LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+ALL = f"{PREFIX}schedules"
+DUE, LAST_JOB, AWAITED = (f"{ALL}:{part}" for part in ("due", "job", "awaited"))
+SUCCESS, TROUBLE, UNMET = (f"{ALL}:{part}" for part in ("success", "trouble", "unmet"))
+
+# fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
+# the target, with another request
+Outcome = Literal["fired", "missed", "overlap", "busy"]
+
+
+class Schedule(Strict):
+    """What is submitted, and when. Raises BadSchedule from ``check``."""
+
+    name: str
+    cron: str
+    tz: str = "UTC"
+    missed: Literal["once", "skip"] = "once"  # what becomes of times that passed while no control ran
+    request: Request | None = None
+    catalog: Definition | None = None  # as it was when the schedule was added
+
+    def check(self) -> None:
+        """Raises BadSchedule when the name, the expression or the zone is none."""
+        if (self.request is None) == (self.catalog is None):
+            raise BadSchedule(what="a schedule submits either one request or a catalog")
+        if not NAME.fullmatch(self.name):
+            raise BadSchedule(what=f"{self.name!r} is no name: small letters, digits, dots, - and _, at most 63")
+        self.next_after(0.0)
+
+    def next_after(self, moment: float) -> float:
+        """When it is due after ``moment``, in seconds since the epoch."""
+        return next_after(self.cron, self.tz, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of one time; times in seconds since the epoch."""
+
+    at: float  # when control looked
+    due: float
+    outcome: Outcome
+    job: str | None  # the one that was fired, or that stood in the way; None for a catalog
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """A schedule as it was at one moment."""
+
+    schedule: Schedule
+    next: float | None  # None while it is paused
+    runs: tuple[Run, ...]  # the newest first
+    success: float | None  # when what it fired last ended well
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        digest = self.schedule.catalog.digest if self.schedule.catalog else None
+        kept = self.schedule.model_dump(mode="json") | {"digest": digest}
+        if kept["request"] is not None:
+            kept["request"]["priority"] = PRIORITY
+        return kept | {"next": self.next, "success": self.success, "runs": [asdict(run) for run in self.runs]}
+
+
+class Schedules:
+    """Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, store: JobStore, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; left out, it is the Redis server's, which all controls share."""
+        self._store = store
+        self._redis = store.redis
+        self._clock = clock or self._server_time
+        self._contained = Contained("schedule")
+
+    def add(self, schedule: Schedule) -> float:
+        """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
+        schedule.check()
+        first = schedule.next_after(self._clock())
+        if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json()):
+            raise ScheduleExists(name=schedule.name)
+        self._redis.zadd(DUE, {schedule.name: ms(first)})  # a client that dies before this leaves a paused one
+        return first
+
+    def remove(self, name: str) -> None:
+        """Forget it; a job that it fired goes on. Raises ScheduleNotFound."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.hdel(ALL, name)
+            pipeline.zrem(DUE, name)
+            for kept in (LAST_JOB, AWAITED, SUCCESS, TROUBLE, UNMET):
+                pipeline.hdel(kept, name)
+            pipeline.delete(runs_key(name))
+            removed, *_ = pipeline.execute()
+        if not removed:
+            raise ScheduleNotFound(name=name)
+
+    def pause(self, name: str) -> None:
+        """Let no time fire it until ``resume``. Raises ScheduleNotFound."""
+        self._schedule(name)
+        with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.zrem(DUE, name)
+            pipeline.hdel(UNMET, name)
+            pipeline.execute()
+
+    def resume(self, name: str) -> float:
+        """Go on with the next time from now; what passed during the pause is not run. Raises ScheduleNotFound."""
+        first = self._schedule(name).next_after(self._clock())
+        return first if self._redis.zadd(DUE, {name: ms(first)}, nx=True) else cast(float, self.get(name).next)
+
+    def run(self, name: str) -> Run:
+        """Fire it now, beside its times, unless its last job is still at work. Raises ScheduleNotFound."""
+        run = self._fire(self._schedule(name), None, self._clock())
+        if run is None:
+            raise ScheduleNotFound(name=name)
+        return run
+
+    def get(self, name: str) -> ScheduleStatus:
+        """Raises ScheduleNotFound."""
+        schedule = self._schedule(name)
+        score = self._redis.zscore(DUE, name)
+        success = self._redis.hget(SUCCESS, name)
+        runs = texts(self._redis.lrange(runs_key(name), 0, -1))
+        return ScheduleStatus(
+            schedule,
+            None if score is None else score / 1000,
+            tuple(_run(json.loads(text)) for text in runs),
+            None if success is None else int(success) / 1000,
+        )
+
+    def all(self) -> list[ScheduleStatus]:
+        """By name."""
+        return [self.get(name) for name in sorted(texts(self._redis.hkeys(ALL)))]
+
+    def fire_due(self) -> list[tuple[str, Run]]:
+        """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
+        now = self._clock()
+        due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", ms(now), withscores=True))
+        ran = []
+        for raw, score in due:
+            with self._contained(name := raw.decode()):
+                if (run := self._fire(self._schedule(name), score, now)) is not None:
+                    log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
+                    ran.append((name, run))
+        return ran
+
+    def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
+        """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
+        name, late = schedule.name, due is not None and now - due / 1000 > LATE
+        submitted = _submission(schedule)
+        watched = catalogs.key(schedule.catalog.name) if schedule.catalog else ACTIVE
+
+        def step(pipe: Pipeline) -> Run | None:
+            if not pipe.hexists(ALL, name) or (due is not None and pipe.zscore(DUE, name) != due):
+                return None
+            outcome, job, fire = self._decide(pipe, schedule, submitted, skip=late and schedule.missed == "skip")
+            at = server_ms(pipe)
+            pipe.multi()
+            fire(pipe)
+            if outcome == "fired" and job:
+                pipe.hset(LAST_JOB, name, job)
+                append(pipe, "fired", at, name=name, job=job)
+            if due is not None:
+                pipe.zadd(DUE, {name: ms(schedule.next_after(now))})
+                pipe.hsetnx(UNMET, name, round(due))
+                if late or outcome != "fired":
+                    append(pipe, "missed", at, name=name, job=job, due=str(round(due)), outcome=outcome)
+            run = Run(now, now if due is None else due / 1000, outcome, job or None)
+            pipe.lpush(runs_key(name), json.dumps({**asdict(run), "at": ms(run.at), "due": ms(run.due), "job": job}))
+            pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
+            return run
+
+        return transact(self._redis, step, ALL, DUE, LAST_JOB, watched)
+
+    def _decide(
+        self, pipe: Pipeline, schedule: Schedule, submitted: Sequence[str], skip: bool
+    ) -> tuple[Outcome, str, Callable[[Pipeline], None]]:
+        """What becomes of a time, the job that was fired or stands in the way, and what fires it."""
+        if skip:
+            return "missed", "", _nothing
+        if (catalog := schedule.catalog) is not None:
+            run = catalogs.Now.read(pipe, catalog.name)
+            if run.busy:
+                return "overlap", "", _nothing
+            return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)
+        last = pipe.hget(LAST_JOB, schedule.name)
+        state = pipe.hget(job_key(last.decode()), "state") if last else None
+        if last and state and not JobState(state.decode()).ended:
+            return "overlap", last.decode(), _nothing
+        there, same = occupant(pipe, submitted)
+        if there:
+            return ("fired" if same else "busy"), there, _nothing
+        return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
+
+    def _schedule(self, name: str) -> Schedule:
+        stored = cast("bytes | None", self._redis.hget(ALL, name))
+        if stored is None:
+            raise ScheduleNotFound(name=name)
+        return Schedule.model_validate_json(stored)
+
+    def _server_time(self) -> float:
+        return server_ms(self._redis) / 1000
+
+
+def _submission(schedule: Schedule) -> tuple[str, ...]:
+    """What queues its job; nothing for a catalog."""
+    if schedule.catalog is not None:
+        return ()
+    assert schedule.request is not None, "a schedule submits something"
+    return submission(
+        schedule.request.model_copy(update={"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"})
+    )
+
+
+def _nothing(pipe: Pipeline) -> None:
+    pass
+
+
+def _run(data: dict[str, Any]) -> Run:
+    return Run(data["at"] / 1000, data["due"] / 1000, data["outcome"], data["job"] or None)
+
+
+def runs_key(name: str) -> str:
+    return f"{PREFIX}schedule:{name}:runs"

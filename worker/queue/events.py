@@ -1,0 +1,136 @@
+"""The one stream of what happens to jobs, catalogs and schedules, and how its followers read it.
+
+    reshard:events   stream of the last 100,000 events; each step of Lua appends to it what it did, in the same step
+
+    kind                                       with
+    state                                      job, state
+    claimed, sealed, finished, released, lost  job, unit
+    trouble, voided, failed, retried           job, error: tried again, copied again, given up, begun again by hand
+    moved                                      job, bytes read, uploaded, deduplicated
+    ended                                      job, state, error
+    catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
+    fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
+
+A follower is a consumer group. It gets every event at least once and in order: nobody is given new events while another
+process may still be at work on older ones, and what a dead process had is given to the next after ``TAKE_OVER``. To
+have an effect once, a follower writes it and acknowledges the event in one transaction (``once``).
+
+One job's events are also in a stream of its own, for `reshard watch`: whoever watches one job would otherwise read the
+events of all, and those of a job that is watched must not be pushed out by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from uuid import uuid4
+
+import redis
+
+from reshard.worker.queue.scripts import PREFIX, Pipeline, transact
+
+EVENTS = f"{PREFIX}events"
+EVENTS_MAX = 100_000  # as common.lua has it; what is older is gone, and followers that need it look for themselves
+TAKE_OVER = 10.0  # seconds; an event is handled in milliseconds, so who has one for so long is dead
+BATCH = 100  # events that are read at once
+
+T = TypeVar("T")
+
+
+class Event(NamedTuple):
+    """One thing that happened."""
+
+    id: str  # of the stream; later events have greater ones
+    kind: str
+    at: int  # ms since the epoch, by the server's clock
+    fields: dict[str, str]
+
+    @classmethod
+    def read(cls, id: bytes, data: Mapping[bytes, bytes]) -> Event:
+        fields = {name.decode(): value.decode() for name, value in data.items()}
+        return cls(id.decode(), fields.pop("kind"), int(fields.pop("at")), fields)
+
+
+class Follower(Protocol):
+    """Who lives from the stream."""
+
+    group: str
+
+    def handle(self, events: Sequence[Event], reader: Reader) -> None:
+        """Carry them out in order, and acknowledge each to ``reader``; whatever it raises, it gets the rest again."""
+
+
+class Reader:
+    """One process's place in a consumer group."""
+
+    def __init__(self, client: redis.Redis, group: str, take_over: float = TAKE_OVER) -> None:
+        self.group = group
+        self.name = uuid4().hex
+        self._redis: Any = client
+        self._take_over = round(take_over * 1000)
+
+    def take(self) -> list[Event]:
+        """The next events; none while another process may be at work on earlier ones."""
+        try:
+            if self._redis.xpending(EVENTS, self.group)["pending"]:
+                answer = self._redis.xautoclaim(EVENTS, self.group, self.name, self._take_over, count=BATCH)
+                found = answer[1]
+            else:
+                answer = self._redis.xreadgroup(self.group, self.name, {EVENTS: ">"}, count=BATCH)
+                found = [event for _, events in answer for event in events]
+        except redis.ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                raise
+            create_group(self._redis, EVENTS, self.group, "0")
+            return self.take()
+        gone = [id for id, data in found if not data]  # older than what the stream keeps; Redis 7 drops these itself
+        if gone:
+            self._redis.xack(EVENTS, self.group, *gone)
+        return [Event.read(id, data) for id, data in found if data]
+
+    def acknowledge(self, *events: Event) -> None:
+        self._redis.xack(EVENTS, self.group, *(event.id for event in events))
+
+    def once(self, events: Sequence[Event], effect: Callable[[Pipeline, Sequence[Event]], None], *watched: str) -> None:
+        """Write the ``effect`` of the events that are still this process's, and acknowledge them, in one transaction.
+
+        ``effect`` is a step of ``transact``. What it changes must be ``watched``: so it is called again, with what is
+        left, when another process took these events over and handled them meanwhile.
+        """
+
+        def carry_out(pipe: Pipeline) -> None:
+            mine = pipe.xpending_range(EVENTS, self.group, events[0].id, events[-1].id, len(events), self.name)
+            ids = {entry["message_id"].decode() for entry in mine}
+            if left := [event for event in events if event.id in ids]:
+                effect(pipe, left)
+                pipe.xack(EVENTS, self.group, *(event.id for event in left))
+
+        transact(self._redis, carry_out, *watched)
+
+
+def follow(follower: Follower, reader: Reader, batches: int = 1) -> int:
+    """Have the follower handle what is new, as far as so many batches go; returns how many events that was."""
+    handled = 0
+    for _ in range(batches):
+        events = reader.take()
+        if events:
+            follower.handle(events, reader)
+        handled += len(events)
+        if len(events) < BATCH:
+            break
+    return handled
+
+
+def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:
+    """Append an event, in the transaction that makes it true."""
+    data = {"kind": kind, "at": at, **fields}
+    pipe.xadd(EVENTS, cast(Any, data), maxlen=EVENTS_MAX, approximate=True)
+
+
+def create_group(client: redis.Redis, stream: str, group: str, start: str) -> None:
+    """Have ``group`` follow ``stream`` from event ``start`` on, unless it does."""
+    try:
+        client.xgroup_create(stream, group, start, mkstream=True)
+    except redis.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):
+            raise

@@ -1,0 +1,399 @@
+"""Jobs as a client sees them: submit, look, cancel, retry. The truth is in Redis, and every change is one Lua file.
+
+    queued -> planning -> copying -> publishing -> committing -> confirming -> done
+                                                   ^ the point of no return
+    failed, cancelled            from any state before `committing`; `retry` goes on from what was copied
+    failed                       from `committing`, once the target was read and holds no commit of ours
+    published_unverified         from `committing` or `confirming`: a commit stands, or may stand, unproved
+
+A client needs redis-py and nothing of Celery. ``submit`` writes the job, notes that it is due and rings a bell, in one
+step; the control process hears the bell and sends the wake. So a job cannot be written without being due, the client
+knows nothing of the message format of the queue, and a bell that nobody heard is made good by what is due.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from urllib.parse import parse_qs
+
+import redis
+
+from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
+from reshard.pipeline.request import Request
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, texts
+from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import QUEUES
+
+if TYPE_CHECKING:
+    from reshard.pipeline.planning.model import Plan
+
+SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
+CONNECT_TIMEOUT = 5.0  # seconds
+HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
+ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
+ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A unit of work that a worker holds now."""
+
+    unit: str  # plan, check, group:00000, publish, confirm
+    worker: str
+    since: float  # seconds since the epoch
+    bytes: int  # copied since its last seal
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as it was at one moment; sizes in bytes, times in seconds since the epoch by the server's clock."""
+
+    id: str
+    state: JobState
+    request: Request
+    created: float
+    since: float  # when it came into this state
+    bytes: int = 0  # to copy; 0 before there is a plan
+    bytes_done: int = 0
+    shards: int = 0
+    shards_done: int = 0
+    read: int = 0  # bytes of the source
+    expected: int = 0  # bytes that the plan said would be sent
+    uploaded: int = 0  # bytes sent to the target's store
+    deduplicated: int = 0  # bytes that it had already
+    claims: tuple[Claim, ...] = ()
+    error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
+    last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
+    note: str | None = None  # why it waits
+    notes: tuple[str, ...] = ()  # the plan's
+    checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
+    published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
+    confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
+    rolled_back: str | None = None  # the commit that rolled the published one back
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
+        copied = (self.published or {}).get("checks", ())
+        failed = (self.error or {}).get("facts", {}).get("checks", ())
+        return [*self.checked, *copied, *self.confirmed, *failed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        data = {**asdict(self), "request": self.request.model_dump(mode="json")}
+        return data | {"held": data.pop("claims"), "undone": data.pop("rolled_back")}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    id: str
+    existed: bool  # the same request was queued or running already
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A worker or control process that gave a sign of life."""
+
+    name: str
+    kind: str  # worker, control
+    version: str
+    host: str
+    pid: int
+    concurrency: int
+    started: float
+    draining: bool
+
+
+def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concatenate[JobStore, P], R]:
+    @wraps(method)
+    def guarded(self: JobStore, *args: P.args, **kwargs: P.kwargs) -> R:
+        with broker_errors(self.url):
+            return method(self, *args, **kwargs)
+
+    return cast("Callable[Concatenate[JobStore, P], R]", guarded)
+
+
+@contextmanager
+def broker_errors(url: str) -> Iterator[None]:
+    """Inside, a Redis that does not answer is BrokerUnavailable."""
+    try:
+        yield
+    except BROKER_UNAVAILABLE as error:
+        raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
+
+
+class JobStore:
+    """What a client may do with jobs. Every method raises BrokerUnavailable when Redis does not answer."""
+
+    def __init__(self, client: redis.Redis, url: str = "redis") -> None:
+        self.redis = client
+        self.url = url
+        self.run = Scripts(client)
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[JobStore]:
+        """The store behind a Redis URL."""
+        client = open_redis(url)
+        try:
+            yield cls(client, url)
+        finally:
+            client.close()
+
+    # ------------------------------------------------------------------------------------------------------ change
+
+    @_answering
+    def submit(self, request: Request) -> Submitted:
+        """Queue ``request``, or find the job that already carries it out; raises TargetBusy."""
+        arguments = submission(request)
+        id, existed, active_key = texts(self.run("submit", *arguments))
+        if active_key != arguments[1]:
+            raise TargetBusy(job=id, target=str(request.target))
+        return Submitted(id, existed == "1")
+
+    @_answering
+    def cancel(self, id: str) -> JobState:
+        """Stop a job; returns the state it was in. Its copiers see it in seconds. Raises JobNotFound, WrongState."""
+        id = self.resolve(id)
+        answer, state = texts(self.run("cancel", id))
+        if answer == "missing":
+            raise JobNotFound(job=id)
+        if answer == "refused":
+            ended = JobState(state).ended
+            why = "it has ended already" if ended else "its commit is being made and cannot be taken back any more"
+            raise WrongState(job=id, state=state, why=why)
+        return JobState(state)
+
+    @_answering
+    def retry(self, id: str, anew: bool = False, onto_head: bool = False) -> JobState:
+        """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
+
+        ``anew`` plans once more, from what source and target are now; shards that stay the same are not copied again.
+        ``onto_head`` does so too, and replaces whatever others changed in the target since.
+        Raises JobNotFound, WrongState, and TargetBusy when another job has the target by now.
+        """
+        id = self.resolve(id)
+        request = ""
+        if onto_head:
+            asked = self.get(id).request
+            options = asked.options.model_copy(update={"overwrite": True})
+            request = asked.model_copy(update={"options": options}).model_dump_json()
+        answer, what = texts(self.run("retry", id, int(anew or onto_head), request))
+        if answer == "missing":
+            raise JobNotFound(job=id)
+        if answer == "busy":
+            raise TargetBusy(job=what, target=str(self.get(id).request.target))
+        if answer == "refused":
+            why = "there is nothing to retry" if what == JobState.done else "it is still under way"
+            raise WrongState(job=id, state=what, why=why)
+        return JobState(what)
+
+    @_answering
+    def rolled_back(self, id: str, commit: str) -> None:
+        """Note with a job that ``commit`` rolled its own back; raises JobNotFound."""
+        if not self.run("rolled_back", id, commit):
+            raise JobNotFound(job=id)
+
+    @_answering
+    def delete(self, id: str) -> None:
+        """Forget a job that has ended; raises JobNotFound, WrongState."""
+        id = self.resolve(id)
+        if not self.run("delete", id):
+            raise WrongState(job=id, state=self.get(id).state, why="only a job that has ended can be deleted")
+
+    # -------------------------------------------------------------------------------------------------------- look
+
+    @_answering
+    def resolve(self, start: str) -> str:
+        """The id of the one job whose id begins so; raises JobNotFound, Ambiguous."""
+        found = texts(self.redis.zrangebylex(f"{PREFIX}ids", f"[{start}", f"[{start}\xff", 0, 5))
+        if start in found:
+            return start
+        if not start or not found:
+            raise JobNotFound(job=start)
+        if len(found) > 1:
+            raise Ambiguous(job=start, jobs=", ".join(found))
+        return found[0]
+
+    @_answering
+    def get(self, id: str) -> Job:
+        """The job, with who works on what now; raises JobNotFound."""
+        jobs = self._load([self.resolve(id)], with_units=True)
+        if not jobs:
+            raise JobNotFound(job=id)
+        return jobs[0]
+
+    @_answering
+    def recent(self, states: Iterable[JobState] = (), limit: int = 50) -> list[Job]:
+        """The newest ``limit`` jobs, of these states or of all."""
+        names = [f"jobs:{state}" for state in states] or ["jobs"]
+        newest: list[tuple[bytes, float]] = []
+        for name in names:
+            newest += cast(Any, self.redis.zrevrange(PREFIX + name, 0, limit - 1, withscores=True))
+        newest.sort(key=lambda pair: pair[1], reverse=True)
+        return self._load([id.decode() for id, _ in newest[:limit]], with_units=False)
+
+    @_answering
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        pipeline = self.redis.pipeline(transaction=False)
+        for state in JobState:
+            pipeline.zcard(f"{PREFIX}jobs:{state}")
+        return dict(zip(JobState, pipeline.execute(), strict=True))
+
+    @_answering
+    def plan(self, id: str) -> Plan | None:
+        """The whole plan; None before it is made and some time after the job is done."""
+        from reshard.pipeline.planning.model import decode_head, decode_shard  # which `reshard list` need not wait for
+
+        fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
+        if b"head" not in fields:
+            return None
+        shards = [decode_shard(fields[b"%d" % number]) for number in range(len(fields) - 1)]
+        return replace(decode_head(fields[b"head"]), shards=tuple(shards))
+
+    @_answering
+    def attested(self, id: str) -> dict[str, str]:
+        """What the bytes of each source file were held against; empty some time after the job is done."""
+        groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))
+        return {path: level for group in groups for path, level in json.loads(group)[0].items()}
+
+    @_answering
+    def events(self, id: str, after: str = "0", wait: float = 0.0) -> list[tuple[str, dict[str, str]]]:
+        """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
+        block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
+        answer = self.redis.xread({job_key(self.resolve(id), "events"): after}, block=block) or []
+        return [
+            (event.decode(), {k.decode(): v.decode() for k, v in fields.items()})
+            for _, events in cast(Any, answer)
+            for event, fields in events
+        ]
+
+    @_answering
+    def processes(self) -> list[Process]:
+        """The workers and control processes that are alive."""
+        names = sorted(cast(set[bytes], self.redis.smembers(f"{PREFIX}processes")))
+        found = self.redis.mget([f"{PREFIX}process:".encode() + name for name in names]) if names else []
+        gone = [name for name, data in zip(names, found, strict=True) if data is None]
+        if gone:
+            self.redis.srem(f"{PREFIX}processes", *gone)
+        return [Process(**json.loads(data)) for data in found if data is not None]
+
+    @_answering
+    def waiting(self) -> dict[str, int]:
+        """The wakes that no worker has taken yet, by queue."""
+        return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
+
+    def _load(self, ids: list[str], with_units: bool) -> list[Job]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for id in ids:
+            pipeline.hgetall(job_key(id))
+            pipeline.hgetall(job_key(id, "units")) if with_units else pipeline.echo("")
+        answers = pipeline.execute()
+        return [
+            _job(_decoded(answers[i]), _decoded(answers[i + 1]) if with_units else {})
+            for i in range(0, len(answers), 2)
+            if answers[i]  # deleted since we read its id
+        ]
+
+
+ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
+
+
+def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
+    """A client for a broker's URL; connects at the first command."""
+    return redis.Redis.from_url(
+        url.replace("redis+socket://", "unix://", 1),
+        socket_timeout=timeout,
+        socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
+        health_check_interval=HEALTH_CHECK,
+        protocol=2,  # the newer one shapes some answers otherwise, and redis-py changed its default
+    )
+
+
+def without_password(url: str) -> str:
+    """Where the broker is, for people: a password may be before the host, or anywhere in the query but its ``db``."""
+    address, _, query = url.partition("?")
+    scheme, _, rest = address.partition("://")
+    numbers = parse_qs(query).get("db", [])
+    return f"{scheme}://{rest.rpartition('@')[2]}" + (f"?db={numbers[0]}" if numbers else "")
+
+
+def new_id() -> str:
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
+
+
+def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
+    """In a transaction that watches ``ACTIVE``: the job that has the target, or an empty string, and whether it is none
+    other than what is ``submitted``."""
+    if (job := pipe.hget(ACTIVE, submitted[2])) is None:
+        return "", True
+    return job.decode(), pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+
+
+def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:
+    """Queue a job in a transaction, whose other writes may take for granted that it is there."""
+    Scripts(pipe)("submit", *submitted)
+
+
+def submission(request: Request) -> tuple[str, str, str, str, str, str]:
+    """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
+    slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
+    return new_id(), request.key(), slot, request.priority, request.model_dump_json(), request.asked_by
+
+
+def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
+def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
+    def parsed(name: str, default: Any = None) -> Any:
+        return json.loads(fields[name]) if fields.get(name) else default
+
+    claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
+    return Job(
+        id=fields["id"],
+        state=JobState(fields["state"]),
+        request=Request.model_validate_json(fields["request"]),
+        created=int(fields["created"]) / 1000,
+        since=int(fields["since"]) / 1000,
+        bytes=int(fields.get("bytes", 0)),
+        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
+        shards=int(fields.get("shards", 0)),
+        shards_done=int(fields.get("shards_sealed", 0)),
+        read=int(fields.get("read", 0)),
+        expected=int(fields.get("expected", 0)),
+        uploaded=int(fields.get("uploaded", 0)),
+        deduplicated=int(fields.get("deduplicated", 0)),
+        claims=claims,
+        error=parsed("error"),
+        last_error=parsed("last_error"),
+        note=fields.get("note"),
+        notes=tuple(parsed("notes", ())),
+        checked=parsed("checked", []),
+        published=parsed("published"),
+        confirmed=parsed("confirmed", []),
+        rolled_back=fields.get("undone"),
+    )
+
+
+def _claim(unit: str, units: dict[str, str]) -> Claim:
+    return Claim(
+        unit=unit,
+        worker=units.get(f"{unit}.worker", ""),
+        since=int(units.get(f"{unit}.since", 0)) / 1000,
+        bytes=int(units.get(f"{unit}.bytes", 0)),
+        attempt=int(units.get(f"{unit}.attempts", 0)),
+    )

@@ -1,0 +1,205 @@
+"""Jobs as a worker sees them: claim a unit under a random token, keep it while it moves, hand in what was done.
+
+A token is good until another claim takes its place, however late. Every step answers ``ok``, ``lost`` (another worker
+has the unit now) or ``cancelled``; the last two leave everything as it was. A step that makes something claimable
+says to which queue a wake is to go (wakes.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+from uuid import uuid4
+
+from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.planning.estimate import forecast
+from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
+from reshard.pipeline.request import Request
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import job_key, ms, texts
+from reshard.worker.queue.states import JobState
+from reshard.worker.queue.wakes import Wakes
+from reshard.worker.settings import HAND_BACK, INVALIDATIONS, KEEP_DETAILS, LEASE, YIELD_PAUSE
+
+NOTHING = Moved()
+
+Answer = Literal["ok", "lost", "cancelled"]
+Kind = Literal["plan", "check", "group", "publish", "confirm"]
+
+
+@dataclass(slots=True)
+class Lease:
+    """One worker's right to one unit of one job."""
+
+    job: str
+    unit: str
+    token: str
+    attempts: int  # claims since the last lasting progress, this one included
+    last_error: dict[str, Any] | None  # of the attempt before
+    state: JobState  # when it was claimed
+    dead: str | None  # the token of an owner who never handed back
+    bulk: bool
+
+    @property
+    def kind(self) -> Kind:
+        return cast(Kind, self.unit.partition(":")[0])
+
+    @property
+    def group(self) -> int:
+        return int(self.unit.partition(":")[2])
+
+
+class Leases(Wakes):
+    """The worker's half of the job store. Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        send: Callable[[str, str], None],
+        worker: str,
+        lease: float = LEASE,
+        schema: int = SCHEMA,
+        fleet: Fleet | None = None,
+    ) -> None:
+        """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
+        super().__init__(store.redis, send, lease, fleet or Fleet(store))
+        self._store = store
+        self._worker = worker
+        self._lease = ms(lease)
+        self._schema = schema
+
+    # -------------------------------------------------------------------------------------------------- the steps
+
+    def claim(self, job: str) -> Lease | None:
+        """The right to the next unit of the job, if there is one to do now."""
+        token = uuid4().hex
+        wake, unit, attempts, error, state, dead, priority = texts(
+            self._run(
+                "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
+                *self.fleet.look(),
+            )
+        )  # fmt: skip
+        self.wake(wake, job)
+        if not unit:
+            return None
+        last_error = json.loads(error) if error else None
+        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
+
+    def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
+        """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
+        _, shut = self.fleet.look()
+        step = self._run(
+            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut
+        )
+        return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
+
+    def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:
+        """Keep receipts, which is lasting progress, and count what moved for them."""
+        rows = [item for r in receipts for item in (r.shard, r.to_json(), r.size)]
+        answer, attempts = texts(self._run("seal", lease.job, lease.unit, lease.token, *moved, *rows))
+        if answer == "ok":
+            lease.attempts = int(attempts)
+        return cast(Answer, answer)
+
+    def planned(self, lease: Lease, plan: Plan) -> Answer:
+        """Write the plan, once, and open its units."""
+        stored = encode(plan)
+        rows = [x for i, shard in enumerate(plan.shards) for x in (shard.digest, shard.size, stored.shards[i])]
+        return self._answer(
+            lease,
+            "planned", lease.job, lease.token, str(plan.schema), plan.digest, stored.head,
+            len(plan.groups), json.dumps(plan.notes), forecast(plan).uploaded, *rows,
+        )  # fmt: skip
+
+    def done(self, lease: Lease, result: object) -> Answer:
+        """The unit is finished; ``result`` is JSON-able."""
+        return self._answer(
+            lease,
+            "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result),
+        )  # fmt: skip
+
+    def begin(self, lease: Lease) -> Answer:
+        """Pass the point of no return, unless a cancel came first."""
+        return cast(Answer, self._run("begin", lease.job, lease.token).decode())
+
+    def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> Answer:
+        """The unit failed and may be tried again ``after`` so many seconds."""
+        return self._fail(lease, error, "retry", after)
+
+    def fail(self, lease: Lease, error: Mapping[str, Any], unsure: bool = False) -> Answer:
+        """The job ends with this error; ``unsure`` when nobody knows whether its commit stands."""
+        return self._fail(lease, error, "unsure" if unsure else "final", 0)
+
+    def release(self, lease: Lease, why: str) -> Answer:
+        """Hand the unit back unfinished; costs no attempt."""
+        return self._answer(lease, "release", lease.job, lease.unit, lease.token, why)
+
+    def invalidate(
+        self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
+    ) -> Answer | Literal["often"]:
+        """Forget the receipts of ``shards`` and have ``groups`` copied again; ``often`` when it was done too often.
+
+        Without groups the unit stays this worker's; with groups it is theirs no more.
+        """
+        rows = [item for shard in shards for item in (shard.digest, shard.size)]
+        answer, wake = texts(
+            self._run(
+                "invalidate", lease.job, lease.unit, lease.token, INVALIDATIONS, json.dumps(error), len(groups),
+                *(f"group:{number:05d}" for number in groups), *rows,
+            )
+        )  # fmt: skip
+        self.wake(wake, lease.job)
+        return cast(Literal["ok", "lost", "cancelled", "often"], answer)
+
+    def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
+        return self._answer(
+            lease,
+            "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after),
+        )  # fmt: skip
+
+    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
+        answer, wake = texts(self._run(step, *arguments))
+        self.wake(wake, lease.job)
+        return cast(Answer, answer)
+
+    # -------------------------------------------------------------------------------------------- what a step needs
+
+    def request(self, job: str) -> Request:
+        return Request.model_validate_json(self._field(job, "request"))
+
+    def head(self, job: str) -> Plan:
+        """The plan without its shards."""
+        return decode_head(self._known(self.redis.hget(job_key(job, "plan"), "head"), job))
+
+    def shards(self, job: str, numbers: Sequence[int]) -> dict[int, Shard]:
+        """These shards of the plan, by number."""
+        fields = self.redis.hmget(job_key(job, "plan"), [str(n) for n in numbers]) if numbers else []
+        return {n: decode_shard(self._known(data, job)) for n, data in zip(numbers, fields, strict=True)}
+
+    def shard_count(self, job: str) -> int:
+        return int(self._field(job, "shards"))
+
+    def receipts(self, job: str, digests: Sequence[str]) -> dict[str, Receipt]:
+        """The receipts that there are for these shard digests."""
+        fields = self.redis.hmget(job_key(job, "receipts"), list(digests)) if digests else []
+        return {d: Receipt.from_json(data) for d, data in zip(digests, fields, strict=True) if data is not None}
+
+    def attested(self, job: str) -> list[Any]:
+        """What the groups attested, as handed in with ``done``."""
+        return [json.loads(data) for data in self.redis.hvals(job_key(job, "attested"))]
+
+    def published(self, job: str) -> Any:
+        """What publishing handed in."""
+        return json.loads(self._field(job, "published"))
+
+    def _field(self, job: str, name: str) -> bytes:
+        return self._known(self.redis.hget(job_key(job), name), job)
+
+    @staticmethod
+    def _known(value: Any, job: str) -> bytes:
+        if value is None:
+            raise LookupError(f"job {job} is gone from the store")
+        return cast(bytes, value)

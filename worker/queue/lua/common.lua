@@ -1,0 +1,76 @@
+-- What every step shares; scripts.py puts this file before each of the others, and before it ENDED, from states.py.
+-- Times are milliseconds of this server's clock, the only clock that decides anything.
+--
+-- A job is a hash, and beside it:
+--   :todo      sorted set: unit of work -> when it may be claimed. A lease, a backoff and "now" are all just a time.
+--   :units     hash: <unit>.token, .worker, .attempts, .bytes, ... of every unit
+--   :plan      hash: head, and one field per shard
+--   :receipts  hash: shard digest -> receipt
+--   :attested  hash: group -> what attests its bytes
+--   :events    stream, for who watches
+
+local PREFIX = 'reshard:'
+local PARTS = { 'todo', 'units', 'plan', 'receipts', 'attested', 'events' }
+
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function key(id, part)
+  local base = PREFIX .. 'job:' .. id
+  return part and (base .. ':' .. part) or base
+end
+
+local function get(id, field)
+  return redis.call('HGET', key(id), field)
+end
+
+local function unit(id, name, field)
+  return redis.call('HGET', key(id, 'units'), name .. '.' .. field)
+end
+
+local function set_unit(id, name, field, value)
+  redis.call('HSET', key(id, 'units'), name .. '.' .. field, value)
+end
+
+-- What happens is appended in the step in which it happens: to the one stream that followers live from (events.py),
+-- and to the job's own, so that whoever watches one job need not read of all. After so many the oldest go.
+local ALL_MAX, JOB_MAX = 100000, 1000
+
+local function publish(kind, ...)
+  redis.call('XADD', PREFIX .. 'events', 'MAXLEN', '~', ALL_MAX, '*', 'kind', kind, 'at', now(), ...)
+end
+
+local function event(id, kind, ...)
+  redis.call('XADD', key(id, 'events'), 'MAXLEN', '~', JOB_MAX, '*', 'kind', kind, 'at', now(), ...)
+  publish(kind, 'job', id, ...)
+end
+
+local function set_state(id, state, t)
+  local before = get(id, 'state')
+  if before == state then return end
+  if before then redis.call('ZREM', PREFIX .. 'jobs:' .. before, id) end
+  redis.call('HSET', key(id), 'state', state, 'since', t)
+  redis.call('ZADD', PREFIX .. 'jobs:' .. state, t, id)
+  event(id, 'state', 'state', state)
+end
+
+-- A unit belongs to the latest token that claimed it, expired or not, until it is done.
+local function owns(id, name, token)
+  return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
+end
+
+local function free(id, name, at)
+  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes')
+  redis.call('ZADD', key(id, 'todo'), at, name)
+end
+
+local function free_all(id)
+  for _, name in ipairs(redis.call('ZRANGE', key(id, 'todo'), 0, -1)) do free(id, name, 0) end
+end
+
+local function drop_plan(id)
+  redis.call('DEL', key(id, 'plan'), key(id, 'attested'), key(id, 'todo'), key(id, 'units'))
+  redis.call('HDEL', key(id), 'schema', 'digest')
+end

@@ -1,0 +1,20 @@
+-- id, unit, token, error, 'retry' | 'final' | 'unsure', delay ms -> {'ok' | 'lost' | 'cancelled', queue}
+-- `final`: nothing more will come of this job. `unsure`: given up without knowing whether a commit stands.
+local id, name, token, failure, verdict = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local t = now()
+if get(id, 'state') == 'cancelled' then return { 'cancelled', '' } end
+if not owns(id, name, token) then return { 'lost', '' } end
+
+if verdict == 'retry' then
+  set_unit(id, name, 'error', failure)
+  free(id, name, t + tonumber(ARGV[6]))
+  redis.call('HSET', key(id), 'last_error', failure)
+  event(id, 'trouble', 'unit', name, 'error', failure)
+  return { 'ok', settle(id, t) }
+end
+local state = get(id, 'state')
+local published = state == 'confirming' or (state == 'committing' and verdict == 'unsure')
+redis.call('HSET', key(id), 'error', failure)
+event(id, 'failed', 'unit', name, 'error', failure)
+finish(id, published and 'published_unverified' or 'failed', t)
+return { 'ok', '' }

@@ -1,0 +1,24 @@
+-- id, unit, token, bytes read, uploaded, deduplicated, then shard digest, receipt, bytes of each shard
+-- -> {'ok' | 'lost' | 'cancelled', attempts}
+-- New receipts are lasting progress: the attempts before them are forgiven.
+local id, name, token = ARGV[1], ARGV[2], ARGV[3]
+if get(id, 'state') == 'cancelled' then return { 'cancelled', 0 } end
+if not owns(id, name, token) then return { 'lost', 0 } end
+local news = 0
+for i = 7, #ARGV, 3 do
+  if redis.call('HSETNX', key(id, 'receipts'), ARGV[i], ARGV[i + 1]) == 1 then
+    news = news + 1
+    redis.call('HINCRBY', key(id), 'bytes_sealed', ARGV[i + 2])
+    redis.call('HINCRBY', key(id), 'shards_sealed', 1)
+    event(id, 'sealed', 'unit', name, 'shard', ARGV[i], 'bytes', ARGV[i + 2])
+  end
+end
+if news > 0 or #ARGV < 7 then -- and not the second answer to one question
+  for i, what in ipairs({ 'read', 'uploaded', 'deduplicated' }) do redis.call('HINCRBY', key(id), what, ARGV[3 + i]) end
+  publish('moved', 'job', id, 'read', ARGV[4], 'uploaded', ARGV[5], 'deduplicated', ARGV[6])
+end
+if news > 0 then
+  set_unit(id, name, 'bytes', 0)
+  set_unit(id, name, 'attempts', 0)
+end
+return { 'ok', tonumber(unit(id, name, 'attempts')) }

@@ -1,0 +1,20 @@
+-- id, key, target, priority, request, asked_by
+-- -> {id of the active job, 1 if it was there before, its key}
+-- One job at a time may work on a target; the same request again is the same job.
+local id, same, target = ARGV[1], ARGV[2], ARGV[3]
+local active = redis.call('HGET', PREFIX .. 'active', target)
+local existed = active and active ~= id -- when it is ours, the answer was lost and we are asked again
+if existed then
+  id, same = active, get(active, 'key')
+elseif not active then
+  local t = now()
+  redis.call('HSET', PREFIX .. 'active', target, id)
+  redis.call('HSET', key(id), 'id', id, 'key', same, 'target', target, 'priority', ARGV[4], 'request', ARGV[5],
+    'asked_by', ARGV[6], 'created', t)
+  redis.call('ZADD', PREFIX .. 'jobs', t, id)
+  redis.call('ZADD', PREFIX .. 'ids', 0, id)
+  set_state(id, 'queued', t)
+  redis.call('ZADD', key(id, 'todo'), 0, 'plan')
+  ring(id, t)
+end
+return { id, existed and 1 or 0, same }

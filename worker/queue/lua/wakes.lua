@@ -1,0 +1,113 @@
+-- What wakes a worker (wakes.py tells it in full); scripts.py puts this file after common.lua, before each step.
+--
+-- Until it ends, a job is in one of these, or in `held`, or nobody would look at it again:
+--   <queue>:due    sorted set: job -> when to look at it
+--   <queue>:waked  sorted set: job whose wake is in line, or was lost -> when it was sent
+
+local QUEUES = { PREFIX .. 'interactive', PREFIX .. 'started', PREFIX .. 'bulk' } -- in the order that workers serve
+
+local function drop(id, list)
+  for _, line in ipairs(QUEUES) do redis.call('ZREM', line .. ':' .. list, id) end
+end
+
+-- The queue that a job's wakes go to. A bulk job that has begun goes before those that have not, so that jobs end
+-- one after the other instead of all at the end.
+local function queue(id)
+  if get(id, 'priority') == 'interactive' then return PREFIX .. 'interactive' end
+  return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
+end
+
+local function look_at(id, t)
+  drop(id, 'due')
+  redis.call('ZADD', queue(id) .. ':due', t, id)
+end
+
+local function waked(id)
+  for _, line in ipairs(QUEUES) do
+    if redis.call('ZSCORE', line .. ':waked', id) then return true end
+  end
+  return false
+end
+
+-- Control hears it, and looks at once at what is due and at what has happened.
+local function bell(id)
+  redis.call('LPUSH', PREFIX .. 'bell', id)
+  redis.call('LTRIM', PREFIX .. 'bell', 0, 999)
+end
+
+-- What operators said to all workers (fleet.py). A process is a worker without its child's number.
+local FLEET = PREFIX .. 'fleet'
+
+local function paused()
+  return redis.call('HEXISTS', FLEET, 'paused') == 1
+end
+
+local function drained(worker)
+  return redis.call('HEXISTS', FLEET .. ':drained', string.match(worker, '^(.*)%.%d+$') or worker) == 1
+end
+
+-- `night` is when the night began, `shut` is 1 outside of the window; both by whoever knows time zones.
+local function bulk_rests(night, shut)
+  if tonumber(shut) == 1 then return true end
+  local most = redis.call('HGET', FLEET, 'night_bytes')
+  return most and tonumber(redis.call('GET', FLEET .. ':night:' .. night) or 0) >= tonumber(most)
+end
+
+-- Whether this job is to wait. One whose commit was begun is carried to its end.
+local function rests(id, night, shut)
+  local state = get(id, 'state')
+  if get(id, 'priority') ~= 'bulk' or state == 'committing' or state == 'confirming' then return false end
+  return bulk_rests(night, shut)
+end
+
+-- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
+local function defer(id, t)
+  drop(id, 'waked')
+  drop(id, 'due')
+  redis.call('ZADD', PREFIX .. 'held', 'NX', t, id)
+end
+
+-- Looks at what is left of a job, notes when to look again, and returns the queue to send a wake to, or ''.
+-- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
+local function settle(id, t)
+  local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
+  if #first == 0 or ENDED[get(id, 'state')] then
+    drop(id, 'due')
+    drop(id, 'waked')
+    return ''
+  end
+  local at = tonumber(first[2])
+  if at > t then
+    look_at(id, at)
+    return ''
+  end
+  drop(id, 'due')
+  if waked(id) then return '' end
+  redis.call('ZADD', queue(id) .. ':waked', t, id)
+  return queue(id)
+end
+
+-- The same for a caller who cannot send: the control process hears the bell and sends.
+local function ring(id, t)
+  drop(id, 'waked')
+  look_at(id, t)
+  bell(id)
+end
+
+local function finish(id, state, t)
+  free_all(id)
+  set_state(id, state, t)
+  drop(id, 'due')
+  drop(id, 'waked')
+  redis.call('ZREM', PREFIX .. 'held', id)
+  local target = get(id, 'target')
+  if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
+  publish('ended', 'job', id, 'state', state, 'error', get(id, 'error') or '')
+  bell(id)
+end
+
+-- A job that was carried to its end needs its details only for who is still watching.
+local function complete(id, t, keep)
+  finish(id, 'done', t)
+  for _, part in ipairs(PARTS) do redis.call('PEXPIRE', key(id, part), keep) end
+end

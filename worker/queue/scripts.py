@@ -1,0 +1,91 @@
+"""The atomic steps: each Lua file of this package, run as one indivisible command of the Redis server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import redis
+from redis.commands.core import Script
+
+from reshard.worker.queue.states import ENDED
+
+PREFIX = "reshard:"  # of every key that this service writes
+_FOLDER = Path(__file__).with_name("lua")
+
+
+# A redis-py pipeline, and what it answers while it watches: its own types are unions of all that might come.
+Pipeline = Any
+T = TypeVar("T")
+
+
+class CannotSave(redis.ResponseError):
+    """MISCONF: the server takes nothing that it cannot write to its disk. redis-py has no class for it."""
+
+
+# What a step raises while the broker does not answer, or answers and takes nothing for a while: its memory or its disk
+# is full, or it became a replica.
+BROKER_UNAVAILABLE = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.BusyLoadingError,
+    redis.OutOfMemoryError,
+    redis.ReadOnlyError,
+    CannotSave,
+)
+
+
+class Scripts:
+    """Calls a step by its file's name; the server keeps the text and is sent only its digest."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._scripts: dict[str, Script] = {}
+
+    def __call__(self, name: str, *arguments: str | bytes | int) -> Any:
+        if name not in self._scripts:
+            self._scripts[name] = self._client.register_script(_text(name))
+        try:
+            return self._scripts[name](args=list(arguments))
+        except redis.ResponseError as error:
+            if str(error).startswith("MISCONF"):
+                raise CannotSave(str(error)) from error
+            raise
+
+
+def transact(client: redis.Redis, step: Callable[[Pipeline], T], *watched: str) -> T:
+    """What ``step`` returns: it reads from its pipeline, calls ``multi`` and writes, all in one transaction.
+
+    It is called again when one of ``watched`` was changed by another while it read.
+    """
+    return cast(T, client.transaction(cast(Any, step), *watched, value_from_callable=True))
+
+
+def job_key(id: str, part: str | None = None) -> str:
+    """The key of a job's hash, or of one of the parts that common.lua lists."""
+    return f"{PREFIX}job:{id}:{part}" if part else f"{PREFIX}job:{id}"
+
+
+def ms(seconds: float) -> int:
+    """Milliseconds, in which Redis and the steps count."""
+    return round(seconds * 1000)
+
+
+def server_ms(client: redis.Redis | Pipeline) -> int:
+    """What time it is by the server's clock, the only one that decides anything; in ms since the epoch."""
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+def texts(answer: Any) -> list[str]:
+    """A step's answer, or a list of members, as text."""
+    return [item.decode() if isinstance(item, bytes) else str(item) for item in answer]
+
+
+@cache
+def _text(name: str) -> str:
+    ended = ", ".join(f"{state} = true" for state in sorted(ENDED))
+    files = [(_FOLDER / f"{part}.lua").read_text() for part in ("common", "wakes", name)]
+    return "\n".join([f"local ENDED = {{ {ended} }}", *files])

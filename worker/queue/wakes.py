@@ -1,0 +1,83 @@
+"""What wakes a worker, from a job that is submitted to a message that a worker takes.
+
+    submit, retry         a step that leaves        a lease that ends       the window opens, a pause
+        |                 something to claim        a backoff that ends     is over, a limit is raised
+        |                 (done, planned, ...)               |                          |
+        |                        |                           |                          |
+        v                        v                           v                          v
+     ``ring``                ``settle``                <queue>:due                 bell, `held`
+     <queue>:due, bell           |                           |                          |
+        |                        |                           |                          |
+        +---> control hears the bell, or looks four times a second: the step ``due`` <--+
+                                 |                           |
+                        the worker sends             control sends, and sends again what was lost
+                                 |                           |
+                                 v                           v
+                       Celery's list <queue>, and the job in <queue>:waked
+                                             |
+                                             v
+                         a worker takes wake(job) and claims what there is to do
+
+The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, and may be lost, late or doubled:
+
+* Who can send does so: a step returns the queue that a wake is to go to, and notes it in ``<queue>:waked``. While it is
+  there, no other is sent for the job; a claim takes it out. A unit that is done wakes for the next, and a claim that
+  leaves more to claim wakes once more, so a job's workers are woken one after the other.
+* Who cannot send, such as a client without Celery, writes the job to ``<queue>:due`` and rings the bell.
+* Everything else is a matter of time. A lease, a backoff and "now" are times in a job's ``:todo``, and the earliest is
+  its time in ``<queue>:due``. So a dead worker's unit is found by its lease's end, by any control.
+* A wake is lost when its queue is shorter than its ``:waked`` says. The oldest are sent again after ``RESEND``.
+* Interactive jobs are woken before those that have begun, and these before bulk jobs that have not (``QUEUES``).
+* In a pause nothing is sent. A bulk job that must wait for the night's window is in ``reshard:held`` until it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import redis
+
+from reshard.worker.queue.scripts import PREFIX, Scripts, ms, texts
+from reshard.worker.settings import RESEND
+
+if TYPE_CHECKING:
+    from reshard.worker.fleet.fleet import Fleet
+
+QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")  # in the order in which workers serve them
+BELL = f"{PREFIX}bell"
+DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
+
+
+def ring(pipe: redis.client.Pipeline) -> None:
+    """Have control look at once."""
+    pipe.lpush(BELL, "look")
+    pipe.ltrim(BELL, 0, 999)
+
+
+class Wakes:
+    """Sends wakes. Every method may raise redis-py's ConnectionError and TimeoutError."""
+
+    def __init__(self, client: redis.Redis, send: Callable[[str, str], None], lease: float, fleet: Fleet) -> None:
+        """``send(queue, job)`` sends one; ``lease`` in seconds."""
+        self.redis = client
+        self.fleet = fleet
+        self._run = Scripts(client)
+        self._send = send
+        self._resend = ms(min(RESEND, lease))  # a dead worker may have had the wake, too
+
+    def hear(self, seconds: float) -> None:
+        """Return when the bell rings, or after so many seconds."""
+        self.redis.brpop([BELL], timeout=seconds)
+
+    def due(self) -> int:
+        """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
+        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.fleet.look()))
+        for job, queue in zip(answer[::2], answer[1::2], strict=True):
+            self.wake(queue, job)
+        return len(answer) // 2
+
+    def wake(self, queue: str, job: str) -> None:
+        """Send the wake that a step asks for; an empty ``queue`` asks for none."""
+        if queue:
+            self._send(queue, job)
