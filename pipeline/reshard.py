@@ -12,11 +12,13 @@ Each step is a function of what the steps before it left behind, and may be run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import join
+from typing import TypeVar
 from uuid import uuid4
 
 from reshard.pipeline.check import Check, prior_checks
@@ -47,6 +49,8 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Name, Pin
 from reshard.pipeline.verifying.checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verifying.meta_load import Reload
+
+T = TypeVar("T")
 
 __all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 
@@ -287,9 +291,16 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
     try:
         watcher.step("copy")
-        receipts, attested, moved = _copy_all(made, source, target, token, context.disk, watcher.moved)
-        watcher.step("check")
-        checks = check(made, made.shards, source, reload)
+        with _behind(lambda: check(made, made.shards, source, reload)) as checking:
+
+            def moved_on(count: int) -> None:
+                watcher.moved(count)
+                if checking.done():
+                    checking.result()  # raises what the check did: there is no use in copying on
+
+            receipts, attested, moved = _copy_all(made, source, target, token, context.disk, moved_on)
+            watcher.step("check")
+            checks = checking.result()
         with prior_checks(checks):
             watcher.step("publish")
             published = publish(made, made.shards, receipts, attested, source, target, token, begin=lambda: None)
@@ -300,6 +311,16 @@ def run(request: Request, context: Context, watcher: Watcher | None = None, relo
         target.discard(token)
     levels = {path: level for group in attested for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, moved)
+
+
+@contextmanager
+def _behind(work: Callable[[], T]) -> Iterator[Future[T]]:
+    """``work`` in a thread beside the body; when the body fails, it is not waited for."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="reshard-check")
+    try:
+        yield pool.submit(work)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _copy_all(

@@ -15,6 +15,7 @@ from xxhash import xxh3_128
 from reshard.pipeline.errors import DiskFull, ReshardError
 from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.folder.disk import disk_errors, make_folder, sync_folder
+from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import StoredFile
 
 
@@ -48,6 +49,8 @@ class FolderBatch:
         self._mine = mine
         self._staged: list[_Staged] = []
         self._number = 0
+        self._hashing = Lane("sha256")
+        self._syncing = Lane("fsync", limit=1)
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
@@ -60,15 +63,15 @@ class FolderBatch:
             temporary = self._mine / f"{os.getpid()}-{id(self)}-{self._number}"
             staged = _Staged(path, size, temporary, temporary.open("xb", buffering=0))
         self._staged.append(staged)
-        return FolderWriter(staged, self._forget)
+        return FolderWriter(staged, self._hashing, self._sync, self._forget)
 
     def seal(self) -> list[StoredFile]:
         """Each file is on the disk, and then under its sha256, before it is answered for."""
         sealed = []
+        self._syncing.flush()
+        self._close()
         for staged in self._staged:
             with disk_errors(staged.temporary, staged.size):
-                os.fsync(staged.file.fileno())
-                staged.file.close()
                 self._objects.mkdir(exist_ok=True)
                 staged.temporary.replace(self._objects / staged.sha256)
             sealed.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
@@ -79,8 +82,23 @@ class FolderBatch:
         return sealed
 
     def abort(self) -> None:
+        self._close()
         for staged in list(self._staged):
             self._forget(staged)
+
+    def _close(self) -> None:
+        self._hashing.close()
+        self._syncing.close()
+
+    def _sync(self, staged: _Staged) -> None:
+        """Have a complete file brought to the disk while the next one is written."""
+
+        def sync(_: memoryview) -> None:
+            with disk_errors(staged.temporary, staged.size):
+                os.fsync(staged.file.fileno())
+                staged.file.close()
+
+        self._syncing.put(sync, memoryview(b""))
 
     def _forget(self, staged: _Staged) -> None:
         staged.file.close()
@@ -91,15 +109,19 @@ class FolderBatch:
 class FolderWriter:
     """Writes one file and takes the one sha256 that its bytes ever get."""
 
-    def __init__(self, staged: _Staged, forget: Callable[[_Staged], None]) -> None:
+    def __init__(
+        self, staged: _Staged, hashing: Lane, sync: Callable[[_Staged], None], forget: Callable[[_Staged], None]
+    ) -> None:
         self._staged = staged
+        self._hashing = hashing
+        self._sync = sync
         self._forget = forget
         self._sha256 = hashlib.sha256()
         self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
-        self._sha256.update(view)
+        self._hashing.put(self._sha256.update, view)
         self._handed.update(view)
         self._written += len(view)
         with disk_errors(self._staged.temporary, self._staged.size):
@@ -109,7 +131,9 @@ class FolderWriter:
     def finish(self) -> str:
         if self._written != self._staged.size:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
+        self._hashing.flush()
         self._staged.sha256 = self._sha256.hexdigest()
+        self._sync(self._staged)
         return self._handed.hexdigest()
 
     def abort(self) -> None:
