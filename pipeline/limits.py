@@ -71,6 +71,7 @@ GATHER_WINDOW = 32 * MIB  # bytes; a transposed 1 GiB takes 7 s in windows of th
 CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its window
 
 # --------------------------------------------------------------------------------------------------------- stores
+LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small
 RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed

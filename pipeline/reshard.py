@@ -15,10 +15,12 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import join
+from typing import TypeVar
 from uuid import uuid4
 
 from reshard.pipeline.check import Check, prior_checks
@@ -53,6 +55,8 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Name, Pin
 from reshard.pipeline.verifying.job_checks import check, check_model, check_structure, confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
+
+T = TypeVar("T")
 
 __all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
 
@@ -316,12 +320,19 @@ def run(
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
-    work = _Work(made, source, target, uuid4().hex, context.disk, watcher.moved)
+
+    def moved(count: int) -> None:
+        watcher.moved(count)
+        if checking.done():
+            checking.result()  # raises what the check did: there is no use in copying on
+
+    work = _Work(made, source, target, uuid4().hex, context.disk, moved)
     try:
         watcher.step("copy")
-        work.copy()
-        watcher.step("check")
-        checks = check(made, made.shards, source, meta_loader)
+        with _behind(lambda: check(made, made.shards, source, meta_loader)) as checking:
+            work.copy()
+            watcher.step("check")
+            checks = checking.result()
         with prior_checks(checks):
             watcher.step("publish")
             published = work.publish()
@@ -332,6 +343,16 @@ def run(
         target.discard(work.token)
     levels = {path: level for group in work.groups for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, work.moved)
+
+
+@contextmanager
+def _behind(work: Callable[[], T]) -> Iterator[Future[T]]:
+    """``work`` in a thread beside the body; when the body fails, it is not waited for."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="reshard-check")
+    try:
+        yield pool.submit(work)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Work:

@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_
 from reshard.pipeline.errors import DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
 from reshard.pipeline.protocols import Writer
+from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import Attestation, Record, StoredFile
 
 COPY = "copy"  # the check's name
@@ -171,15 +172,19 @@ def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> Diges
 class HashingWriter:
     """The second tap: sits between the loop and the writer, and cuts what goes by at the header that goes by."""
 
-    def __init__(self, shard: Shard, writer: Writer) -> None:
+    def __init__(self, shard: Shard, writer: Writer, lane: Lane) -> None:
         self._shard = shard
         self._writer = writer
+        self._lane = lane
         self._head = bytearray()
         self._tensors: RangeHasher[str] | None = None
         self._at = 0
         self._whole = tensor_digest()
 
     def write(self, view: memoryview) -> None:
+        self._lane.put(self._write, view)
+
+    def _write(self, view: memoryview) -> None:
         self._writer.write(view)
         self._whole.update(view)
         if self._tensors is None:
@@ -190,6 +195,7 @@ class HashingWriter:
 
     def finish(self) -> None:
         """The shard is written; raises DigestsDiffer unless the store was handed the bytes that went by here."""
+        self._lane.flush()
         handed = self._writer.finish()
         if handed != self._whole.hexdigest():
             raise digests_differ(self._shard, {self._shard.path: (self._whole.hexdigest(), handed)})

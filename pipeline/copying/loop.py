@@ -28,6 +28,7 @@ from reshard.pipeline.limits import BATCH_MAX
 from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source, Traffic
+from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange
 
@@ -99,9 +100,10 @@ def copy(
     cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
     hashers = {number: _hasher(plan, number, cuts) for number in group.attests}
     stream = Stream(source, plan.files, read_plan(todo, hashers, plan.files), hashers, tick)
-    copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), should_yield)
     while todo:
-        made, traffic = copier.batch(_batch(todo))
+        with Lane("write") as lane:
+            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), should_yield, lane)
+            made, traffic = copier.batch(_batch(todo))
         todo = todo[len(made) :]
         sealed(made, Moved(stream.taken(), traffic.uploaded, traffic.deduplicated))
     stream.finish()
@@ -139,6 +141,7 @@ class _Copier:
     stream: Stream
     disk: ScratchSpace
     should_yield: Callable[[], bool]
+    lane: Lane
 
     def batch(self, shards: Sequence[Shard]) -> tuple[list[Receipt], Traffic]:
         """The receipts of ``shards``, or of the first of them where it should yield, and what moved for them."""
@@ -152,6 +155,7 @@ class _Copier:
                     break
             stored = batch.seal()
         except BaseException:
+            self.lane.close()
             batch.abort()
             raise
         receipts = [
@@ -162,7 +166,7 @@ class _Copier:
 
     def _shard(self, shard: Shard, batch: Batch) -> _Copy:
         writer = batch.open(shard.path, shard.size)
-        one = _Copy(HashingWriter(shard, writer), self.stream, self.plan.options.strict_dtype, self.disk)
+        one = _Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
         for part in parts(shard):
             one.copy(part)

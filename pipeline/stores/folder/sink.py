@@ -15,7 +15,10 @@ from xxhash import xxh3_128
 from reshard.pipeline.errors import DiskFull, ReshardError
 from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
+from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import StoredFile
+
+_ONE = memoryview(b"1")  # stands for one file in the lane that syncs
 
 
 class FolderSink:
@@ -44,13 +47,15 @@ class _Staged:
 
 
 class FolderBatch:
-    """Has one file open at a time, however many it holds."""
+    """Has a few files open at a time, however many it holds: one is written while others are synced."""
 
     def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         self._objects = staging / "objects"
         self._claim = claim
         self._staged: list[_Staged] = []
         self._number = 0
+        self._hashing = Lane("sha256")
+        self._syncing = Lane("fsync", limit=1)
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
@@ -63,11 +68,13 @@ class FolderBatch:
             temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
             staged = _Staged(path, size, temporary, temporary.open("xb", buffering=0))
         self._staged.append(staged)
-        return FolderWriter(staged, self._forget)
+        return FolderWriter(staged, self._hashing, self._sync, self._forget)
 
     def seal(self) -> list[StoredFile]:
         """Each file, which is on the disk by now, gets its sha256 as its name before it is answered for."""
         sealed = []
+        self._syncing.flush()
+        self._close()
         for staged in self._staged:
             with disk_errors(staged.temporary, staged.size):
                 self._objects.mkdir(exist_ok=True)
@@ -80,8 +87,23 @@ class FolderBatch:
         return sealed
 
     def abort(self) -> None:
+        self._close()
         for staged in list(self._staged):
             self._forget(staged)
+
+    def _close(self) -> None:
+        self._hashing.close()
+        self._syncing.close()
+
+    def _sync(self, staged: _Staged) -> None:
+        """Have a complete file brought to the disk while the next one is written."""
+
+        def sync(_: memoryview) -> None:
+            with disk_errors(staged.temporary, staged.size):
+                os.fsync(staged.file.fileno())
+                staged.file.close()
+
+        self._syncing.put(sync, _ONE)
 
     def _forget(self, staged: _Staged) -> None:
         staged.file.close()
@@ -92,15 +114,19 @@ class FolderBatch:
 class FolderWriter:
     """Writes one file and takes the one sha256 that its bytes ever get."""
 
-    def __init__(self, staged: _Staged, forget: Callable[[_Staged], None]) -> None:
+    def __init__(
+        self, staged: _Staged, hashing: Lane, sync: Callable[[_Staged], None], forget: Callable[[_Staged], None]
+    ) -> None:
         self._staged = staged
+        self._hashing = hashing
+        self._sync = sync
         self._forget = forget
         self._sha256 = hashlib.sha256()
         self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
-        self._sha256.update(view)
+        self._hashing.put(self._sha256.update, view)
         self._handed.update(view)
         self._written += len(view)
         with disk_errors(self._staged.temporary, self._staged.size):
@@ -110,10 +136,9 @@ class FolderWriter:
     def finish(self) -> str:
         if self._written != self._staged.size:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
-        with disk_errors(self._staged.temporary, self._staged.size):
-            os.fsync(self._staged.file.fileno())
-            self._staged.file.close()
+        self._hashing.flush()
         self._staged.sha256 = self._sha256.hexdigest()
+        self._sync(self._staged)
         return self._handed.hexdigest()
 
     def abort(self) -> None:

@@ -1,0 +1,97 @@
+"""Work that goes on behind its caller, in order, a bounded number of bytes behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from reshard.pipeline.limits import LANE_BYTES
+
+Step = Callable[[memoryview], object]
+
+
+class Lane:
+    """A thread that hands views to steps in the order in which they were put.
+
+    ``put`` waits while more than ``limit`` bytes are under way, so memory does not depend on what passes. The first
+    error of a step ends the lane: every later call raises it. Views must not be written to once they were put.
+
+    >>> seen = []
+    >>> with Lane() as lane:
+    ...     for word in (b"read", b"hash", b"write"):
+    ...         lane.put(lambda view: seen.append(bytes(view)), memoryview(word))
+    ...     lane.flush()
+    >>> seen
+    [b'read', b'hash', b'write']
+    """
+
+    def __init__(self, name: str = "lane", limit: int = LANE_BYTES) -> None:
+        self._limit = limit
+        self._waiting: deque[tuple[Step, memoryview]] = deque()
+        self._held = 0  # bytes put and not yet through
+        self._busy = False
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"reshard-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: Step, view: memoryview) -> None:
+        """Have ``step(view)`` called behind everything that was put before; raises what an earlier step raised."""
+        with self._change:
+            while self._held and self._held + len(view) > self._limit and self._failure is None:
+                self._change.wait()
+            self._raise()
+            self._waiting.append((step, view))
+            self._held += len(view)
+            self._change.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything that was put is through; raises what a step raised."""
+        with self._change:
+            while (self._waiting or self._busy) and self._failure is None:
+                self._change.wait()
+            self._raise()
+
+    def close(self) -> None:
+        """Drop what waits, and return when no step runs any more; raises nothing."""
+        with self._change:
+            self._waiting.clear()
+            self._ended = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting and not self._ended:
+                    self._change.wait()
+                if not self._waiting:
+                    return
+                step, view = self._waiting.popleft()
+                self._busy = True
+            try:
+                step(view)
+            except BaseException as error:  # raised by the next put or flush  # noqa: BLE001
+                with self._change:
+                    self._failure = error
+                    self._waiting.clear()
+            with self._change:
+                self._busy = False
+                self._held -= len(view)
+                self._change.notify_all()
+            del step, view
