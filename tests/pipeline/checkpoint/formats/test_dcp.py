@@ -73,7 +73,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         [sys.executable, "-m", "tests.support.save_dcp", str(folder), str(request.param)],
         check=True,
         timeout=120,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     return folder
 
