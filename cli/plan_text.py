@@ -183,8 +183,8 @@ def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
     """What the job needs, and what to think of before it runs."""
     from reshard.pipeline.limits import CONFIG_MAX
+    from reshard.pipeline.planning.estimate import licence, needs, warnings
     from reshard.pipeline.planning.model import CARD
-    from reshard.pipeline.planning.needs import licence, needs, warnings
 
     before = target.at(plan.base).files() if plan.base else {}
     need = needs(plan, target.place.kind == "hub", before)

@@ -272,7 +272,7 @@ class _Finder:
                 if file not in self._listing:
                     raise AbsentFile(file=path, other=file)
                 if _suffix(file) not in suffixes:
-                    raise BadIndex(file=path, why=f"it names {file}, which is no {_format(suffixes)} file")
+                    raise BadIndex(file=path, why=f"it names {file}, which is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
 

@@ -23,6 +23,7 @@ from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.model import (
     CARD,
     MANIFEST,
@@ -39,8 +40,6 @@ from reshard.pipeline.planning.model import (
     Plan,
     Shard,
     Transports,
-    plan_digest,
-    shard_digest,
 )
 from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
 from reshard.pipeline.planning.ranges import cuts_of

@@ -1,12 +1,28 @@
-"""What a plan will move, known before a byte of a tensor does. Pure."""
+"""What carrying out a plan takes: the bytes it moves, memory, disk, calls of the Hub, and history kept. Pure."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from math import ceil
 from typing import NamedTuple
 
-from reshard.pipeline.limits import SEAM_UPLOAD
+from reshard.pipeline.limits import (
+    HUB_CALLS_MAX,
+    HUB_FILE_MAX,
+    HUB_RESOLVES_MAX,
+    HUB_WINDOW,
+    MEMORY_FLOOR,
+    MEMORY_FLOOR_XET,
+    PREUPLOAD_BATCH,
+    SEAM_UPLOAD,
+    STAGED_SHARDS_MAX,
+    TREE_PAGE,
+)
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.ranges import joined, parts, read_plan, requests
+from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.tensors import StoredFile
 
 XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
 
@@ -47,3 +63,84 @@ def forecast(plan: Plan) -> Forecast:
         seams=seams,
         uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if plan.transports == XET_TO_XET else written,
     )
+
+
+# --------------------------------------------------------------------------- memory, disk, calls, history
+
+# Calls of one job, counted on the Hub of the tests; tests/pipeline/planning/test_needs.py counts them again.
+_SOURCE_CALLS, _TARGET_CALLS = 3, 8  # info, listings, history, the commit: whatever the size of the model
+_LISTINGS = 5  # of source and target, each of which has pages
+_LFS_CALLS = 3  # for a shard: where to put it, whether it arrived, whether it is still there
+_SMALL_FILES = 9  # that are read through the resolver: indexes, configs, the card, and again at the end
+
+# The card's front matter is YAML; one line of it is wanted.
+_FRONT = re.compile(r"\A---\n(?P<yaml>.*?)^---$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"^license:[ \t]*(?P<licence>[^\n#]+?)[ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+class Needs(NamedTuple):
+    """Bytes, and requests over the whole job."""
+
+    memory: int  # of a process that copies
+    disk: int  # of one that copies: shards that wait to be sent, and tensors that are put in order
+    api_calls: int
+    resolver_calls: int
+    history: int  # bytes of the target's old weights, which its history keeps until it is squashed
+
+
+def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
+    """What ``plan`` needs; ``before`` is what the target holds now."""
+    largest = max((shard.size for shard in plan.shards), default=0)
+    spool = max((_spooled(plan, number) for number in range(len(plan.shards))), default=0)
+    waiting = STAGED_SHARDS_MAX * largest if to_hub and plan.transports.target != "xet" else 0
+    from_hub = plan.pin.endpoint is not None
+    written = {shard.path for shard in plan.shards}
+    replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
+    return Needs(
+        memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
+        disk=waiting + spool,
+        api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
+        resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),
+        history=sum(file.size for file in replaced if file.sha256) if to_hub else 0,
+    )
+
+
+def _spooled(plan: Plan, number: int) -> int:
+    """Bytes of the largest tensor of a shard that has to be laid down to be put in order."""
+    spans = (sum(p.stop - p.start for p in part.ranges) for part in parts(plan.shards[number]) if not part.contiguous)
+    return max(spans, default=0)
+
+
+def _api_calls(plan: Plan, from_hub: bool, to_hub: bool, files_before: int) -> int:
+    calls = _SOURCE_CALLS if from_hub else 0
+    if to_hub:
+        pages = _LISTINGS * ((len(plan.shards) + len(plan.carried) + files_before) // TREE_PAGE)
+        calls += _TARGET_CALLS + ceil(len(plan.carried) / PREUPLOAD_BATCH) + pages
+        calls += len(plan.groups) + 2 if plan.transports.target == "xet" else _LFS_CALLS * len(plan.shards)
+    return calls
+
+
+def licence(card: str | None) -> str | None:
+    """What a model card states in its front matter."""
+    front = _FRONT.match(card or "")
+    match = _LICENCE.search(front["yaml"]) if front else None
+    return match["licence"] if match else None
+
+
+def warnings(plan: Plan, need: Needs, visibility: Visibility, card: str | None, disk_free: int) -> list[str]:
+    """What a person should think of before the job runs; ``card`` is the source's model card."""
+    found = []
+    if plan.pin.endpoint is not None and visibility != "public":
+        seen = "" if plan.options.visibility == "public" else ", and a new target is private unless --public is given"
+        found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
+    if plan.pin.endpoint is not None and licence(card) is None:
+        found.append("the source states no licence")
+    for path, size in [*((s.path, s.size) for s in plan.shards), *((f.path, f.size) for f in plan.carried)]:
+        if size > HUB_FILE_MAX:
+            found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
+    if need.disk > disk_free:
+        found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {disk_free:,} are free")
+    if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
+        limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
+        found.append(f"the Hub allows an account without a plan {limit}; the job will wait for it")
+    return found

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from blake3 import blake3
 
-from reshard.pipeline.checkpoint.formats.torch_state import DTYPES
+from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.copying.casts import Caster
 from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
 from reshard.pipeline.copying.stream import Stream, Tick, packed

@@ -11,7 +11,8 @@ from reshard.pipeline.checkpoint.formats.dcp import read_dcp
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
-from reshard.pipeline.checkpoint.formats.torch_state import ALLOWED, Contents
+from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
+from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
 

@@ -256,7 +256,7 @@ class JobStore:
     @_answering
     def plan(self, id: str) -> Plan | None:
         """The whole plan; None before it is made and some time after the job is done."""
-        from reshard.pipeline.planning.model import decode_head, decode_shard  # which `reshard list` need not wait for
+        from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for
 
         fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
         if b"head" not in fields:

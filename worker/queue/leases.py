@@ -14,8 +14,9 @@ from typing import Any, Literal, cast
 from uuid import uuid4
 
 from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast
-from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard, decode_head, decode_shard, encode
+from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
 from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore

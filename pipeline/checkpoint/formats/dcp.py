@@ -22,8 +22,8 @@ from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, lab
 from reshard.pipeline.checkpoint.formats.pickles import Made, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
 from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    ALLOWED,
     Contents,
     count_of,
     counts_of,

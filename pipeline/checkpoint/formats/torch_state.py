@@ -13,126 +13,25 @@ from math import prod
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
 from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
+from reshard.pipeline.checkpoint.formats.torch_names import (
+    DICTIONARIES,
+    DTYPES,
+    FOREIGN_DTYPES,
+    FOREIGN_KINDS,
+    FOREIGN_STORED,
+    FROM_TYPE,
+    PARAMETER,
+    PLAIN_TYPES,
+    REBUILD,
+    REBUILD_V2,
+    REBUILD_V3,
+    STORAGES,
+    TENSOR_KINDS,
+    UNTYPED,
+)
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
-
-# torch's dtype names -> the safetensors format's.
-DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
-}
-# Known to torch and not to the format: recognised, so that the refusal can name them.
-_FOREIGN_STORED = {"complex128": 16, "quint8": 1, "qint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}  # bytes
-_FOREIGN_DTYPES = {
-    *_FOREIGN_STORED,
-    "complex32",
-    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
-    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)),
-}
-
-# torch's storage classes -> dtype names. A storage without a type counts bytes.
-_STORAGES = {
-    "BoolStorage": "bool",
-    "ByteStorage": "uint8",
-    "CharStorage": "int8",
-    "ShortStorage": "int16",
-    "IntStorage": "int32",
-    "LongStorage": "int64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QUInt8Storage": "quint8",
-    "QInt8Storage": "qint8",
-    "QInt32Storage": "qint32",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
-}
-_UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage", "torch.storage._UntypedStorage"}
-
-_REBUILD, _REBUILD_V2, _REBUILD_V3 = (f"torch._utils._rebuild_tensor{suffix}" for suffix in ("", "_v2", "_v3"))
-_PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
-_FROM_TYPE = {"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"}
-_PLAIN_TYPES = {
-    "torch.Tensor",
-    "torch._tensor.Tensor",
-    "torch.nn.parameter.Parameter",
-    "torch.nn.Parameter",
-    "torch.nn.parameter.Buffer",
-    "torch.nn.Buffer",
-}
-_TENSOR_KINDS = {_REBUILD, _REBUILD_V2, _REBUILD_V3, *_PARAMETER, *_FROM_TYPE}
-# Tensors that are more than a view of one storage.
-_FOREIGN_KINDS = {
-    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
-    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
-    "torch._utils._rebuild_nested_tensor": "a nested tensor",
-    "torch._utils._rebuild_qtensor": "a quantized tensor",
-    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no data,",
-    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor pickled as a numpy array",
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value,",
-    "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
-}
-_DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
-# What trainers put beside the weights. It is named in the notes and never looked into, so it may stand.
-_BYSTANDERS = {
-    "torch.Size",
-    "torch.device",
-    "torch.per_tensor_affine",
-    "torch.per_channel_affine",
-    "torch.per_channel_affine_float_qparams",
-    "torch.serialization._get_layout",
-    "argparse.Namespace",
-    "builtins.set",
-    "__builtin__.set",
-    "builtins.frozenset",
-    "__builtin__.frozenset",
-    "builtins.complex",
-    "__builtin__.complex",
-    "_codecs.encode",
-    "datetime.datetime",
-    "datetime.timedelta",
-    "pathlib.PosixPath",
-    "pathlib._local.PosixPath",
-    "pathlib.WindowsPath",
-    "numpy.dtype",
-    "numpy.ndarray",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-    "numpy.core.multiarray._reconstruct",
-    "numpy._core.multiarray._reconstruct",
-}
-ALLOWED = frozenset(
-    _TENSOR_KINDS
-    | _PLAIN_TYPES
-    | set(_FOREIGN_KINDS)
-    | _DICTIONARIES
-    | _BYSTANDERS
-    | _UNTYPED
-    | {f"{module}.{name}" for module in ("torch", "torch.cuda", "torch.storage") for name in _STORAGES}
-    | {f"torch.{name}" for name in (*DTYPES, *_FOREIGN_DTYPES)}
-)
 
 _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
@@ -190,7 +89,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
     """The pairs of a pickled dictionary, or None when the value is none."""
     if type(value) is PickledMapping:
         return value.pairs
-    if type(value) is Made and str(value.kind) in _DICTIONARIES:
+    if type(value) is Made and str(value.kind) in DICTIONARIES:
         # Python 2 passed the pairs as an argument.
         if str(value.kind) == "collections.OrderedDict" and value.args and type(value.args[0]) is list:
             pairs = value.args[0]
@@ -201,7 +100,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
 
 
 def is_tensor(value: object) -> bool:
-    return type(value) is Made and (str(value.kind) in _TENSOR_KINDS or str(value.kind) in _FOREIGN_KINDS)
+    return type(value) is Made and (str(value.kind) in TENSOR_KINDS or str(value.kind) in FOREIGN_KINDS)
 
 
 def describe(value: object) -> str:
@@ -314,7 +213,7 @@ def dtype_of(value: object, what: str, file: str) -> str:
 def _dtype(name: str, what: str, file: str) -> str:
     if name in DTYPES:
         return DTYPES[name]
-    if name in _FOREIGN_DTYPES:
+    if name in FOREIGN_DTYPES:
         raise Unsupported(file=file, what=f"{what}, of dtype {name},")
     raise BadPickle(file=file, why=f"{what} has no valid dtype")
 
@@ -332,11 +231,11 @@ def storage_of(value: object, what: str, file: str) -> Storage:
         raise BadPickle(file=file, why=f"{what} has a malformed storage")
     dtype: str | None = None
     width = 1
-    if str(kind) not in _UNTYPED:
-        if kind.name not in _STORAGES:
+    if str(kind) not in UNTYPED:
+        if kind.name not in STORAGES:
             raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
-        dtype = _STORAGES[kind.name]
-        width = _FOREIGN_STORED[dtype] if dtype in _FOREIGN_STORED else DTYPE_BITS[DTYPES[dtype]] // 8
+        dtype = STORAGES[kind.name]
+        width = FOREIGN_STORED[dtype] if dtype in FOREIGN_STORED else DTYPE_BITS[DTYPES[dtype]] // 8
     whole = count * width
     start, size = 0, whole
     if view and view[0] is not None:
@@ -355,14 +254,14 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
     """The plain tensor inside parameters and subclasses that add nothing to the bytes."""
     for _ in range(NESTING_MAX):
         kind = str(made.kind)
-        if kind in _FOREIGN_KINDS:
-            raise Unsupported(file=file, what=f"{what}, {_FOREIGN_KINDS[kind]}")
-        if kind in _PARAMETER:
+        if kind in FOREIGN_KINDS:
+            raise Unsupported(file=file, what=f"{what}, {FOREIGN_KINDS[kind]}")
+        if kind in PARAMETER:
             inner = made.args[0] if made.args else None
-        elif kind in _FROM_TYPE:
+        elif kind in FROM_TYPE:
             if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
                 raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
-            if type(made.args[1]) is not Global or str(made.args[1]) not in _PLAIN_TYPES:
+            if type(made.args[1]) is not Global or str(made.args[1]) not in PLAIN_TYPES:
                 raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
             inner = Made(made.args[0], made.args[2])
         else:
@@ -393,12 +292,12 @@ def view_of(made: Made, what: str, file: str) -> View:
     kind, args = str(made.kind), made.args
     metadata: object = None
     dtype: str | None = None
-    if kind == _REBUILD and len(args) == 4:
+    if kind == REBUILD and len(args) == 4:
         storage = storage_of(args[0], what, file)
-    elif kind == _REBUILD_V2 and len(args) in (6, 7):
+    elif kind == REBUILD_V2 and len(args) in (6, 7):
         storage = storage_of(args[0], what, file)
         metadata = args[6] if len(args) == 7 else None
-    elif kind == _REBUILD_V3 and len(args) in (7, 8):
+    elif kind == REBUILD_V3 and len(args) in (7, 8):
         storage = storage_of(args[0], what, file)
         dtype = dtype_of(args[6], what, file)
         metadata = args[7] if len(args) == 8 else None

@@ -18,8 +18,8 @@ from functools import partial
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
+from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
-    ALLOWED,
     Contents,
     Place,
     View,

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from reshard.pipeline.checkpoint.formats.torch_state import DTYPES
+from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.limits import REPORT_NAMES_MAX
 
 Specs = Mapping[str, tuple[str, list[int]]]

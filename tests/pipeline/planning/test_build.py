@@ -16,16 +16,8 @@ from reshard.pipeline.errors import ProofError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Before, Known, drift, make_plan, request_key, weights_key
-from reshard.pipeline.planning.model import (
-    Keys,
-    Plan,
-    decode_head,
-    decode_shard,
-    encode,
-    index_bytes,
-    schema_of,
-    shard_count,
-)
+from reshard.pipeline.planning.codec import decode_head, decode_shard, encode, schema_of, shard_count
+from reshard.pipeline.planning.model import Keys, Plan, index_bytes
 from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_source

@@ -12,8 +12,8 @@ import torch
 
 from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.estimate import Needs, licence, needs, warnings
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.planning.needs import Needs, licence, needs, warnings
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target

@@ -1,0 +1,123 @@
+"""What pickles of torch may name: dtypes, storage classes, and functions that rebuild tensors. Pure data.
+
+Sources: `torch/_utils.py` (the `_rebuild_*` functions), `torch/storage.py` (the storage classes).
+"""
+
+from __future__ import annotations
+
+# torch's dtype names -> the safetensors format's.
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+}
+# Known to torch and not to the format: recognised, so that the refusal can name them.
+FOREIGN_STORED = {"complex128": 16, "quint8": 1, "qint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}  # bytes
+FOREIGN_DTYPES = {
+    *FOREIGN_STORED,
+    "complex32",
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)),
+}
+
+# torch's storage classes -> dtype names. A storage without a type counts bytes.
+STORAGES = {
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "QUInt8Storage": "quint8",
+    "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}
+UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage", "torch.storage._UntypedStorage"}
+
+REBUILD, REBUILD_V2, REBUILD_V3 = (f"torch._utils._rebuild_tensor{suffix}" for suffix in ("", "_v2", "_v3"))
+PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+FROM_TYPE = {"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"}
+PLAIN_TYPES = {
+    "torch.Tensor",
+    "torch._tensor.Tensor",
+    "torch.nn.parameter.Parameter",
+    "torch.nn.Parameter",
+    "torch.nn.parameter.Buffer",
+    "torch.nn.Buffer",
+}
+TENSOR_KINDS = {REBUILD, REBUILD_V2, REBUILD_V3, *PARAMETER, *FROM_TYPE}
+# Tensors that are more than a view of one storage.
+FOREIGN_KINDS = {
+    "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
+    "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
+    "torch._utils._rebuild_nested_tensor": "a nested tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
+    "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no data,",
+    "torch._utils._rebuild_device_tensor_from_numpy": "a tensor pickled as a numpy array",
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value,",
+    "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
+}
+DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
+# What trainers put beside the weights. It is named in the notes and never looked into, so it may stand.
+BYSTANDERS = {
+    "torch.Size",
+    "torch.device",
+    "torch.per_tensor_affine",
+    "torch.per_channel_affine",
+    "torch.per_channel_affine_float_qparams",
+    "torch.serialization._get_layout",
+    "argparse.Namespace",
+    "builtins.set",
+    "__builtin__.set",
+    "builtins.frozenset",
+    "__builtin__.frozenset",
+    "builtins.complex",
+    "__builtin__.complex",
+    "_codecs.encode",
+    "datetime.datetime",
+    "datetime.timedelta",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    "pathlib.WindowsPath",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+}
+ALLOWED = frozenset(
+    TENSOR_KINDS
+    | PLAIN_TYPES
+    | set(FOREIGN_KINDS)
+    | DICTIONARIES
+    | BYSTANDERS
+    | UNTYPED
+    | {f"{module}.{name}" for module in ("torch", "torch.cuda", "torch.storage") for name in STORAGES}
+    | {f"torch.{name}" for name in (*DTYPES, *FOREIGN_DTYPES)}
+)

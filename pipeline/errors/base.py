@@ -1,0 +1,62 @@
+"""The root of the tree: what every error has, and the way to a job's record and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+# How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
+GO_ON = {
+    "again": ("run the same command again", "`reshard retry {job}`"),
+    "anew": ("run the same command again", "`reshard retry {job} --anew`"),
+    "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
+    "where": ("", " where the worker runs (start it anew)"),
+    "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
+    "undo": ("a commit on top", "`reshard rollback {job}`"),
+}
+
+
+class ReshardError(Exception):
+    """The root. Subclasses state code, message and hint; ``{names}`` in both are filled from the facts."""
+
+    code: ClassVar[str] = "internal"
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    message: ClassVar[str] = "something that should never happen did: {what}"
+    hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(self.message.format_map(facts))
+
+    @property
+    def next_step(self) -> str:
+        """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
+        job = self.facts.get("job")
+        on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
+        return self.hint.format_map({"job": "JOB", "command": "reshard", **on, **self.facts})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
+        facts = json.loads(json.dumps(self.facts, default=str))
+        return {"code": self.code, "message": str(self), "hint": self.next_step, "facts": facts}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> ReshardError:
+        """The error that ``to_dict`` described; an unknown code (a newer worker's) becomes the root class."""
+        kind = by_code().get(data["code"])
+        if kind is None:
+            return ReshardError(what=f"{data['code']}: {data['message']}")
+        return kind(**data["facts"])
+
+
+def by_code() -> dict[str, type[ReshardError]]:
+    """Every error class by its code."""
+
+    def tree(kind: type[ReshardError]) -> Iterator[type[ReshardError]]:
+        yield kind
+        for child in kind.__subclasses__():
+            yield from tree(child)
+
+    return {kind.code: kind for kind in tree(ReshardError)}

@@ -1,0 +1,206 @@
+"""Plans as bytes: the digests of a plan and of its shards, and the form in which a plan is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from typing import Any, NamedTuple
+
+from reshard.pipeline.planning.model import (
+    Cut,
+    Edit,
+    Entry,
+    Group,
+    Index,
+    Keys,
+    LeftOut,
+    Output,
+    Plan,
+    Shard,
+    Transports,
+)
+from reshard.pipeline.request import Options, canonical, key_of
+from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor
+
+
+def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[StoredFile], pin: Pin) -> str:
+    """The digest of a shard: its header, and the identity and layout of the bytes that follow."""
+    identity = cache(lambda number: _identity(files[number], pin))
+    # Canonical JSON as `key_of` makes it of [header, pieces], a part at a time: as a whole it takes 600 bytes a tensor.
+    found = hashlib.sha256(b"[" + canonical(header.decode("latin-1")) + b",[")
+    separator = b""
+    for first in range(0, len(entries), 1000):
+        pieces = [
+            [e.as_dtype, [[identity(p.file), *_piece(p)[1:]] for p in e.tensor.pieces]]
+            for e in entries[first : first + 1000]
+        ]
+        found.update(separator + canonical(pieces)[1:-1])
+        separator = b","
+    found.update(b"]]")
+    return found.hexdigest()
+
+
+def _identity(file: StoredFile, pin: Pin) -> str:
+    """What a source file is, by content where the store says so, else by where it was found."""
+    return file.sha256 or file.xet or key_of([pin.endpoint, pin.repo, pin.commit, file.path])
+
+
+def plan_digest(plan_without_digest: Plan) -> str:
+    """The digest of a plan: what would be in the commit, and nothing about who asked or when."""
+    p = plan_without_digest
+    return key_of(
+        {
+            "schema": p.schema,
+            "pin": asdict(p.pin),
+            "options": p.options.content(),
+            "shards": [[s.path, s.digest] for s in p.shards],
+            "indexes": [[o.index.path, o.index.metadata] for o in p.outputs if o.index],
+            "carried": [[f.path, f.size, f.sha256 or f.oid] for f in p.carried],
+            "edits": p.edits,
+            "deletes": p.deletes,
+        }
+    )
+
+
+class StoredPlan(NamedTuple):
+    """A plan as it is kept: a compressed head, and each shard on its own so that a copy loads only its group."""
+
+    head: bytes
+    shards: dict[int, bytes]
+
+
+def encode(plan: Plan) -> StoredPlan:
+    head = {
+        "schema": plan.schema,
+        "pin": asdict(plan.pin),
+        "lender": asdict(plan.lender) if plan.lender else None,
+        "base": plan.base,
+        "options": plan.options.model_dump(mode="json"),
+        "keys": asdict(plan.keys),
+        "files": [asdict(f) for f in plan.files],
+        "records": [asdict(r) for r in plan.records],
+        "groups": [asdict(g) for g in plan.groups],
+        "outputs": [asdict(o) for o in plan.outputs],
+        "carried": [asdict(f) for f in plan.carried],
+        "edits": plan.edits,
+        "left_out": plan.left_out,
+        "reused": plan.reused,
+        "deletes": plan.deletes,
+        "kept": plan.kept,
+        "notes": plan.notes,
+        "digest": plan.digest,
+        "transports": plan.transports,
+        "published": plan.published,
+        "drift": plan.drift,
+        "shards": len(plan.shards),
+    }
+    return StoredPlan(_pack(head), {i: _pack(_shard(s)) for i, s in enumerate(plan.shards)})
+
+
+def decode_head(head: bytes) -> Plan:
+    """The plan without its shards; raises KeyError on another schema, so look at ``schema_of`` first."""
+    data = _unpack(head)
+    return Plan(
+        schema=data["schema"],
+        pin=Pin(**data["pin"]),
+        lender=Pin(**data["lender"]) if data["lender"] else None,
+        base=data["base"],
+        options=Options.model_validate(data["options"]),
+        keys=Keys(**data["keys"]),
+        files=tuple(StoredFile(**f) for f in data["files"]),
+        records=tuple(Record(**r) for r in data["records"]),
+        shards=(),
+        groups=tuple(_group(g) for g in data["groups"]),
+        outputs=tuple(_output(o) for o in data["outputs"]),
+        carried=tuple(StoredFile(**f) for f in data["carried"]),
+        edits=tuple(Edit(*item) for item in data["edits"]),
+        left_out=tuple(LeftOut(*item) for item in data["left_out"]),
+        reused=tuple(data["reused"]),
+        deletes=tuple(data["deletes"]),
+        kept=tuple(data["kept"]),
+        notes=tuple(data["notes"]),
+        digest=data["digest"],
+        transports=Transports(*data["transports"]),
+        published=data["published"],
+        drift=tuple(data["drift"]),
+    )
+
+
+def schema_of(head: bytes) -> int:
+    return int(_unpack(head)["schema"])
+
+
+def shard_count(head: bytes) -> int:
+    return int(_unpack(head)["shards"])
+
+
+def decode_shard(data: bytes) -> Shard:
+    path, header, size, digest, entries = _unpack(data)
+    return Shard(path, tuple(_entry(e) for e in entries), header.encode("latin-1"), size, digest)
+
+
+def _pack(value: Any) -> bytes:
+    return zlib.compress(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(), 1)
+
+
+def _unpack(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data))
+
+
+def _shard(shard: Shard) -> list[Any]:
+    entries = [
+        [e.name, e.tensor.dtype, e.as_dtype, e.tensor.shape, [_piece(p) for p in e.tensor.pieces]]
+        for e in shard.entries
+    ]
+    return [shard.path, shard.header.decode("latin-1"), shard.size, shard.digest, entries]
+
+
+def _piece(piece: Piece) -> list[Any]:
+    return [piece.file, piece.offset, piece.at, piece.shape, piece.strides, piece.order]
+
+
+def _entry(data: list[Any]) -> Entry:
+    name, dtype, as_dtype, shape, pieces = data
+    return Entry(
+        Tensor(
+            name,
+            dtype,
+            tuple(shape),
+            tuple(
+                Piece(
+                    file,
+                    offset,
+                    tuple(at),
+                    tuple(box),
+                    tuple(strides) if strides is not None else None,
+                    order,
+                )
+                for file, offset, at, box, strides, order in pieces
+            ),
+        ),
+        as_dtype,
+    )
+
+
+def _group(data: dict[str, Any]) -> Group:
+    return Group(
+        data["number"],
+        tuple(data["shards"]),
+        tuple(data["attests"]),
+        tuple(Cut(*c) for c in data["witnesses"]),
+    )
+
+
+def _output(data: dict[str, Any]) -> Output:
+    index = data["index"]
+    return Output(
+        Name(**data["name"]),
+        tuple(data["shards"]),
+        Index(index["path"], tuple(index["shards"]), index["metadata"]) if index else None,
+        data["config"],
+        tuple(tuple(tie) for tie in data["ties"]),
+    )
