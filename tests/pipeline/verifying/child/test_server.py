@@ -25,7 +25,7 @@ from reshard.pipeline.verifying.child.server import REFUSED
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GetSaved = Callable[..., Saved]
 
 LLAMA: dict[str, Any] = {
