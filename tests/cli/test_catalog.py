@@ -12,7 +12,7 @@ from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import expand
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import broker
-from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition, entry_of
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
@@ -102,7 +102,7 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     for name in env:
         monkeypatch.setenv(name, env[name])
     with JobStore.at(url) as store:
-        Catalogs(store).remember("mine", entry_of(expand(parse(file.read_text(), "c"), Context.from_env()).models[0]))
+        Cursor(store).remember("mine", entry_of(expand(parse(file.read_text(), "c"), Context.from_env()).models[0]))
     env["RESHARD_BROKER_URL"] = url
     (facts,) = reshard("catalog", "check", file, "--json", env=env).documents
     assert {name: facts[name] for name in ("ready", "new", "unchanged", "drift", "growth")} == {
@@ -114,7 +114,7 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     assert (facts["models"], facts["unchanged"], facts["drift"], facts["empty"]) == (0, 0, [], [0])
     assert re.search(r"^warning +entries\[0\] finds no model$", reshard("catalog", "check", file, env=env).out, re.M)
     with JobStore.at(url) as store:
-        catalogs = Catalogs(store)
+        catalogs = Cursor(store)
         catalogs.submit(Definition(name="mine", text=file.read_text()))
         assert catalogs.fill("mine", catalogs.claim("mine", "token"), "token", [], [0])
     assert "entries[0] finds no model" in reshard("catalog", "status", "mine", env=env).out

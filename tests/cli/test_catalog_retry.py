@@ -9,7 +9,7 @@ import pytest
 
 from reshard.pipeline.errors import SourceNotFound, TargetsCollide
 from reshard.worker import broker
-from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run
@@ -25,7 +25,7 @@ def queue(reshard: Run, tmp_path: Path) -> Iterator[Queue]:
     with JobStore.at(url) as store:
         collide = TargetsCollide(target="us/m1", source="them/m1", others="them/m2")
         found = [(absent, SourceNotFound(repo="them/m0", endpoint="https://hub")), (left, collide), (right, collide)]
-        begin(Catalogs(store), definition(3), found)
+        begin(Cursor(store), definition(3), found)
     yield lambda *arguments: reshard(*arguments, env={"RESHARD_BROKER_URL": url})
     broker.stop(settings)
 

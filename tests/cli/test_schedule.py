@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.cli.conftest import Done, Queue
@@ -46,7 +46,7 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     assert add(queue, "taken").code == 0
     for done, code, said in (
         (add(queue, "taken"), 10, "error[queue.schedule_exists]: there is a schedule taken already"),
-        (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is no time zone"),
+        (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is not a time zone"),
         (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is no name"),
         (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: no schedule nobody"),
     ):
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
 
 def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
-        schedules, catalogs = Schedules(store), Catalogs(store)
+        schedules, catalogs = Schedules(store), Cursor(store)
         schedules.add(nightly("watched"))
         assert re.search("^watched .* no success yet$", queue("schedule", "list").out, re.MULTILINE)
         begin(catalogs, definition(1))
