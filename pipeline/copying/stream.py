@@ -39,14 +39,14 @@ def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
             for view in take(place):
                 spool.write(view)
         tensor = part.entry.tensor
-        # One window for all, handed on in small views: a window beside the one before it, or beside its whole cast,
-        # would double what is held.
+        # One window for all, handed on in small copies: a view must not change behind whoever still hashes or writes
+        # it, and a window beside the one before it would double what is held.
         buffer = bytearray(min(GATHER_WINDOW, tensor.size))
         for window in windows(tensor, GATHER_WINDOW):
             whole = gather(tensor, window)
             made = assemble(whole, lambda *place: _read_spool(spool.file, starts, ByteRange(*place)), buffer)
             for at in range(0, len(made), CHUNK):
-                yield made[at : at + CHUNK]
+                yield memoryview(bytes(made[at : at + CHUNK]))
 
 
 def _read_spool(spool: IO[bytes], starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
