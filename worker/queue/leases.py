@@ -66,7 +66,8 @@ class Leases(Wakes):
         fleet: Fleet | None = None,
     ) -> None:
         """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
-        super().__init__(store.redis, send, lease, fleet or Fleet(store))
+        self.fleet = fleet or Fleet(store)
+        super().__init__(store.redis, send, lease, self.fleet)
         self._store = store
         self._worker = worker
         self._lease = ms(lease)

@@ -34,15 +34,12 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import redis
 
 from reshard.worker.queue.scripts import PREFIX, Scripts, ms, texts
 from reshard.worker.settings import RESEND
-
-if TYPE_CHECKING:
-    from reshard.worker.fleet.fleet import Fleet
 
 QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")  # in the order in which workers serve them
 BELL = f"{PREFIX}bell"
@@ -55,13 +52,21 @@ def ring(pipe: redis.client.Pipeline) -> None:
     pipe.ltrim(BELL, 0, 999)
 
 
+class Night(Protocol):
+    """Who knows the window of bulk work: `reshard.worker.fleet.fleet.Fleet`."""
+
+    def look(self) -> tuple[int, int]:
+        """When this night began, in ms, and 1 while bulk work must wait for its window, else 0."""
+        ...
+
+
 class Wakes:
     """Sends wakes. Every method may raise redis-py's ConnectionError and TimeoutError."""
 
-    def __init__(self, client: redis.Redis, send: Callable[[str, str], None], lease: float, fleet: Fleet) -> None:
+    def __init__(self, client: redis.Redis, send: Callable[[str, str], None], lease: float, night: Night) -> None:
         """``send(queue, job)`` sends one; ``lease`` in seconds."""
         self.redis = client
-        self.fleet = fleet
+        self.night = night
         self._run = Scripts(client)
         self._send = send
         self._resend = ms(min(RESEND, lease))  # a dead worker may have had the wake, too
@@ -72,7 +77,7 @@ class Wakes:
 
     def due(self) -> int:
         """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
-        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.fleet.look()))
+        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.night.look()))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self.wake(queue, job)
         return len(answer) // 2
