@@ -108,7 +108,7 @@ def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_data_folder_that_cannot_be_made_is_a_bad_setting(where: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(data_dir=tmp_path / where, broker_url=None)
-    with pytest.raises(BadSetting, match=f"RESHARD_DATA_DIR={settings.data_dir}: no folder can be made there"):
+    with pytest.raises(BadSetting, match=f"RESHARD_DATA_DIR={settings.data_dir}: cannot create it"):
         broker.start(settings)
     with pytest.raises(NoBroker):
         broker.broker_url(settings)
