@@ -112,6 +112,9 @@ def _place(item: tuple[str, Spec]) -> tuple[int, int]:
 def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, str], dict[str, Spec]]:
     """(metadata, tensors in no order) of a header; of a name that is there twice the last counts, as for loaders."""
 
+    text = _text(raw, file)
+    if (usual := _parse_usual(text, data_start, file)) is not None:
+        return usual
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few in a model, each many times
 
     def read_object(pairs: list[tuple[str, Any]]) -> Spec | _Pairs:
@@ -125,9 +128,6 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
         return tuple(pairs)
 
     try:
-        text = str(raw, "utf-8")
-        if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
-            raise ValueError("half a surrogate pair, which is not a character")
         content = json.loads(
             text,
             object_pairs_hook=read_object,
@@ -136,7 +136,7 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
             parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
-        raise BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})") from None
+        raise _not_json(file, error) from None
     if type(content) is not tuple:
         raise BadHeader(file=file, why="its header is not a JSON object")
     metadata: dict[str, str] | None = None
@@ -150,6 +150,54 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
         else:
             metadata = _metadata(value, file)
     return metadata or {}, found
+
+
+def _text(raw: memoryview, file: str) -> str:
+    try:
+        text = str(raw, "utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_json(file, error) from None
+    if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
+        raise _not_json(file, ValueError("half a surrogate pair, which is not a character"))
+    return text
+
+
+def _parse_usual(text: str, data_start: int, file: str) -> tuple[dict[str, str], dict[str, Spec]] | None:
+    """The same for a header as every writer makes them, without a call for each object; None for any other.
+
+    The counts make sure that no name and no field is there twice, which plain JSON objects cannot tell; minus nought,
+    which is not a count to serde, would be one here.
+    """
+    if "\\" in text or "-0" in text or text.count('"__metadata__"') > 1:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if type(content) is not dict:
+        return None
+    metadata = content.pop("__metadata__", {})
+    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+        return None
+    if any(text.count(f'"{field}"') != len(content) for field in _ORDER):
+        return None
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few in a model, each many times
+    found: dict[str, Spec] = {}
+    for name, entry in content.items():
+        if type(entry) is not dict or entry.keys() != _FIELDS:
+            return None
+        dtype, counts, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not (_is_dtype(dtype) and _are_counts(counts) and _are_counts(offsets) and len(offsets) == 2):
+            return None
+        shape = shapes.setdefault(tuple(counts), tuple(counts))
+        spec = Spec(sys.intern(dtype), shape, data_start + offsets[0], data_start + offsets[1])
+        # The same names are in the source's headers, its index and the planned headers: one copy serves all.
+        found[sys.intern(name)] = _checked(name, spec, file)
+    return metadata, found
+
+
+def _not_json(file: str, error: Exception) -> BadHeader:
+    return BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})")
 
 
 def _first_line(error: Exception) -> str:
@@ -190,7 +238,7 @@ def _is_dtype(value: Any) -> bool:
 def _are_counts(value: Any) -> bool:
     if type(value) is not list:
         return False
-    return all([type(count) is int and count >= 0 for count in value])
+    return all([type(count) is int and 0 <= count < 1 << 64 for count in value])
 
 
 def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
