@@ -1,9 +1,9 @@
-"""The copy loop: bytes move from a source to a sink, and independent taps say that they arrived.
+"""The copy loop: bytes move from a source to a sink, and independent digests prove that they arrived.
 
-The first tap follows what is read, range by range of the source; the second cuts what is written by parsing the
-written header again (taps.py). A shard gets a receipt only when both agree and the store has answered for the whole
-batch. A third one follows each source file that is read whole, beside its sha256, so that a tensor which another
-process copied, or an earlier life of this one, is held against the attested bytes as well.
+Each tensor is digested as it is read, and again as it is written, cut out of the stream by the header that was written
+(hashing.py). A shard gets a receipt only when both agree and the store has answered for the whole batch. Source files
+that are read whole are also hashed range by range, so that a tensor which another process copied, or this one before a
+crash, is compared with the attested bytes. This thread reads; a lane behind it hashes and writes (stores/lane.py).
 """
 
 from __future__ import annotations
