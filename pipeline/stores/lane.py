@@ -41,6 +41,8 @@ class Lane:
     def put(self, step: Step, view: memoryview) -> None:
         """Have ``step(view)`` called behind everything that was put before; raises what an earlier step raised."""
         with self._change:
+            if self._ended:
+                raise RuntimeError("nothing can be put into a lane that was closed")
             while self._held and self._held + len(view) > self._limit and self._failure is None:
                 self._change.wait()
             self._raise()

@@ -35,12 +35,13 @@ def no_token_check() -> None:
 
 
 def no_look_for_our_digest() -> None:
-    """Nobody looks whether the commit is there already."""
+    """Nobody looks whether the commit is there already, by its message or by what the target holds."""
     from reshard.worker import steps  # it needs the address of a broker, which whoever reads GUARDS has not
 
     for module in (publish, steps):
         assert vars(module)["find"].__module__ == publish.__name__
         vars(module)["find"] = lambda plan, target, at: None
+    publish.same_content = lambda addition, there: False
 
 
 GUARDS: dict[str, Callable[[], None]] = {

@@ -112,9 +112,6 @@ def _place(item: tuple[str, Spec]) -> tuple[int, int]:
 def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, str], dict[str, Spec]]:
     """(metadata, tensors in no order) of a header; of a name that is there twice the last counts, as for loaders."""
 
-    text = _text(raw, file)
-    if (usual := _parse_usual(text, data_start, file)) is not None:
-        return usual
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few in a model, each many times
 
     def read_object(pairs: list[tuple[str, Any]]) -> Spec | _Pairs:
@@ -128,15 +125,19 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
         return tuple(pairs)
 
     try:
+        text = str(raw, "utf-8")
+        if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
+            raise ValueError("half a surrogate pair, which is not a character")
         content = json.loads(
             text,
             object_pairs_hook=read_object,
-            parse_int=_integer,
+            # A call for each number doubles the time; without -0, the exact integers only have to be in range.
+            parse_int=_integer if "-0" in text else None,
             parse_float=_finite,
             parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
-        raise _not_json(file, error) from None
+        raise BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})") from None
     if type(content) is not tuple:
         raise BadHeader(file=file, why="its header is not a JSON object")
     metadata: dict[str, str] | None = None
@@ -150,54 +151,6 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
         else:
             metadata = _metadata(value, file)
     return metadata or {}, found
-
-
-def _text(raw: memoryview, file: str) -> str:
-    try:
-        text = str(raw, "utf-8")
-    except UnicodeDecodeError as error:
-        raise _not_json(file, error) from None
-    if "\\u" in text and any(len(escape[0]) == len(r"\ud800") for escape in _ESCAPES.finditer(text)):
-        raise _not_json(file, ValueError("half a surrogate pair, which is not a character"))
-    return text
-
-
-def _parse_usual(text: str, data_start: int, file: str) -> tuple[dict[str, str], dict[str, Spec]] | None:
-    """The same for a header as every writer makes them, without a call for each object; None for any other.
-
-    The counts make sure that no name and no field is there twice, which plain JSON objects cannot tell; minus nought,
-    which is not a count to serde, would be one here.
-    """
-    if "\\" in text or "-0" in text or text.count('"__metadata__"') > 1:
-        return None
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if type(content) is not dict:
-        return None
-    metadata = content.pop("__metadata__", {})
-    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-        return None
-    if any(text.count(f'"{field}"') != len(content) for field in _ORDER):
-        return None
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few in a model, each many times
-    found: dict[str, Spec] = {}
-    for name, entry in content.items():
-        if type(entry) is not dict or entry.keys() != _FIELDS:
-            return None
-        dtype, counts, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not (_is_dtype(dtype) and _are_counts(counts) and _are_counts(offsets) and len(offsets) == 2):
-            return None
-        shape = shapes.setdefault(tuple(counts), tuple(counts))
-        spec = Spec(sys.intern(dtype), shape, data_start + offsets[0], data_start + offsets[1])
-        # The same names are in the source's headers, its index and the planned headers: one copy serves all.
-        found[sys.intern(name)] = _checked(name, spec, file)
-    return metadata, found
-
-
-def _not_json(file: str, error: Exception) -> BadHeader:
-    return BadHeader(file=file, why=f"its header is not JSON ({_first_line(error)})")
 
 
 def _first_line(error: Exception) -> str:
@@ -249,7 +202,11 @@ def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
         entry = tuple(zip(_ORDER, entry, strict=True))
     if type(entry) is not tuple or sorted(key for key, _ in entry if key in _FIELDS) != sorted(_FIELDS):
         raise BadHeader(file=file, why=f"{name} does not have {', '.join(sorted(_FIELDS))} once each")
-    if any(_depth(value) > _DEPTH_MAX - 2 for key, value in entry if key not in _FIELDS):
+    try:
+        deep = any(_depth(value) > _DEPTH_MAX - 2 for key, value in entry if key not in _FIELDS)
+    except ValueError as error:
+        raise BadHeader(file=file, why=f"{name}: {error}") from None
+    if deep:
         raise BadHeader(file=file, why=f"{name} is nested more than {_DEPTH_MAX} deep")
     dtype, shape, offsets = map(dict(entry).__getitem__, _ORDER)
     if type(dtype) is tuple and len(dtype) == 1 and dtype[0][1] is None:
@@ -264,12 +221,14 @@ def _spec(name: str, entry: Any, data_start: int, file: str) -> Spec:
 
 
 def _depth(value: Any) -> int:
-    """How many arrays and objects lie in each other."""
+    """How many arrays and objects lie in each other; raises ValueError for a number that is out of range."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         value, depth = waiting.pop()
         if type(value) is Spec:
             deepest = max(deepest, depth + 1)
+        elif type(value) is int:
+            _finite(str(value))
         elif type(value) in (list, tuple):
             deepest = max(deepest, depth)
             waiting += [(part, depth + 1) for part in (value if type(value) is list else [part for _, part in value])]

@@ -505,8 +505,9 @@ def test_a_folder_has_no_branches(root: Path, context: Context, options: Options
 
 def test_what_nobody_went_on_with_is_swept_away(target: FolderTarget, root: Path) -> None:
     for seed, token in enumerate(("old", "new")):
-        batch = target.sink(token).batch([])
+        sink = target.sink(token)
         for part in (1, 2):
+            batch = sink.batch([])
             writer = batch.open("w", 100)
             writer.write(memoryview(noise(100, seed * 10 + part)))
             writer.finish()

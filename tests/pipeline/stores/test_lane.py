@@ -97,3 +97,5 @@ def test_close_drops_what_waits_and_lets_a_running_step_end() -> None:
     may_go.set()
     closing.join(30)
     assert not closing.is_alive() and seen == [1]
+    with pytest.raises(RuntimeError, match="closed"):
+        lane.put(slow, memoryview(b"3"))

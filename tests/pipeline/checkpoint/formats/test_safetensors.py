@@ -100,6 +100,10 @@ HOSTILE = {
     "metadata twice": (file_of('{"__metadata__":{},"__metadata__":{}}'), BadHeader),
     "a dimension of minus zero": (file_of('{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}'), BadHeader),
     "a number that is none": (file_of('{"a":{"x":NaN,"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), BadHeader),
+    "an endless integer": (
+        file_of('{"a":{"x":1' + "0" * 400 + ',"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+        BadHeader,
+    ),
     "an endless number": (file_of('{"a":{"x":1e400,"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), BadHeader),
     "a dimension of more than 64 bits": (file_of({"a": spec(shape=(0, 2**70), offsets=(0, 0))}), BadHeader),
     "more elements than 64 bits count, and none": (

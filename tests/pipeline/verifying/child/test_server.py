@@ -178,7 +178,7 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
 _ORPHAN = """
 import threading, sys
 from reshard.pipeline.verifying.meta_load import MetaLoader
-reload = MetaLoader()
+meta_loader = MetaLoader()
 assert meta_loader.warm() is None
 print("warm", flush=True)
 config, specs = sys.argv[1].encode(), {"model.norm.weight": ("F32", (16,))}
@@ -405,7 +405,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 _WITHOUT = """
 import json
 from reshard.pipeline.verifying.meta_load import MetaLoader
-with MetaLoader() as reload:
+with MetaLoader() as meta_loader:
     print(json.dumps(meta_loader.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
 """
 

@@ -73,8 +73,9 @@ def test_memory_and_disk_follow_the_transport(tmp_path: Path, on_hub: Namespace)
 
 
 def test_a_tensor_that_must_be_put_in_order_lies_on_the_disk_meanwhile(tmp_path: Path) -> None:
-    torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "pytorch_model.bin")
-    _, need = drafted(tmp_path, tmp_path / "out")
+    (tmp_path / "model").mkdir()
+    torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "model" / "pytorch_model.bin")
+    _, need = drafted(tmp_path / "model", tmp_path / "out")
     assert need == Needs(MEMORY_FLOOR, 300 * 200 * 4, 0, 0, 0)
 
 
