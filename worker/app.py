@@ -74,6 +74,8 @@ app.conf.update(
     worker_concurrency=settings().concurrency,
     # A child that served this many units is replaced, against slow leaks; its reload child goes with it.
     worker_max_tasks_per_child=500,
+    # Else anybody who reaches the broker could end all workers by one message; `reshard fleet` is the way to stop them.
+    worker_enable_remote_control=False,
     # For Flower and exporters.
     worker_send_task_events=True,
     task_send_sent_event=True,

@@ -185,9 +185,11 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     entries = in_source_order(selection.entries)
     metadata = {"format": "pt"} | checkpoint.file_metadata
     too_large = check_size(entries, options.size, metadata, options.oversize)
-    bins = PACKINGS[options.pack](entries, options.size, metadata)
-    if len(bins) == 1:
-        metadata |= selection.dropped
+    pack = PACKINGS[options.pack]
+    bins = pack(entries, options.size, metadata)
+    if len(bins) == 1 and selection.dropped:  # one file has no index, so its own metadata names what is tied
+        bins = pack(entries, options.size, {**metadata, **selection.dropped})
+        metadata |= selection.dropped if len(bins) == 1 else {}
     shards = [
         _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, known.pin)
         for i, b in enumerate(bins)

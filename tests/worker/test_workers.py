@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
@@ -311,6 +312,16 @@ def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -
     assert seen.state == JobState.failed
     assert seen.error is not None and seen.error["code"] == "job.attempts"
     assert len(killed) >= 4  # each group had its one attempt, and a second one was refused
+    assert worker.alive()
+
+
+def test_no_client_of_the_broker_can_end_a_worker_by_celerys_remote_control(site: Site) -> None:
+    worker = site.machine.worker()
+    site.assert_published_once(site.submit("before"), "before")
+    with Celery(broker=site.broker.url) as client:
+        assert client.control.ping(timeout=2.0) == []
+        client.control.shutdown()
+    site.assert_published_once(site.submit("after"), "after")
     assert worker.alive()
 
 

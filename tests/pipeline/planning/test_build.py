@@ -93,6 +93,24 @@ def test_a_plan_survives_being_stored(sizes: list[list[int]], size: int) -> None
     assert replace(decode_head(stored.head), shards=shards) == plan
 
 
+@given(st.integers(450, 800))
+def test_the_size_holds_with_the_names_of_dropped_ties(size: int) -> None:
+    """One file names them in its own metadata, which is part of its header."""
+    names = ("kept", *(f"tied.{i}" for i in range(6)))
+    tied = tuple(Tensor(name, "U8", (300,), (Piece(0, 64, (0,), (300,)),)) for name in names)
+    other = Tensor("other", "U8", (10,), (Piece(0, 364, (0,), (10,)),))
+    checkpoint = Checkpoint(Name("", "model"), (0,), (*tied, other), ties=(names,))
+    opened = Opened((StoredFile("pytorch_model.bin", 400),), (checkpoint,), {})
+    listing = {file.path: file for file in opened.files}
+    known = Known(
+        request(size=size, ties="source"), PIN, Keys("request", "weights"), Found((), frozenset()), opened, listing,
+        NOTHING, ties={checkpoint.name: dict.fromkeys(names, "kept")},
+    )  # fmt: skip
+    shards = make_plan(known).shards
+    assert {entry.name for shard in shards for entry in shard.entries} == {"kept", "other"}
+    assert all(shard.size <= size or len(shard.entries) == 1 for shard in shards)
+
+
 def test_what_decides_the_bytes_decides_the_digests() -> None:
     opened = opened_of([[100, 200], [300]])
     plan = plan_of(opened, size=1000)
