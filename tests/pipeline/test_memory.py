@@ -59,7 +59,14 @@ def test_planning_671b_takes_headers_only_and_fits(tmp_path: Path) -> None:
     assert blocks < 100 * MB, "the files are holes: nothing of them could have been read"
 
 
-@pytest.mark.parametrize(("count", "options"), [(2, {"size": MB}), (2, {"size": MB, "pack": "layers"}), (0, {})])
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (2, {"size": MB}),
+        pytest.param(2, {"size": MB, "pack": "layers"}, marks=pytest.mark.slow),
+        pytest.param(0, {}, marks=pytest.mark.slow),
+    ],
+)
 def test_planning_half_a_million_tensors_of_one_file_is_linear(
     tmp_path: Path, count: int, options: dict[str, Any]
 ) -> None:

@@ -144,7 +144,10 @@ def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("packing", [greedy, balanced, layers])
-@pytest.mark.parametrize("dtypes", [["F32"], ["F32", "U8", "BF16"]], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [pytest.param(["F32"], id="aligned", marks=pytest.mark.slow), pytest.param(["F32", "U8", "BF16"], id="misaligned")],
+)
 def test_half_a_million_tensors_are_packed_in_seconds(packing: Packing, dtypes: list[str]) -> None:
     entries = [entry(f"h.{i // 5000}.t{i % 5000}", 3, dtypes[i % len(dtypes)], offset=i) for i in range(500_000)]
     start = time.process_time()
