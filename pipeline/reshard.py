@@ -33,6 +33,7 @@ from reshard.pipeline.errors import (
     FoldersNested,
     ObjectLost,
     ReceiptWrong,
+    ReshardError,
     RevisionNotFound,
     SourceChanged,
     SourceCorrupt,
@@ -382,8 +383,8 @@ class _Work:
                     self._made, group, shards, self._source, sink, self.receipts, self._sealed, self._tick, self._disk
                 )
                 todo.pop(0)
-            except (SourceCorrupt, DigestsDiffer):
-                self._damage(group.number)
+            except (SourceCorrupt, DigestsDiffer) as error:
+                self._damage(group.number, error)
                 for number in group.shards:
                     self.receipts.pop(shards[number].digest, None)
 
@@ -395,7 +396,7 @@ class _Work:
                     made, made.shards, self.receipts, self.groups, self._source, self._target, self.token, lambda: None
                 )
             except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
-                self._damage(None)
+                self._damage(None, error)
                 lost = set(error.facts.get("lost", ()))
                 void = {d for d, r in self.receipts.items() if r.sha256 in lost} | set(error.facts.get("void", ()))
                 again = [g.number for g in made.groups if any(made.shards[n].digest in void for n in g.shards)]
@@ -407,11 +408,11 @@ class _Work:
                     self.receipts.pop(digest, None)
                 self.copy()
 
-    def _damage(self, group: int | None) -> None:
-        """Count what is being handled; raises it when it is the last time."""
+    def _damage(self, group: int | None, error: ReshardError) -> None:
+        """Count ``error``, and raise it the last time."""
         self._damaged[group] += 1
         if self._damaged[group] == COPIES:
-            raise
+            raise error
 
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
         self.receipts.update((receipt.shard, receipt) for receipt in news)
