@@ -14,13 +14,13 @@ import redis
 from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
+from kombu.transport.redis import Channel
 
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
-from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, settings
 
@@ -33,13 +33,15 @@ WAKE = "reshard.wake"
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained
 HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must not stand still for long
 
-VISIBILITY = 2 * 3600  # seconds; a backstop only: a lost wake is sent again within seconds, a doubled one does nothing
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
+
+# A connection that is lost has nothing to send back: no message waits unstarted in a worker.
+Channel.do_restore = False
 
 app = Celery("reshard", broker=broker_url(settings()), include=["reshard.worker.steps"])
 app.conf.update(
-    # The message is acknowledged after the work, and given back when the child that did it dies. Both only save time:
-    # what a job still needs is known by the store, and how often it may be tried is counted there.
+    # The message counts as taken until the work is done, and is sent again when the child that did it dies. Both only
+    # save time: what a job still needs is known by the store, and how often it may be tried is counted there.
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     # The job in Redis is the truth; a result backend would be a second one.
@@ -54,16 +56,16 @@ app.conf.update(
     task_default_queue=QUEUES[0],
     task_create_missing_queues=False,
     broker_transport_options={
-        "visibility_timeout": VISIBILITY,
+        # Acknowledge in the worker's memory. Kombu's record of unacknowledged messages is for those that must not be
+        # lost; a wake may be, since control sends it again. And with the record, a broker that goes away just when a
+        # task ends stops its worker for good: kombu logs the acknowledgement that fails, counts the message as
+        # unfinished for ever, and at a prefetch of one never reads again.
+        "ack_emulation": False,
         "queue_order_strategy": "priority",  # strictly in the order of QUEUES: interactive first
-        "unacked_restore_throttle": 1,  # look for unacknowledged messages each 10 s; the default is each 100 s
         "socket_keepalive": True,
         "socket_timeout": SOCKET_TIMEOUT,
         "health_check_interval": HEALTH_CHECK,
         "global_keyprefix": "",
-        "unacked_key": f"{PREFIX}unacked",
-        "unacked_index_key": f"{PREFIX}unacked_index",
-        "unacked_mutex_key": f"{PREFIX}unacked_mutex",
     },
     # Copies go on while the broker is unavailable. The opposite loses them (they are revoked, not returned).
     worker_cancel_long_running_tasks_on_connection_loss=False,

@@ -292,6 +292,25 @@ def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Si
     assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
 
 
+def test_a_broker_that_is_away_when_a_task_ends_does_not_stop_its_worker(site: Site) -> None:
+    """Kombu cannot acknowledge the message then; with a prefetch of one, a message that stays open is the last one."""
+    worker = site.machine.worker(concurrency=1)
+    wait_for(lambda: " ready." in worker.said(), "its child's being there")
+    children = worker.children()
+    for pid in children:
+        os.kill(pid, signal.SIGSTOP)
+    job = site.submit()
+    wait_for(lambda: "received" in worker.said(), "the wake's arrival")
+    site.broker.kill()
+    for pid in children:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: "cannot claim job" in worker.said(), "the task's end without a broker")
+    wait_for(lambda: "succeeded" in worker.said(), "the main process's hearing of it")
+    site.broker.start()
+    site.assert_published_once(job)
+    assert not list(site.client.scan_iter(match="*unacked*")), "dead workers leave nothing behind"
+
+
 def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -> None:
     site.hold()
     worker = site.machine.worker(concurrency=1, RESHARD_ATTEMPTS="1")
