@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -40,6 +41,7 @@ DTYPE_BITS: dict[str, int] = {
 }
 
 
+@lru_cache(maxsize=4096)  # a model has tens of kinds of tensors, and up to 500,000 tensors
 def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """The bytes that a packed tensor occupies; raises ValueError when they are no whole number."""
     bits = DTYPE_BITS[dtype] * prod(shape)
@@ -87,8 +89,7 @@ class ByteRange(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A box of a tensor, and where its elements lie in one file.
 
     Element ``i`` of the box (``i`` a multi-index below ``shape``) is element ``at + i`` of the tensor and starts
@@ -114,8 +115,7 @@ class Record:
     crc32: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A named array; its pieces tile it exactly."""
 
     name: str

@@ -105,14 +105,14 @@ def _open_distributed(source: Source, part: FileSet, first: int) -> Checkpoint:
     return Checkpoint(
         name=part.name,
         files=tuple(range(first, first + len(part.files))),
-        tensors=tuple(replace(t, pieces=tuple(_shifted(p, first) for p in t.pieces)) for t in contents.tensors),
+        tensors=tuple(t._replace(pieces=tuple(_shifted(p, first) for p in t.pieces)) for t in contents.tensors),
         notes=contents.notes,
         records=tuple(replace(record, file=record.file + first) for record in contents.records),
     )
 
 
 def _shifted(piece: Piece, first: int) -> Piece:
-    return replace(piece, file=piece.file + first)
+    return piece._replace(file=piece.file + first)
 
 
 _OPENERS: dict[str, Callable[[Source, FileSet, int], Checkpoint]] = {

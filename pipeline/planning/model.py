@@ -20,8 +20,7 @@ ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor's place in a shard; ``as_dtype`` differs from the tensor's own only where a cast was asked for."""
 
     tensor: Tensor

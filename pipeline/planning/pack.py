@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
+from operator import add
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_size, metadata_size, padded
@@ -82,12 +83,13 @@ class Row:
         }
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
 
-    def alone(self) -> list[int]:
-        """The bytes of a file that holds nothing but the entry, for each."""
-        return [
-            padded(self._metadata + self._texts[i + 1] - self._texts[i] + len("0") + len(str(size))) + size
-            for i, size in ((i, self.data(i, i + 1)) for i in range(len(self.entries)))
-        ]
+    def large(self, limit: int) -> tuple[int, ...]:
+        """The numbers of the entries that no file of ``limit`` bytes can hold."""
+        # A first look at all: the bytes of an entry and its text, and more than all else takes.
+        least = limit - self._metadata - 64
+        sums = map(add, self._starts, self._texts)
+        near = (i for i, (before, after) in enumerate(pairwise(sums)) if after - before > least)
+        return tuple(i for i in near if self.size(i, i + 1) > limit)
 
     def data(self, start: int, stop: int) -> int:
         """The bytes of the tensors of ``entries[start:stop]``."""
@@ -159,11 +161,10 @@ class _Packer:
         self.entries = entries
         self._metadata = metadata
         self._rows: dict[tuple[int, ...], Row] = {(): Row(entries, metadata)}
-        self._alone = self._rows[()].alone()
 
     def large(self, limit: int) -> tuple[int, ...]:
-        """The numbers of the entries that no file of ``limit`` bytes can hold."""
-        return tuple(number for number, size in enumerate(self._alone) if size > limit)
+        """See `Row.large`."""
+        return self._rows[()].large(limit)
 
     def row(self, large: tuple[int, ...]) -> Row:
         """All entries in their order, but those of these numbers behind all others."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed, wrappers_in
@@ -26,6 +27,7 @@ _COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zero
 _CONFIG_DTYPE = re.compile(rf'("(?:torch_)?dtype"\s*:\s*")({"|".join(_CONFIG_DTYPES)})(")')
 
 
+@cache
 def cast_dtype(dtype: str, wanted: WantedDtype) -> str:
     """What a tensor of ``dtype`` becomes when a user asks for ``wanted``.
 
@@ -79,7 +81,7 @@ def _renamed(checkpoint: Checkpoint, options: Options) -> tuple[Sequence[Tensor]
     wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
     new = renamed(names, wrappers, str(checkpoint.name))
     changed = sum(1 for old in names if new[old] != old)
-    tensors = [replace(tensor, name=new[tensor.name]) for tensor in checkpoint.tensors]
+    tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
     return tensors, ties, [f"{changed} of {len(names)} names lose {', '.join(wrappers) or 'nothing'}"]
 

@@ -17,9 +17,16 @@ from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.publishing.manifest import recorded, root_of
-from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
+from reshard.pipeline.tensors import Checkpoint, Name, StoredFile, git_blob, same_by_hash
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.structure import Finding, check_index, check_weight_files, compare, signature
+from reshard.pipeline.verifying.structure import (
+    Finding,
+    Signature,
+    check_index,
+    check_weight_files,
+    compare,
+    signature,
+)
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
@@ -38,11 +45,10 @@ def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str,
     findings: list[Finding] = []
     tensors = 0
     for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
-        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
-        if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
-            raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
-        findings += _held_against(selection.entries, output, plan.shards)
-        tensors += len(selection.entries)
+        headers = _headers(plan.shards[number] for number in output.shards)
+        count, differences = _against_source(checkpoint, plan, ties.get(checkpoint.name, {}), headers)
+        findings += differences + _index_findings(output, plan.shards, headers)
+        tensors += count
     return _structure(findings, plan, tensors)
 
 
@@ -52,17 +58,30 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
     tensors = 0
     for output in plan.outputs:
         entries = [entry for number in output.shards for entry in shards[number].entries]
-        findings += _held_against(entries, output, shards)
+        headers = _headers(shards[number] for number in output.shards)
+        findings += compare(_wanted(entries), signature(headers)) + _index_findings(output, shards, headers)
         tensors += len(entries)
     return _structure(findings, plan, tensors)
 
 
-def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Shard]) -> list[Finding]:
-    headers = _headers(shards[number] for number in output.shards)
-    findings = compare({entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}, signature(headers))
+def _against_source(
+    checkpoint: Checkpoint, plan: Plan, tied: Mapping[str, str], headers: Mapping[str, Header]
+) -> tuple[int, list[Finding]]:
+    """How many tensors of ``checkpoint`` are written, and where the headers differ from it; raises ProofError."""
+    selection = select(checkpoint, plan.options, tied)
+    if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
+        raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
+    return len(selection.entries), compare(_wanted(selection.entries), signature(headers))
+
+
+def _wanted(entries: Iterable[Entry]) -> Signature:
+    return {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}
+
+
+def _index_findings(output: Output, shards: Sequence[Shard], headers: Mapping[str, Header]) -> list[Finding]:
     if output.index:
-        return findings + check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
-    return findings + check_weight_files(headers)
+        return check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
+    return check_weight_files(headers)
 
 
 def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:

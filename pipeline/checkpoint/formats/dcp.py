@@ -15,7 +15,7 @@ import json
 import posixpath
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -306,7 +306,7 @@ def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: C
         raise BadArchive(file=file.path, why=why)
     records = archive.storages([view])
     piece = archive.piece(view, records, what)
-    return replace(piece, at=chunk.box.at), records[view.storage.key]
+    return piece._replace(at=chunk.box.at), records[view.storage.key]
 
 
 # ----------------------------------------------------------------------------------------------------- safetensors
@@ -364,5 +364,5 @@ def _merged(name: str, stored: Sequence[tuple[str, Tensor, tuple[int, ...]]]) ->
     if (flaw := flaw_in_tiling(shape, [Box(at, tensor.shape) for _, tensor, at in stored])) is not None:
         raise BadTiling(file=file, tensor=label((name,)), why=flaw)
     solid = [part for part in stored if 0 not in part[1].shape] or stored[:1]
-    pieces = tuple(replace(piece, at=at) for _, tensor, at in solid for piece in tensor.pieces)
+    pieces = tuple(piece._replace(at=at) for _, tensor, at in solid for piece in tensor.pieces)
     return Tensor(name, first.dtype, shape, pieces)

@@ -158,9 +158,9 @@ def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
     (checkpoint,) = opened.checkpoints
     first = checkpoint.tensors[0]
     other = {
-        "tensor": (replace(first, name="never seen"), *checkpoint.tensors),
-        "shape": (replace(first, shape=(10, 10)), *checkpoint.tensors[1:]),
-        "dtype": (replace(first, dtype="I8"), *checkpoint.tensors[1:]),
+        "tensor": (first._replace(name="never seen"), *checkpoint.tensors),
+        "shape": (first._replace(shape=(10, 10)), *checkpoint.tensors[1:]),
+        "dtype": (first._replace(dtype="I8"), *checkpoint.tensors[1:]),
         "index": checkpoint.tensors,
     }[loss]
     if loss == "index":
