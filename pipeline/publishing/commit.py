@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -177,7 +177,6 @@ def _commit(
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
         if found is not None:
-            _refuse_overwritten(goal, found, plan.base, [*(a.path for a in additions), *plan.deletes])
             return found
         there = goal.at(head).files()
         card = card_for(plan, source, goal, head, lambda: next(publication.publications(goal, head, None), None))
@@ -203,12 +202,16 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten.
     """
     pause, raced = BACKOFF_FIRST, False
+    sent: str | None = None  # the head that the last commit was put on
     for _ in range(races):
         head = target.head()
         change = attempt(head)
         if isinstance(change, str):
+            if sent is not None:
+                _refuse_overwritten(target, change, sent)
             return Published(change, target.branch, found=True)
         try:
+            sent = head
             commit = target.commit(change, head)
         except (HeadMoved, AnswerLost) as error:
             raced = isinstance(error, HeadMoved)
@@ -216,15 +219,15 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2
             continue
-        _refuse_overwritten(target, commit, head, [*(a.path for a in change.additions), *change.deletes])
+        _refuse_overwritten(target, commit, head)
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=races)
     raise HubUnreachable(endpoint=str(target.place), what=f"{races} commits of {what[:12]} got no answer")
 
 
-def _refuse_overwritten(target: Target, commit: str, since: str, paths: Iterable[str]) -> None:
-    """Raises ChangeOverwritten where ``commit``, ours, was put on top of a change to ``paths`` after ``since``.
+def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str] = frozenset()) -> None:
+    """Raises ChangeOverwritten where ``commit``, ours, replaced what others had changed after ``since``.
 
     Only a Hub that ignores the parent that a commit names lets that happen. A folder is locked while it is swapped.
     """
@@ -233,8 +236,9 @@ def _refuse_overwritten(target: Target, commit: str, since: str, paths: Iterable
     parent = next(islice(target.history(commit, None), 1, None), None)
     if parent is None or parent.id == since:
         return
-    before, then = target.at(since).files(), target.at(parent.id).files()
-    if lost := sorted({path for path in paths if differ(before.get(path), then.get(path))}):
+    before, then, after = (target.at(one).files() for one in (since, parent.id, commit))
+    theirs = {path for path in before.keys() | then.keys() if differ(before.get(path), then.get(path))}
+    if lost := sorted(path for path in theirs - spared if differ(then.get(path), after.get(path))):
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         facts = {"commit": commit, "parent": parent.id, "paths": lost[0] + more}
         raise ChangeOverwritten(target=str(target.place), **facts)
@@ -248,16 +252,20 @@ def differ(one: StoredFile | None, other: StoredFile | None) -> bool:
 
 
 def find(plan: Plan, target: Target, at: str) -> str | None:
-    """The commit of ours since the plan's base that carries its digest; raises TargetConflict on a new history."""
+    """The commit of ours since the plan's base that carries its digest.
+
+    Raises TargetConflict on a new history, and ChangeOverwritten; a card may have been edited before our commit.
+    """
     if at == plan.base:
         return None
     try:
-        for ours in publication.publications(target, at, plan.base):
-            if ours.plan == plan.digest:
-                return ours.commit
+        commits = (ours.commit for ours in publication.publications(target, at, plan.base) if ours.plan == plan.digest)
+        commit = next(commits, None)
     except HistoryRewritten:
         raise TargetConflict(target=str(target.place), what="its history was rewritten") from None
-    return None
+    if commit is not None:
+        _refuse_overwritten(target, commit, plan.base, spared={CARD})
+    return commit
 
 
 def _refuse_conflict(

@@ -80,6 +80,17 @@ def test_a_change_that_the_hub_let_us_overwrite_is_an_error_that_names_it(
     assert commits(on_hub) == 1
 
 
+@pytest.mark.parametrize("path", ["config.json", "README.md"])
+def test_a_change_that_was_overwritten_by_a_commit_without_an_answer_is_an_error(
+    job: Job, on_hub: Namespace, path: str
+) -> None:
+    on_hub.admin.settings(guards_parents=False)
+    on_hub.admin.fault(COMMIT, "lost_response", times=1)
+    [error] = race(job, on_hub, {path: b"theirs"}, on_hub.repo("target"))
+    assert isinstance(error, ChangeOverwritten) and path in str(error), error
+    assert commits(on_hub) == 1
+
+
 def test_a_change_beside_ours_is_no_reason_to_fail_where_the_hub_guards_nothing(job: Job, on_hub: Namespace) -> None:
     on_hub.admin.settings(guards_parents=False)
     target = on_hub.repo("target")
