@@ -18,21 +18,8 @@ from typing import Any, Literal
 
 import httpx2
 
-from reshard.pipeline.errors import (
-    FolderNotWritable,
-    HubRefused,
-    HubUnreachable,
-    ReshardError,
-    TokenRefused,
-)
-from reshard.pipeline.limits import (
-    CLOCK_SKEW_MAX,
-    DEFAULT_SIZE,
-    GB,
-    MEMORY_FLOOR_XET,
-    PROBE_TIMEOUT,
-    STAGED_SHARDS_MAX,
-)
+from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
+from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference

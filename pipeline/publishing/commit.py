@@ -27,15 +27,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
 from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
-from reshard.pipeline.protocols import (
-    Addition,
-    AnswerLost,
-    Change,
-    HeadMoved,
-    HistoryRewritten,
-    Source,
-    Target,
-)
+from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
@@ -166,13 +158,7 @@ def _there(file: StoredFile, there: StoredFile | None) -> bool:
 
 
 def _commit(
-    plan: Plan,
-    additions: Sequence[Addition],
-    title: str,
-    message: str,
-    source: Source,
-    goal: Target,
-    token: str,
+    plan: Plan, additions: Sequence[Addition], title: str, message: str, source: Source, goal: Target, token: str
 ) -> Published:
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)

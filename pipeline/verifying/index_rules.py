@@ -70,10 +70,7 @@ def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
 
 
 def _findings(
-    source: Source,
-    indexes: Mapping[str, bytes | CheckpointError],
-    files: Files,
-    opened: OpenedSide | CheckpointError,
+    source: Source, indexes: Mapping[str, bytes | CheckpointError], files: Files, opened: OpenedSide | CheckpointError
 ) -> list[Finding]:
     uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
     headers = files.headers

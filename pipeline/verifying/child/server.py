@@ -73,12 +73,7 @@ def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
     from reshard.pipeline.verifying.child import devices, load, model, tokenizer
 
-    return {
-        "check": model.check,
-        "devices": devices.devices,
-        "load": load.load,
-        "tokenizers": tokenizer.tokenizers,
-    }
+    return {"check": model.check, "devices": devices.devices, "load": load.load, "tokenizers": tokenizer.tokenizers}
 
 
 class _Lines:
