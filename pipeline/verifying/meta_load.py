@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import site
@@ -24,6 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,7 +166,7 @@ class MetaLoader:
         never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
         """
         allowed = allowed or self._allowed
-        line = f'{json.dumps(asdict(allowed))}\t{{"operation":"{operation}","arguments":{arguments}}}\n'.encode()
+        request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
         with self._lock:
             began = time.monotonic()
             if trouble := self._started():
@@ -174,7 +174,7 @@ class MetaLoader:
             assert self._child is not None
             try:
                 # The child ends its fork itself at the limit; the grace is for a child that no longer does.
-                answer = self._child.ask(line, allowed.seconds + self._grace)
+                answer = self._child.ask(allowed.seconds + self._grace, *request)
             except _ChildLost as lost:
                 self._child.end()
                 self._child = None
@@ -217,7 +217,7 @@ class MetaLoader:
             self._child.end()
         self._child = _Child(self._python, self._tmpdir)
         try:
-            hello = self._child.hello(self._start)
+            hello = self._child.ask(self._start)
         except _ChildLost as lost:
             hello = {"unavailable": str(lost)}
         if "unavailable" not in hello:
@@ -232,29 +232,24 @@ class _ChildLost(Exception):
 
 
 class _Child:
-    """One child process, its pipes, and a folder of its own that stands for its home."""
+    """One child process, the pipe to it, and a folder of its own that stands for its home."""
 
     def __init__(self, python: str, tmpdir: Path | None) -> None:
         # Absolute, because the child works in another folder.
         self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
         self._log = self._home / "log"
-        self._unread = b""
-        with self._log.open("wb") as log:
+        self._pipe, theirs = Pipe()
+        with self._log.open("wb") as log, theirs:
             self._process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
                 [python, "-P", "-m", "reshard.pipeline.verifying.child.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=log,
                 stderr=log,
                 cwd=self._home,
                 env=_environment(self._home),
                 start_new_session=True,  # so that one signal ends it with all its forks
-                bufsize=0,
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self._answers, False)
 
     @property
     def pid(self) -> int:
@@ -263,13 +258,24 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def hello(self, seconds: float) -> dict[str, Any]:
-        """What it says once it has its imports."""
-        return self._exchange(b"", seconds)
-
-    def ask(self, line: bytes, seconds: float) -> dict[str, Any]:
-        """The answer to one request line."""
-        return self._exchange(line, seconds)
+    def ask(self, seconds: float, *request: str) -> dict[str, Any]:
+        """The answer to one request; to none, what it says once it has its imports. Raises _ChildLost."""
+        deadline = time.monotonic() + seconds
+        late = threading.Timer(seconds, self.kill)  # ends both sending and receiving
+        late.start()
+        try:
+            for part in request:
+                self._pipe.send_bytes(part.encode())
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(limits.RELOAD_ANSWER))
+            return answer
+        except (EOFError, ConnectionError):
+            raise _ChildLost(
+                f"no answer within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
+            ) from None
+        except OSError:  # of a length that is more than was asked for
+            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes") from None
+        finally:
+            late.cancel()
 
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
@@ -280,47 +286,8 @@ class _Child:
         """Kill it and its forks, and remove its folder."""
         self.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._pipe.close()
         shutil.rmtree(self._home, ignore_errors=True)
-
-    def _exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        unsent = memoryview(request)
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._answers, selectors.EVENT_READ)
-            if unsent:
-                ready.register(self._requests, selectors.EVENT_WRITE)
-            while b"\n" not in self._unread:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _ChildLost(f"no answer within {seconds:g} s")
-                for key, _ in ready.select(left):
-                    if key.fd == self._requests:
-                        unsent = unsent[self._send(unsent) :]
-                        if not unsent:
-                            ready.unregister(self._requests)
-                    else:
-                        self._receive()
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
-
-    def _send(self, unsent: memoryview) -> int:
-        try:
-            return os.write(self._requests, unsent[: 1 << 16])
-        except BrokenPipeError:
-            raise _ChildLost(self._ending()) from None
-
-    def _receive(self) -> None:
-        chunk = os.read(self._answers, 1 << 16)
-        if not chunk:
-            raise _ChildLost(self._ending())
-        self._unread += chunk
-        if len(self._unread) > limits.RELOAD_ANSWER:
-            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes")
 
     def _ending(self) -> str:
         """How it ended, with the last line that it logged."""

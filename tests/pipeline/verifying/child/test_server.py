@@ -453,7 +453,7 @@ def test_a_python_that_ends_at_once_is_told() -> None:
 
 def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = tmp_path / "python"
-    endless.write_text("#!/bin/sh\nexec cat /dev/zero\n")
+    endless.write_text("#!/bin/sh\nprintf '\\177\\377\\377\\377' >&0\nexec cat /dev/zero >&0\n")
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with MetaLoader(start=2, python=str(endless)) as meta_loader:
