@@ -78,7 +78,7 @@ def _findings(
     named: set[str] = set()
     for index, content in indexes.items():
         if isinstance(content, CheckpointError):
-            findings.append(Finding("index_json", index, None, str(content)))
+            findings.append(Finding("index_json", str(content), index))
             continue
         beside = {
             path: header
@@ -100,7 +100,7 @@ def _findings(
             findings += _unindexed(paths)
     # What else the pipeline would stop at has no rule here.
     if isinstance(opened, CheckpointError) and all(finding.rule in REMARKS for finding in findings):
-        findings.append(Finding("unreadable", None, None, str(opened)))
+        findings.append(Finding("unreadable", str(opened)))
     return findings
 
 
@@ -123,9 +123,8 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
         return
     stem = join(dirname(paths[0]), match["stem"])
     index = f"{stem}{match['suffix']}.index.json"
-    text = f"{stem} is in numbered files, and {index} is not there to name them"
-    yield Finding("no_index", paths[0], None, text)
+    yield Finding("no_index", f"{stem} is in numbered files, and {index} is not there to name them", paths[0])
     numbers = {int(found["number"]) for path in paths if (found := NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):
         text = f"number {number} of {int(match['count'])} of {match['stem']} is not there"
-        yield Finding("absent_file", paths[0], None, text)
+        yield Finding("absent_file", text, paths[0])

@@ -59,10 +59,12 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
 
 def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Shard]) -> list[Finding]:
     headers = _headers(shards[number] for number in output.shards)
-    findings = compare({entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}, signature(headers))
+    planned = {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}
     if output.index:
-        return findings + check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
-    return findings + check_weight_files(headers)
+        files = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
+    else:
+        files = check_weight_files(headers)
+    return [*compare(planned, signature(headers)), *files]
 
 
 def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
