@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from reshard.pipeline.errors.base import ReshardError
 
 # A table: an error is three lines, so there are no blank lines within a family.
@@ -26,12 +24,9 @@ class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     hint = (
         "remove the one that is out of date; `reshard run` and `reshard plan` take --exclude to do without one of them"
     )
-class UnsafePath(CheckpointError, code="checkpoint.unsafe_path"):
+class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
-
-    def __init__(self, why: str = "leaves the repository", **facts: Any) -> None:
-        super().__init__(why=why, **facts)
 class DuplicateTensor(CheckpointError, code="checkpoint.duplicate_tensor"):
     message = "{tensor} is in {file} and again in {other}"
 class UnsafePickle(CheckpointError, code="checkpoint.unsafe_pickle"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from reshard.pipeline.errors.base import ReshardError
 
 # A table: an error is three lines, so there are no blank lines within a family.
@@ -16,12 +14,9 @@ class UsageError(ReshardError, code="usage", exit_code=2):
 class BadSetting(UsageError, code="usage.setting"):
     message = "{name}={value}: {why}"
     hint = "change it where this process is started; docs/reference lists every setting"
-class BadSize(UsageError, code="usage.size"):
+class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
     hint = "give bytes with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
-
-    def __init__(self, option: str = "--size", **facts: Any) -> None:
-        super().__init__(option=option, **facts)
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
     hint = "the smallest size that works here is {smallest} bytes"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from reshard.pipeline.check import Check, failed
+from reshard.pipeline.check import Check, failed, first
 from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import (
@@ -129,7 +129,7 @@ def publish(
     message = publication.message(plan, manifest)
     about = {ROOT_KEY: manifest.root} if manifest else {}
     already = target.at(plan.base).files() if plan.base else {}
-    to_carry = [file for file in plan.carried if not _there(file, already.get(file.path))]
+    to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     additions = [
         *(Addition(file.path, stored=file) for file in stored),
         *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
@@ -151,10 +151,6 @@ def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Targ
     if head != plan.base:
         _refuse_conflict(plan, target, [Addition(file.path, stored=file) for file in stored], target.at(head).files())
     return None
-
-
-def _there(file: StoredFile, there: StoredFile | None) -> bool:
-    return there is not None and same_by_hash(file, there) is True
 
 
 def _commit(
@@ -221,9 +217,7 @@ def _refuse_overwritten(target: Target, commit: str, since: str, paths: Iterable
         return
     before, then = target.at(since).files(), target.at(parent.id).files()
     if lost := sorted({path for path in paths if differ(before.get(path), then.get(path))}):
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        facts = {"commit": commit, "parent": parent.id, "paths": lost[0] + more}
-        raise ChangeOverwritten(target=str(target.place), **facts)
+        raise ChangeOverwritten(target=str(target.place), commit=commit, parent=parent.id, paths=first(lost))
 
 
 def differ(one: StoredFile | None, other: StoredFile | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
-from reshard.pipeline.check import Check, Result, failed, prior_checks
+from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.safetensors import Header, parse_header
 from reshard.pipeline.checkpoint.open import Opened
@@ -72,15 +72,10 @@ def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
     figures = {"tensors": tensors, "shards": shards, "indexes": sum(1 for o in plan.outputs if o.index)}
     if findings:
         raise ProofError(
-            what=f"the plan does not hold what the source holds: {_first(findings)}",
+            what=f"the plan does not hold what the source holds: {first([str(finding) for finding in findings])}",
             checks=failed("structure", _STRUCTURE, figures, [str(finding) for finding in findings]),
         )
     return Check("structure", "passed", _STRUCTURE, "", figures)
-
-
-def _first(findings: Sequence[object]) -> str:
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return f"{findings[0]}{more}"
 
 
 def check(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
@@ -155,7 +150,7 @@ def confirm(
         raise ReadBackDiffers(
             commit=published.commit,
             place=str(target.place),
-            why=_first(findings),
+            why=first(findings),
             checks=failed("read back", _READ_BACK, figures, findings),
         )
     return Check("read back", "passed", _READ_BACK, _overflows(shards, receipts), figures)

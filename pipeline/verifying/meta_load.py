@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.structure import Signature
@@ -190,7 +190,7 @@ class MetaLoader:
     def pid(self) -> int | None:
         """The child's process id while there is one."""
         child = self._child
-        return None if child is None else child.pid
+        return None if child is None else child.process.pid
 
     def close(self) -> None:
         """End the child and whatever it is doing; who waits for its answer hears that it was killed."""
@@ -208,7 +208,7 @@ class MetaLoader:
         self.close()
 
     def _started(self) -> str | None:
-        if self._child is not None and self._child.alive():
+        if self._child is not None and self._child.process.poll() is None:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
@@ -240,7 +240,7 @@ class _Child:
         self._log = self._home / "log"
         self._pipe, theirs = Pipe()
         with self._log.open("wb") as log, theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
                 [python, "-P", "-m", "reshard.pipeline.verifying.child.server"],
                 stdin=theirs.fileno(),
@@ -250,13 +250,6 @@ class _Child:
                 env=_environment(self._home),
                 start_new_session=True,  # so that one signal ends it with all its forks
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
 
     def ask(self, seconds: float, *request: str) -> dict[str, Any]:
         """The answer to one request; to none, what it says once it has its imports. Raises _ChildLost."""
@@ -280,19 +273,19 @@ class _Child:
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
         with suppress(ProcessLookupError):  # it may have ended by itself
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill it and its forks, and remove its folder."""
         self.kill()
-        self._process.wait()
+        self.process.wait()
         self._pipe.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _ending(self) -> str:
         """How it ended, with the last line that it logged."""
         try:
-            status = self._process.wait(timeout=limits.RELOAD_GRACE)
+            status = self.process.wait(timeout=limits.RELOAD_GRACE)
         except subprocess.TimeoutExpired:
             return "the reload child closed its pipe"
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

@@ -200,18 +200,16 @@ def _check_total(
         yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do without", index_path)
         return
     said = metadata["total_size"]
-    counted = [totals.get(path) or _total(header) for path, header in headers.items()]
-    least, most = sum(total.least for total in counted), sum(total.most for total in counted)
+    counted = [
+        totals.get(path) or (sum(stop - start for _, _, start, stop in header.tensors.values()),) * 2
+        for path, header in headers.items()
+    ]
+    least, most = (sum(counts) for counts in zip(*counted, strict=True)) if counted else (0, 0)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
     if isinstance(said, bool) or not isinstance(said, int | float) or not least <= said <= most:
         bytes_ = f"{most}" if least == most else f"{least} to {most}"
         text = f"{index_path} says total_size {said}, and the tensors have {bytes_} bytes"
         yield Finding("total_size", text, index_path)
-
-
-def _total(header: Header) -> Total:
-    total = sum(stop - start for _, _, start, stop in header.tensors.values())
-    return Total(total, total)
 
 
 def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:

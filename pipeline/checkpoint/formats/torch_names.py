@@ -31,14 +31,16 @@ STORAGES = {
 }  # fmt: skip
 UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage", "torch.storage._UntypedStorage"}
 
-REBUILD, REBUILD_V2, REBUILD_V3 = (f"torch._utils._rebuild_tensor{suffix}" for suffix in ("", "_v2", "_v3"))
+REBUILD_V3 = "torch._utils._rebuild_tensor_v3"
+# And how many arguments they take; the last of the larger number is metadata.
+REBUILD = {"torch._utils._rebuild_tensor": (4,), "torch._utils._rebuild_tensor_v2": (6, 7), REBUILD_V3: (7, 8)}
 PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
 FROM_TYPE = {"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"}
 PLAIN_TYPES = {
     "torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.Parameter",
     "torch.nn.parameter.Buffer", "torch.nn.Buffer",
 }  # fmt: skip
-TENSOR_KINDS = {REBUILD, REBUILD_V2, REBUILD_V3, *PARAMETER, *FROM_TYPE}
+TENSOR_KINDS = {*REBUILD, *PARAMETER, *FROM_TYPE}
 # Tensors that are more than a view of one storage.
 FOREIGN_KINDS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",

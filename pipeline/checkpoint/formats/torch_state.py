@@ -59,14 +59,6 @@ class Contents:
     records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an archive keeps a storage."""
-
-    file: int
-    start: int  # byte of the file
-
-
 # --------------------------------------------------------------------------------------------------------- values
 
 
@@ -281,21 +273,14 @@ def view_of(made: Made, what: str, file: str) -> View:
     """The view that a pickled tensor is; raises Unsupported or BadPickle, saying ``what`` it was."""
     made = _unwrapped(made, what, file)
     kind, args = str(made.kind), made.args
-    metadata: object = None
-    dtype: str | None = None
-    if kind == torch_names.REBUILD and len(args) == 4:
-        storage = storage_of(args[0], what, file)
-    elif kind == torch_names.REBUILD_V2 and len(args) in (6, 7):
-        storage = storage_of(args[0], what, file)
-        metadata = args[6] if len(args) == 7 else None
-    elif kind == torch_names.REBUILD_V3 and len(args) in (7, 8):
-        storage = storage_of(args[0], what, file)
-        dtype = dtype_of(args[6], what, file)
-        metadata = args[7] if len(args) == 8 else None
-    else:
+    if len(args) not in torch_names.REBUILD.get(kind, ()):
         raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
-    _refuse_lazy_bits(metadata, what, file)
-    dtype = dtype or (_dtype(storage.dtype, what, file) if storage.dtype else "U8")
+    storage = storage_of(args[0], what, file)
+    if kind == torch_names.REBUILD_V3:
+        dtype = dtype_of(args[6], what, file)
+    else:
+        dtype = _dtype(storage.dtype, what, file) if storage.dtype else "U8"
+    _refuse_lazy_bits(args[-1] if len(args) > min(torch_names.REBUILD[kind]) else None, what, file)
     offset, shape, steps = count_of(args[1]), counts_of(args[2]), counts_of(args[3])
     if offset is None or shape is None or steps is None or len(shape) != len(steps):
         raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
@@ -338,13 +323,13 @@ def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -
     return True
 
 
-def piece_of(view: View, place: Place, big_endian: bool = False) -> Piece:
-    """The view as one piece of a file, its storage being where ``place`` says."""
+def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
+    """The view as one piece of a file, where ``record`` is its storage."""
     width = DTYPE_BITS[view.dtype] // 8
     packed = view.dtype == "F4" or _is_packed(view.shape, view.strides, width)
     return Piece(
-        file=place.file,
-        offset=place.start + view.storage.start + view.offset,
+        file=record.file,
+        offset=record.start + view.storage.start + view.offset,
         at=(0,) * len(view.shape),
         shape=view.shape,
         strides=None if packed else view.strides,

@@ -20,12 +20,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from reshard.pipeline.limits import LOAD_WATCH
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline import limits
 
 # A check reads headers and answers. A call of one of these was caused by the config.
 REFUSED = frozenset((
@@ -33,6 +33,17 @@ REFUSED = frozenset((
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendmsg", "socket.sendto",
     "subprocess.Popen",
 ))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What one request may use; limits.py has the reasons for the defaults."""
+
+    seconds: float = limits.RELOAD_TIME
+    cpu: int = limits.RELOAD_CPU  # seconds of processor time
+    memory: int | None = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept on Linux only
+    file: int | None = limits.RELOAD_FILE  # bytes of one file
+    rss: int | None = None  # bytes held, mapped files not counted; kept on Linux only
 
 
 def serve() -> None:
@@ -108,7 +119,7 @@ def _wait(
     """Wait until the fork answers or ends, uses too much, or our own parent is gone."""
     deadline = time.monotonic() + allowed.seconds
     while (left := deadline - time.monotonic()) > 0:
-        ready = wait([here, parent], left if allowed.rss is None else min(left, LOAD_WATCH))
+        ready = wait([here, parent], left if allowed.rss is None else min(left, limits.LOAD_WATCH))
         if ready:
             return "done" if here in ready else "alone"
         if allowed.rss is not None and _held(pid) > allowed.rss:
@@ -137,9 +148,6 @@ def _cut_short(status: int, allowed: Allowed) -> str:
     if number == signal.SIGBUS:
         return "the reload crashed with SIGBUS, most likely because there was no room on the disk"
     return f"the reload crashed with {signal.Signals(number).name}"
-
-
-# ------------------------------------------------------------------------------------------------------- in the fork
 
 
 def _answer_and_exit(request: bytes, scratch: Path, there: Connection, allowed: Allowed) -> NoReturn:

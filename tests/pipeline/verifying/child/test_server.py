@@ -19,9 +19,8 @@ import pytest
 import transformers
 
 from reshard.pipeline import limits
-from reshard.pipeline.verifying.child.limits import Allowed
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
-from reshard.pipeline.verifying.child.server import REFUSED
+from reshard.pipeline.verifying.child.server import REFUSED, Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 
@@ -330,7 +329,7 @@ _LIMITED = """
 import os, pty, socket, subprocess, sys
 from pathlib import Path
 from reshard.pipeline.verifying.child.server import limit
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 limit(Allowed(file=1000))
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try:
