@@ -41,6 +41,15 @@ def some(findings: Sequence[str], most: int = REPORT_NAMES_MAX) -> tuple[str, ..
     return (*findings[:most], *([f"and {more:,} more"] if more > 0 else []))
 
 
+def first(names: Sequence[str]) -> str:
+    """The first of one or many, and how many more there are.
+
+    >>> first(["a", "b", "c"])
+    'a and 2 more'
+    """
+    return " ".join(some(names, 1))
+
+
 def failed(name: str, level: str, figures: Mapping[str, Any], findings: Sequence[str]) -> list[dict[str, Any]]:
     """A failed check as the fact ``checks`` of an error, which a job keeps: of many findings the first."""
     return [Check(name, "failed", level, "", dict(figures), some(findings)).to_dict()]

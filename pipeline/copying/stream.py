@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import IO
 
-from reshard.pipeline.copying.gather import assemble, gather, windows
+from reshard.pipeline.copying.gather import gather, windows
 from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
@@ -30,33 +29,21 @@ def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
         for place in part.ranges:
             yield from take(place)
         return
-    with closing(disk.open(sum(place.stop - place.start for place in part.ranges))) as spool:
-        starts: list[tuple[ByteRange, int]] = []
-        at = 0
-        for place in part.ranges:
-            starts.append((place, at))
-            at += place.stop - place.start
+    with closing(disk.open(sum(place.stop - place.start for place in part.ranges))) as scratch:
+        pieces, end = [], 0
+        for piece, place in zip(part.entry.tensor.pieces, part.ranges, strict=True):
+            pieces.append(piece._replace(offset=end))
+            end += place.stop - place.start
             for view in take(place):
-                spool.write(view)
-        tensor = part.entry.tensor
-        # One window for all, handed on in small copies: a view must not change behind whoever still hashes or writes
+                scratch.write(view)
+        tensor = part.entry.tensor._replace(pieces=tuple(pieces))
+        # One window for all, handed on in small copies: a view must not change behind those that still hash or write
         # it, and a window beside the one before it would double what is held.
         buffer = bytearray(min(GATHER_WINDOW, tensor.size))
         for window in windows(tensor, GATHER_WINDOW):
-            whole = gather(tensor, window)
-            made = assemble(whole, lambda *place: _read_spool(spool.file, starts, ByteRange(*place)), buffer)
+            made = gather(tensor, window, lambda view, at: os.preadv(scratch.file.fileno(), [view], at), buffer)
             for at in range(0, len(made), CHUNK):
                 yield memoryview(bytes(made[at : at + CHUNK]))
-
-
-def _read_spool(spool: IO[bytes], starts: Sequence[tuple[ByteRange, int]], wanted: ByteRange) -> Iterator[memoryview]:
-    for place, at in starts:
-        if place.file == wanted.file and place.start <= wanted.start and wanted.stop <= place.stop:
-            for start in range(wanted.start, wanted.stop, CHUNK):
-                size = min(CHUNK, wanted.stop - start)
-                yield memoryview(os.pread(spool.fileno(), size, at + start - place.start))
-            return
-    raise AssertionError(f"{wanted} lies in no range that its tensor spans")
 
 
 class Stream:

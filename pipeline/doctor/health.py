@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any
@@ -21,7 +20,7 @@ from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
-from reshard.pipeline.verifying.tokenizer_files import processor_files, tokenizer_files
+from reshard.pipeline.verifying.tokenizer_files import named_like, processor_files, tokenizer_files
 
 # What says how weights beside it are loaded: transformers and diffusers, Mistral's and Meta's own layouts, OpenCLIP;
 # at the root also what a pipeline of diffusers and an adapter of PEFT is made of.
@@ -67,13 +66,8 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     rules = check_rules(source, side)
     seen = _seen(source, side)
     weights = sum(file.size for file in seen.files)
-    around = [
-        *_formats(seen),
-        *_sizes(seen),
-        *_configs(seen),
-        *_components(seen),
-        *_tokenizers(seen, meta_loader, tmpdir),
-    ]
+    around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
+    around += _tokenizers(seen, meta_loader, tmpdir)
     if isinstance(side, CheckpointError):
         cure = f"a reshard refuses it: {side.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
@@ -193,9 +187,9 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
         if component not in folders:
             text = f"{PIPELINE} names {component}, {'.'.join(value)}, and there is no folder of that name"
             yield Symptom("component", text, _FROM_MAKER)
-        elif (
-            component not in weights and join(component, "config.json") in listing and not _WEIGHTLESS.search(value[1])
-        ):
+        elif component in weights or _WEIGHTLESS.search(value[1]):
+            continue
+        elif join(component, "config.json") in listing:
             text = f"{component} has a config.json, {'.'.join(value)}, and no weights"
             yield Symptom("component", text, _FROM_MAKER)
 
@@ -226,7 +220,7 @@ def _tokenizers(seen: _Seen, meta_loader: MetaLoader, tmpdir: Path | None) -> It
 
 def _has_vocabulary(folder: str, listing: Iterable[str]) -> bool:
     names = {basename(path) for path in tokenizer_files(listing) if dirname(path) == folder}
-    alone = any(fnmatchcase(name, pattern) for name in names for pattern in _VOCABULARIES)
+    alone = any(named_like(name, _VOCABULARIES) for name in names)
     return alone or ("merges.txt" in names and any(name.endswith("vocab.json") for name in names))
 
 

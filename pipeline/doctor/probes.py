@@ -18,21 +18,9 @@ from typing import Any, Literal
 
 import httpx2
 
-from reshard.pipeline.errors import (
-    FolderNotWritable,
-    HubRefused,
-    HubUnreachable,
-    ReshardError,
-    TokenRefused,
-)
-from reshard.pipeline.limits import (
-    CLOCK_SKEW_MAX,
-    DEFAULT_SIZE,
-    GB,
-    MEMORY_FLOOR_XET,
-    PROBE_TIMEOUT,
-    STAGED_SHARDS_MAX,
-)
+from reshard.pipeline.check import first
+from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
+from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference
@@ -74,14 +62,12 @@ def this_machine(context: Context) -> Iterator[Probe]:
 
 def _model_check() -> Probe:
     found = {name: _version(name) for name in ("torch", "transformers", "accelerate")}
-    lacking = [name for name, what in found.items() if what is None]
-    said = ", ".join(f"{name} {what}" for name, what in found.items() if what)
-    if not lacking:
-        return Probe("model check", said)
+    missing = [name for name, installed in found.items() if installed is None]
+    says = ", ".join(f"{name} {installed}" for name, installed in found.items() if installed)
     warning = (
-        f"no {' and '.join(lacking)}: models are checked structurally; `pip install 'reshard[model]'` adds the class"
+        f"no {' and '.join(missing)}: models are checked structurally; `pip install 'reshard[model]'` adds the class"
     )
-    return Probe("model check", said or "not installed", warning)
+    return Probe("model check", says or "not installed", warning if missing else "")
 
 
 def _version(name: str) -> str | None:
@@ -100,14 +86,13 @@ def _xet() -> Probe:
 
 
 def _memory(limit: int) -> Probe:
-    available = available_memory()
-    said = f"{available:,} bytes available, RESHARD_MEMORY_LIMIT {limit:,}"
-    facts = {"available": available, "limit": limit}
+    available, warning = available_memory(), ""
     if available < limit:
-        return Probe("memory", said, "less is available than one copy may take", facts=facts)
-    if limit < MEMORY_FLOOR_XET:
-        return Probe("memory", said, f"Xet needs {MEMORY_FLOOR_XET:,} bytes and is not used", facts=facts)
-    return Probe("memory", said, facts=facts)
+        warning = "less is available than one copy may take"
+    elif limit < MEMORY_FLOOR_XET:
+        warning = f"Xet needs {MEMORY_FLOOR_XET:,} bytes and is not used"
+    says = f"{available:,} bytes available, RESHARD_MEMORY_LIMIT {limit:,}"
+    return Probe("memory", says, warning, facts={"available": available, "limit": limit})
 
 
 def available_memory() -> int:
@@ -167,12 +152,10 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     finally:
         api.close()
-    skew = _skew(answer.headers.get("date"), now())
-    late = (
-        f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
-        if abs(skew) > CLOCK_SKEW_MAX
-        else ""
-    )
+    date, here = answer.headers.get("date"), now()
+    skew = here - parsedate_to_datetime(date).timestamp() if date else 0.0
+    late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
+    late = late if abs(skew) > CLOCK_SKEW_MAX else ""
     if answer.status_code == 401 and credential is not None:
         return Probe(name, what, error=TokenRefused(endpoint=endpoint))
     if answer.status_code not in (200, 401):
@@ -180,22 +163,10 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     if credential is None:
         return Probe(name, what, late or "only public repositories can be read, and nothing written")
-    rights = rights_of(account)
-    said = f"{what} is {account.get('name')}'s: {rights}"
-    warning = late or ("" if writable_by(account) else "nothing can be published with it")
-    facts = {
-        "endpoint": endpoint,
-        "account": account.get("name"),
-        "rights": rights,
-        "reads": readable_by(account),
-        "writes": writable_by(account),
-    }
-    return Probe(name, said, warning, facts=facts)
-
-
-def _skew(date: str | None, now: float) -> float:
-    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
-    return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
+    who, rights, writes = account.get("name"), rights_of(account), writable_by(account)
+    warning = late or ("" if writes else "nothing can be published with it")
+    facts = {"endpoint": endpoint, "account": who, "rights": rights, "reads": readable_by(account), "writes": writes}
+    return Probe(name, f"{what} is {who}'s: {rights}", warning, facts=facts)
 
 
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
@@ -251,21 +222,14 @@ def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
     for target in targets:
         owners[context.api(target, "write")][target.namespace].append(target.repo)
     for api, wanted in owners.items():
-        account = _account(api)
+        try:
+            account = api.whoami() if api.credential else {}
+        except Refusal as refusal:
+            raise refusal.as_source("whoami-v2") from refusal
         writable = {name.lower() for name in writable_by(account)}
         who = f"{api.credential.name}, which is {account.get('name')}'s," if api.credential else "no token here"
         for owner, repos in wanted.items():
             denied = [repo for repo in repos if not {owner.lower(), repo.lower()} & writable]
             if denied:
                 may = "may not" if api.credential else "may"
-                more = f" and {len(denied) - 1:,} more" if len(denied) > 1 else ""
-                yield f"{who} {may} write to {owner} on {api.endpoint}: {denied[0]}{more}"
-
-
-def _account(api: HubApi) -> dict[str, Any]:
-    if api.credential is None:
-        return {}
-    try:
-        return api.whoami()
-    except Refusal as refusal:
-        raise refusal.as_source("whoami-v2") from refusal
+                yield f"{who} {may} write to {owner} on {api.endpoint}: {first(denied)}"

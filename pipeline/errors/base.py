@@ -18,17 +18,30 @@ GO_ON = {
 
 
 class ReshardError(Exception):
-    """The root. Subclasses state code, message and hint; ``{names}`` in both are filled from the facts."""
+    """The root. Subclasses state code, message and hint; ``{names}`` in both are filled from the facts.
+
+    What a subclass does not state, its family does; other names in its class line are facts unless given.
+    """
 
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    defaults: ClassVar[dict[str, str]] = {}
     message: ClassVar[str] = "something that should never happen did: {what}"
     hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
 
+    def __init_subclass__(
+        cls, code: str, exit_code: int | None = None, retryable: bool | None = None, **defaults: str
+    ) -> None:
+        cls.code, cls.defaults = code, defaults
+        if exit_code is not None:
+            cls.exit_code = exit_code
+        if retryable is not None:
+            cls.retryable = retryable
+
     def __init__(self, **facts: Any) -> None:
-        self.facts = facts
-        super().__init__(self.message.format_map(facts))
+        self.facts = {**self.defaults, **facts}
+        super().__init__(self.message.format_map(self.facts))
 
     @property
     def next_step(self) -> str:

@@ -2,154 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from reshard.pipeline.errors.base import ReshardError
 
+# A table: an error is three lines, so there are no blank lines within a family.
+# fmt: off
 
-class CheckpointError(ReshardError):
-    code = "checkpoint"
-    exit_code = 5
+
+class CheckpointError(ReshardError, code="checkpoint", exit_code=5):
     message = "{file}: {why}"
     hint = "the source is broken; get the file again from whoever made it"
-
-
-class BadHeader(CheckpointError):
-    code = "checkpoint.header"
-
-
-class BadLength(CheckpointError):
-    code = "checkpoint.length"
+class BadHeader(CheckpointError, code="checkpoint.header"): ...
+class BadLength(CheckpointError, code="checkpoint.length"):
     message = "{file} is {actual} bytes long, and its header needs {expected}"
     hint = "the file was cut off or written to; get it again from whoever made it"
-
-
-class BadIndex(CheckpointError):
-    code = "checkpoint.index"
-
-
-class AbsentFile(BadIndex):
-    code = "checkpoint.absent_file"
+class BadIndex(CheckpointError, code="checkpoint.index"): ...
+class AbsentFile(BadIndex, code="checkpoint.absent_file"):
     message = "{file}: it names {other}, which is not there"
     hint = "get it from whoever made it; `reshard run` and `reshard plan` take --exclude to do without the index"
-
-
-class AmbiguousWeights(BadIndex):
-    code = "checkpoint.ambiguous"
+class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} beside it has other tensors, and loaders take that one"
     hint = (
         "remove the one that is out of date; `reshard run` and `reshard plan` take --exclude to do without one of them"
     )
-
-
-class UnsafePath(CheckpointError):
-    code = "checkpoint.unsafe_path"
+class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
-
-    def __init__(self, why: str = "leaves the repository", **facts: Any) -> None:
-        super().__init__(why=why, **facts)
-
-
-class DuplicateTensor(CheckpointError):
-    code = "checkpoint.duplicate_tensor"
+class DuplicateTensor(CheckpointError, code="checkpoint.duplicate_tensor"):
     message = "{tensor} is in {file} and again in {other}"
-
-
-class UnsafePickle(CheckpointError):
-    code = "checkpoint.unsafe_pickle"
+class UnsafePickle(CheckpointError, code="checkpoint.unsafe_pickle"):
     message = "{file} asks to run {what}; nothing was run"
     hint = "load it with no tool before you know who made it; of a model pickled whole, ask them for the state dict"
-
-
-class BadPickle(CheckpointError):
-    code = "checkpoint.pickle"
-
-
-class PickleCutShort(BadPickle):
-    code = "checkpoint.pickle.cut"
+class BadPickle(CheckpointError, code="checkpoint.pickle"): ...
+class PickleCutShort(BadPickle, code="checkpoint.pickle.cut"):
     message = "{file}: a pickle ends in the middle, after {bytes} bytes"
     hint = "the file was cut off or written to; get it again from whoever made it"
-
-
-class BadArchive(CheckpointError):
-    code = "checkpoint.archive"
-
-
-class BadTiling(CheckpointError):
-    code = "checkpoint.tiling"
+class BadArchive(CheckpointError, code="checkpoint.archive"): ...
+class BadTiling(CheckpointError, code="checkpoint.tiling"):
     message = "{file}: the parts of {tensor} do not make up the whole: {why}"
-
-
-class BadManifest(CheckpointError):
-    code = "checkpoint.manifest"
+class BadManifest(CheckpointError, code="checkpoint.manifest"):
     hint = "publish again with `reshard run`, or use a release of reshard that knows it"
-
-
-class LfsPointer(CheckpointError):
-    code = "checkpoint.pointer"
+class LfsPointer(CheckpointError, code="checkpoint.pointer"):
     message = "{file} is a git-lfs pointer and not the file; fetch it with `git lfs pull`"
     hint = (
         "run `git lfs install` and `git lfs pull` in that clone, or give the repository's name in place of the folder"
     )
-
-
-class Unsupported(CheckpointError):
-    code = "checkpoint.unsupported"
+class Unsupported(CheckpointError, code="checkpoint.unsupported"):
     message = "{file}: {what} cannot be held in safetensors"
     hint = "convert it with the tool that made it, then submit the result"
 
 
-class ProofError(ReshardError):
+class ProofError(ReshardError, code="proof", exit_code=6):
     """The fact ``checks``, where it has one: what was checked until then, the failed check last (check.py)."""
 
-    code = "proof"
-    exit_code = 6
     message = "{what}"
     hint = "nothing was published; to read everything again, {again}"
-
-
-class SourceCorrupt(ProofError):
-    code = "proof.source_corrupt"
+class SourceCorrupt(ProofError, code="proof.source_corrupt"):
     message = "{file} at {place} does not match its checksum: expected {expected}, read {actual}"
     hint = "nothing was published; the stored file is damaged, or was on the way: {again}, then tell its owner"
-
-
-class DigestsDiffer(ProofError):
-    code = "proof.taps"
+class DigestsDiffer(ProofError, code="proof.taps"):
     message = "{tensor} was read as {read} and written as {written}"
-
-
-class ReceiptWrong(ProofError):
-    code = "proof.receipt"
+class ReceiptWrong(ProofError, code="proof.receipt"):
     message = "{file}: {why}"
-
-
-class ReloadFailed(ProofError):
-    code = "proof.reload"
+class ReloadFailed(ProofError, code="proof.reload"):
     message = "the reload on the meta device differs from the source's: {why}"
     hint = "nothing was published; {findings}"
-
-
-class ModelCheckRequired(ProofError):
-    code = "proof.model_required"
+class ModelCheckRequired(ProofError, code="proof.model_required"):
     message = "--require model, but the reload can only be structural: {why}"
     hint = "install what it needs with `pip install 'reshard[model]'`, or leave out --require"
-
-
-class ReadBackDiffers(ProofError):
-    code = "proof.read_back"
+class ReadBackDiffers(ProofError, code="proof.read_back"):
     message = "commit {commit} of {place} is not what was planned: {why}"
     hint = "the commit stands; {findings}; if it is wrong, undo it by {undo}"
-
-
-class ChangeOverwritten(ProofError):
-    code = "proof.overwritten"
+class ChangeOverwritten(ProofError, code="proof.overwritten"):
     message = "{target}: commit {commit} replaced what others had just changed in {paths}; the Hub did not refuse it"
     hint = "what they changed is in commit {parent}; put it back, or undo ours by {undo}"
-
-
-class VerifyFailed(ProofError):
-    code = "proof.verify"
+class VerifyFailed(ProofError, code="proof.verify"):
     message = "{place}: {failed} of {checks} checks failed; the first finding: {first}"
     hint = "--json has every finding, docs/verification.md what each check proves; `reshard doctor {place}` names cures"

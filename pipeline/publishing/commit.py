@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
-from reshard.pipeline.check import Check, failed
+from reshard.pipeline.check import Check, failed, first
 from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import (
@@ -27,15 +27,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
 from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Plan, Receipt, Shard, index_bytes
-from reshard.pipeline.protocols import (
-    Addition,
-    AnswerLost,
-    Change,
-    HeadMoved,
-    HistoryRewritten,
-    Source,
-    Target,
-)
+from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import manifest_of
@@ -137,7 +129,7 @@ def publish(
     message = publication.message(plan, manifest)
     about = {ROOT_KEY: manifest.root} if manifest else {}
     already = target.at(plan.base).files() if plan.base else {}
-    to_carry = [file for file in plan.carried if not _there(file, already.get(file.path))]
+    to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
     additions = [
         *(Addition(file.path, stored=file) for file in stored),
         *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
@@ -161,18 +153,8 @@ def _published_by_another(plan: Plan, stored: Sequence[StoredFile], target: Targ
     return None
 
 
-def _there(file: StoredFile, there: StoredFile | None) -> bool:
-    return there is not None and same_by_hash(file, there) is True
-
-
 def _commit(
-    plan: Plan,
-    additions: Sequence[Addition],
-    title: str,
-    message: str,
-    source: Source,
-    goal: Target,
-    token: str,
+    plan: Plan, additions: Sequence[Addition], title: str, message: str, source: Source, goal: Target, token: str
 ) -> Published:
     def attempt(head: str) -> Change | str:
         found = find(plan, goal, head)
@@ -239,9 +221,7 @@ def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str
     before, then, after = (target.at(one).files() for one in (since, parent.id, commit))
     theirs = {path for path in before.keys() | then.keys() if differ(before.get(path), then.get(path))}
     if lost := sorted(path for path in theirs - spared if differ(then.get(path), after.get(path))):
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        facts = {"commit": commit, "parent": parent.id, "paths": lost[0] + more}
-        raise ChangeOverwritten(target=str(target.place), **facts)
+        raise ChangeOverwritten(target=str(target.place), commit=commit, parent=parent.id, paths=first(lost))
 
 
 def differ(one: StoredFile | None, other: StoredFile | None) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
@@ -34,40 +34,36 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-class WeightFile(BaseModel):
+class WeightFile(BaseModel, frozen=True):
     """One shard."""
 
-    model_config = ConfigDict(frozen=True)
     size: int  # bytes
     sha256: str
     header: str  # sha256 of the length, the JSON and its padding
     tensors: dict[str, str]  # name -> xxh3-128
 
 
-class Origin(BaseModel):
+class Origin(BaseModel, frozen=True):
     """Where the bytes came from; ``repo`` is None for a folder, whose path says nothing elsewhere."""
 
-    model_config = ConfigDict(frozen=True)
     endpoint: str | None
     repo: str | None
     commit: str
     files: dict[str, Attestation]
 
 
-class Making(BaseModel):
+class Making(BaseModel, frozen=True):
     """What cut them, and how."""
 
-    model_config = ConfigDict(frozen=True)
     by: str
     layout: int
     plan: str
     options: dict[str, Any]  # those that decide the bytes of the weights
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, frozen=True):
     """A manifest as it is read; ``manifest`` is its schema."""
 
-    model_config = ConfigDict(frozen=True)
     manifest: int
     root: str
     files: dict[str, WeightFile]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.errors import ChangedSince, NothingToRollBack
 from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
@@ -39,8 +40,7 @@ def _undo(target: Target, commit: str, head: str) -> Change | str:
     past, present, now = target.at(before[0].id), target.at(commit), target.at(head)
     changed = [p for p in {*past.files(), *present.files()} if differ(past.files().get(p), present.files().get(p))]
     if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
-        more = f" and {len(theirs) - 1:,} more" if len(theirs) > 1 else ""
-        raise ChangedSince(commit=commit, target=str(target.place), paths=f"{theirs[0]}{more}")
+        raise ChangedSince(commit=commit, target=str(target.place), paths=first(theirs))
     additions = tuple(_restored(past, past.files()[path]) for path in sorted(changed) if path in past.files())
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
     return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)

@@ -7,8 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from posixpath import basename, join
 
 from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.checkpoint.discover import (
+    FOREIGN,
+    SOUGHT_STEMS,
+    foreign_format,
+    index_name,
+    is_weight_index,
+    set_name,
+)
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
@@ -16,15 +26,12 @@ from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verifying.digests import (
-    NO_CASTS,
-    NO_HASHERS,
     Digests,
     Stored,
     digests,
     first_difference,
     hashers_of,
 )
-from reshard.pipeline.verifying.layout import entry, moved
 from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare
@@ -101,6 +108,60 @@ def _declared(output: Checkpoint) -> Mapping[str, object]:
     return output.file_metadata | output.index_metadata
 
 
+# -------------------------------------------------------------------------------------------------- where it lies
+
+
+def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
+    """Where a loader that finds the source's files does not find the output's; None where it does.
+
+    A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
+    to one that has it.
+    """
+    if _is_distributed(ours, pair.output):
+        return None
+    was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
+    mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
+    freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
+    found = was.folder == is_.folder or freed
+    named = was.stem == is_.stem or (was.stem not in SOUGHT_STEMS and is_.stem in SOUGHT_STEMS)
+    if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
+        return None
+    return f"{entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
+
+
+def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
+    """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
+    path, first = entry(side, checkpoint), _first_file(side, checkpoint)
+    if _is_distributed(side, checkpoint):
+        return checkpoint.name
+    if first.endswith(SUFFIX):
+        torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
+        return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
+    return index_name(path) if path == checkpoint.index_path else set_name(path)
+
+
+def _has_bare_map(checkpoint: Checkpoint) -> bool:
+    """As accelerate's `index.json`, which accelerate alone looks for."""
+    return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
+
+
+def entry(side: OpenedSide, checkpoint: Checkpoint) -> str:
+    """Where loaders begin: the index, or the file itself."""
+    return checkpoint.index_path or _first_file(side, checkpoint)
+
+
+def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
+    return side.opened.files[checkpoint.files[0]].path
+
+
+def _is_distributed(side: OpenedSide, checkpoint: Checkpoint) -> bool:
+    return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
+
+
+def _has_config(side: OpenedSide, name: Name) -> bool:
+    return join(name.folder, "config.json") in side.source.files()
+
+
 # -------------------------------------------------------------------------------------------------------- bytes
 
 
@@ -139,24 +200,19 @@ def read_both(source: OpenedSide, output: OpenedSide, tick: Tick, tmpdir: Path |
     Their files' sha256s are not taken, which would double the time: where tensors differ, `check_bytes` asks whose
     file is not what its store says. The sums of archives are: equal tensors may both be wrong.
     """
-
-    def one(side: OpenedSide) -> Read:
-        return read(side, tick, tmpdir, sha256=False)
-
     with ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
-        theirs, ours = pool.map(one, (source, output))
+        theirs, ours = pool.map(lambda side: read(side, tick, tmpdir, sha256=False), (source, output))
         return theirs, ours
 
 
 def _digests(
     side: OpenedSide, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
 ) -> dict[Name, Mapping[str, Digests]]:
-    taken: dict[Name, Mapping[str, Digests]] = {}
-    for checkpoint in side.opened.checkpoints:
-        casts, ours = side.casts.get(checkpoint.name, NO_CASTS), hashers.get(checkpoint.name, NO_HASHERS)
-        files = side.opened.files
-        taken[checkpoint.name] = digests(checkpoint, files, side.source, tick, tmpdir, hashers=ours, casts=casts)
-    return taken
+    def one(c: Checkpoint) -> dict[str, Digests]:
+        ours, casts = hashers.get(c.name, {}), side.casts.get(c.name, {})
+        return digests(c, side.opened.files, side.source, tick, tmpdir, hashers=ours, casts=casts)
+
+    return {checkpoint.name: one(checkpoint) for checkpoint in side.opened.checkpoints}
 
 
 def _files(side: OpenedSide) -> list[int]:
@@ -169,10 +225,10 @@ def _size(side: OpenedSide) -> int:
 
 def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[str]:
     """Those of the files that are not what their store, or their archive's own sums, say that they are."""
-    records = [record for checkpoint in side.opened.checkpoints for record in checkpoint.records]
     for number in numbers:
         file = side.opened.files[number]
-        hasher, at = FileHasher(file, (), [record for record in records if record.file == number]), 0
+        records = [record for c in side.opened.checkpoints for record in c.records if record.file == number]
+        hasher, at = FileHasher(file, (), records), 0
         try:
             for view in side.source.read(file, 0, file.size):
                 hasher.feed(at, view, str(side.source.place))
@@ -254,25 +310,19 @@ def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmp
 # --------------------------------------------------------------------------------------------------------- ties
 
 
-def check_ties(output: OpenedSide, models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
+def check_ties(models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
     """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
 
     Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).
     But loaders take one of them or both, so nobody can say from here which model it is.
     """
     checks = []
-    for checkpoint in output.opened.checkpoints:
-        twice = models[checkpoint.name].stored_twice
-        if twice:
-            checks.append(_check_copies(f"ties of {checkpoint.name}", twice, was_read.tensors[checkpoint.name]))
+    for name, read in was_read.tensors.items():
+        if twice := models[name].stored_twice:
+            differing = [f"{one} and {other}" for one, other in twice.items() if read[one].blake3 != read[other].blake3]
+            figures = {"stored_twice": len(twice), "differ": len(differing)}
+            reason = "loaders take one copy or both; --against tells whether the source has them so"
+            reason = f"other bytes in {', '.join(some(differing))}: {reason}" if differing else ""
+            result: Result = "inconclusive" if differing else "passed"
+            checks.append(Check(f"ties of {name}", result, "BLAKE3 of both copies", reason, figures))
     return checks
-
-
-def _check_copies(name: str, twice: Mapping[str, str], digests: Mapping[str, Digests]) -> Check:
-    level = "BLAKE3 of both copies"
-    differing = [f"{one} and {other}" for one, other in twice.items() if digests[one].blake3 != digests[other].blake3]
-    figures = {"stored_twice": len(twice), "differ": len(differing)}
-    if not differing:
-        return Check(name, "passed", level, "", figures)
-    told = "loaders take one copy or both; --against tells whether the source has them so"
-    return Check(name, "inconclusive", level, f"other bytes in {', '.join(some(differing))}: {told}", figures)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from reshard.pipeline.check import some
 from reshard.pipeline.errors import DeviceMapIncomplete
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.structure import Signature
@@ -83,5 +84,5 @@ def plan_devices(
 
 def incomplete(parameters: list[str]) -> DeviceMapIncomplete:
     """The error for a device map that forgets these parameters."""
-    first, *rest = parameters
-    return DeviceMapIncomplete(parameter=first, more=f" and {len(rest)} more" if rest else "")
+    name, *more = some(parameters, 1)
+    return DeviceMapIncomplete(parameter=name, more="".join(f" {rest}" for rest in more))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -38,10 +39,6 @@ class Digests(NamedTuple):
     xxh3: str
 
 
-NO_CASTS: Mapping[str, str] = {}
-NO_HASHERS: Mapping[int, FileHasher] = {}
-
-
 def digests(
     checkpoint: Checkpoint,
     files: Sequence[StoredFile],
@@ -49,8 +46,8 @@ def digests(
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
     *,
-    hashers: Mapping[int, FileHasher] = NO_HASHERS,
-    casts: Mapping[str, str] = NO_CASTS,
+    hashers: Mapping[int, FileHasher] = MappingProxyType({}),
+    casts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Digests]:
     """Tensor -> digests of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
@@ -132,7 +129,12 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
     for one, other in zip(blocks(first.read(tmpdir)), blocks(second.read(tmpdir)), strict=True):
         unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
         if unequal.size:
-            return _difference(first, at, int(unequal[0]), one, other)
+            bits = DTYPE_BITS[first.as_dtype]
+            element = (at + int(unequal[0])) * 8 // bits
+            index = tuple(int(i) for i in np.unravel_index(element, first.tensor.shape)) if first.tensor.shape else ()
+            start = element * bits // 8 - at
+            stop = start + max(1, bits // 8)
+            return Difference(index, *(_shown(first.as_dtype, data[start:stop]) for data in (one, other)))
         at += len(one)
     return None
 
@@ -151,15 +153,6 @@ def blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
             del held[:_BLOCK]
     if held:
         yield bytes(held)
-
-
-def _difference(stored: Stored, at: int, byte: int, one: bytes, other: bytes) -> Difference:
-    shape, dtype = stored.tensor.shape, stored.as_dtype
-    bits = DTYPE_BITS[dtype]
-    element = (at + byte) * 8 // bits
-    index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
-    start = element * bits // 8 - at
-    return Difference(index, *(_shown(dtype, data[start : start + max(1, bits // 8)]) for data in (one, other)))
 
 
 def _shown(dtype: str, element: bytes) -> str:

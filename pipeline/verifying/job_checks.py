@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
-from reshard.pipeline.check import Check, Result, failed, prior_checks
+from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.safetensors import Header, parse_header
 from reshard.pipeline.checkpoint.open import Opened
@@ -47,7 +47,7 @@ def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str,
     for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
         headers = _headers(plan.shards[number] for number in output.shards)
         count, differences = _against_source(checkpoint, plan, ties.get(checkpoint.name, {}), headers)
-        findings += differences + _index_findings(output, plan.shards, headers)
+        findings += [*differences, *_index_findings(output, plan.shards, headers)]
         tensors += count
     return _structure(findings, plan, tensors)
 
@@ -59,7 +59,8 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
     for output in plan.outputs:
         entries = [entry for number in output.shards for entry in shards[number].entries]
         headers = _headers(shards[number] for number in output.shards)
-        findings += compare(_wanted(entries), signature(headers)) + _index_findings(output, shards, headers)
+        findings += compare(_wanted(entries), signature(headers))
+        findings += _index_findings(output, shards, headers)
         tensors += len(entries)
     return _structure(findings, plan, tensors)
 
@@ -71,14 +72,14 @@ def _against_source(
     selection = select(checkpoint, plan.options, tied)
     if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
         raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
-    return len(selection.entries), compare(_wanted(selection.entries), signature(headers))
+    return len(selection.entries), list(compare(_wanted(selection.entries), signature(headers)))
 
 
 def _wanted(entries: Iterable[Entry]) -> Signature:
     return {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}
 
 
-def _index_findings(output: Output, shards: Sequence[Shard], headers: Mapping[str, Header]) -> list[Finding]:
+def _index_findings(output: Output, shards: Sequence[Shard], headers: Mapping[str, Header]) -> Iterator[Finding]:
     if output.index:
         return check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
     return check_weight_files(headers)
@@ -89,15 +90,10 @@ def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
     figures = {"tensors": tensors, "shards": shards, "indexes": sum(1 for o in plan.outputs if o.index)}
     if findings:
         raise ProofError(
-            what=f"the plan does not hold what the source holds: {_first(findings)}",
+            what=f"the plan does not hold what the source holds: {first([str(finding) for finding in findings])}",
             checks=failed("structure", _STRUCTURE, figures, [str(finding) for finding in findings]),
         )
     return Check("structure", "passed", _STRUCTURE, "", figures)
-
-
-def _first(findings: Sequence[object]) -> str:
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return f"{findings[0]}{more}"
 
 
 def check(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
@@ -172,7 +168,7 @@ def confirm(
         raise ReadBackDiffers(
             commit=published.commit,
             place=str(target.place),
-            why=_first(findings),
+            why=first(findings),
             checks=failed("read back", _READ_BACK, figures, findings),
         )
     return Check("read back", "passed", _READ_BACK, _overflows(shards, receipts), figures)

@@ -24,9 +24,10 @@ from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
 from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.devices import incomplete
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.tokenizer import fetch
 
 Loader = Literal["transformers", "accelerate"]
 
@@ -126,17 +127,14 @@ def check_load(
         else:
             found = load(meta_loader, here, options)
     result, reason = _judged(found, alone=source is None)
-    if result == "failed":
-        return Check("load", result, level, "", _figures(found), (f"the model: {reason}",))
-    return Check("load", result, level, reason, _figures(found))
+    reason, findings = ("", (f"the model: {reason}",)) if result == "failed" else (reason, ())
+    return Check("load", result, level, reason, _figures(found), findings)
 
 
 def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
     """A model that runs on made-up parameters proves nothing alone: some are made so, and others lost them."""
-    if found.result == "equal":
-        return "passed", found.reason
     if found.result != "loaded":
-        return found.result, found.reason
+        return "passed" if found.result == "equal" else found.result, found.reason
     if not alone:
         untold = "the source is in no format that is loaded here, so there is nothing to compare with"
         return "inconclusive", f"{found.reason}; {untold}"
@@ -149,14 +147,13 @@ def _figures(found: LoadCheck) -> dict[str, object]:
     """What was counted; nothing where nothing was tried."""
     if found.result == "skipped":
         return {}
-    named: dict[str, object] = {"class_name": found.class_name} if found.class_name else {}
-    lacking: dict[str, object] = {"in_no_file": len(found.in_no_file)} if found.in_no_file else {}
-    seen = {"seconds": round(found.seconds, 1), "peak_rss": found.peak_rss}
-    return {**named, **lacking, **seen, **_placed(found.placement)}
-
-
-def _placed(placement: Mapping[str, int]) -> dict[str, int]:
-    return {f"blocks_on_{device}": count for device, count in placement.items() if device}
+    return {
+        **({"class_name": found.class_name} if found.class_name else {}),
+        **({"in_no_file": len(found.in_no_file)} if found.in_no_file else {}),
+        "seconds": round(found.seconds, 1),
+        "peak_rss": found.peak_rss,
+        **{f"blocks_on_{device}": count for device, count in found.placement.items() if device},
+    }
 
 
 def _files(source: Source) -> list[StoredFile]:
@@ -177,8 +174,5 @@ def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path
         if needed > free:
             raise DiskFull(path=scratch, needed=needed, free=free)
         for file in wanted:
-            with Path(scratch, file.path).open("wb") as handle:
-                for view in source.read(file, 0, file.size):
-                    handle.write(view)
-                    tick(len(view))
+            fetch(source, file, Path(scratch, file.path), tick)
         yield Path(scratch)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import site
@@ -24,11 +23,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.structure import Signature
@@ -166,7 +166,7 @@ class MetaLoader:
         never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
         """
         allowed = allowed or self._allowed
-        line = f'{json.dumps(asdict(allowed))}\t{{"operation":"{operation}","arguments":{arguments}}}\n'.encode()
+        request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
         with self._lock:
             began = time.monotonic()
             if trouble := self._started():
@@ -174,7 +174,7 @@ class MetaLoader:
             assert self._child is not None
             try:
                 # The child ends its fork itself at the limit; the grace is for a child that no longer does.
-                answer = self._child.ask(line, allowed.seconds + self._grace)
+                answer = self._child.ask(allowed.seconds + self._grace, *request)
             except _ChildLost as lost:
                 self._child.end()
                 self._child = None
@@ -190,7 +190,7 @@ class MetaLoader:
     def pid(self) -> int | None:
         """The child's process id while there is one."""
         child = self._child
-        return None if child is None else child.pid
+        return None if child is None else child.process.pid
 
     def close(self) -> None:
         """End the child and whatever it is doing; who waits for its answer hears that it was killed."""
@@ -208,7 +208,7 @@ class MetaLoader:
         self.close()
 
     def _started(self) -> str | None:
-        if self._child is not None and self._child.alive():
+        if self._child is not None and self._child.process.poll() is None:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
@@ -217,7 +217,7 @@ class MetaLoader:
             self._child.end()
         self._child = _Child(self._python, self._tmpdir)
         try:
-            hello = self._child.hello(self._start)
+            hello = self._child.ask(self._start)
         except _ChildLost as lost:
             hello = {"unavailable": str(lost)}
         if "unavailable" not in hello:
@@ -232,100 +232,60 @@ class _ChildLost(Exception):
 
 
 class _Child:
-    """One child process, its pipes, and a folder of its own that stands for its home."""
+    """One child process, the pipe to it, and a folder of its own that stands for its home."""
 
     def __init__(self, python: str, tmpdir: Path | None) -> None:
         # Absolute, because the child works in another folder.
         self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
         self._log = self._home / "log"
-        self._unread = b""
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+        self._pipe, theirs = Pipe()
+        with self._log.open("wb") as log, theirs:
+            self.process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
                 [python, "-P", "-m", "reshard.pipeline.verifying.child.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=log,
                 stderr=log,
                 cwd=self._home,
                 env=_environment(self._home),
                 start_new_session=True,  # so that one signal ends it with all its forks
-                bufsize=0,
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._requests, False)
-        os.set_blocking(self._answers, False)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def hello(self, seconds: float) -> dict[str, Any]:
-        """What it says once it has its imports."""
-        return self._exchange(b"", seconds)
-
-    def ask(self, line: bytes, seconds: float) -> dict[str, Any]:
-        """The answer to one request line."""
-        return self._exchange(line, seconds)
+    def ask(self, seconds: float, *request: str) -> dict[str, Any]:
+        """The answer to one request; to none, what it says once it has its imports. Raises _ChildLost."""
+        deadline = time.monotonic() + seconds
+        late = threading.Timer(seconds, self.kill)  # ends both sending and receiving
+        late.start()
+        try:
+            for part in request:
+                self._pipe.send_bytes(part.encode())
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(limits.RELOAD_ANSWER))
+            return answer
+        except (EOFError, ConnectionError):
+            raise _ChildLost(
+                f"no answer within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
+            ) from None
+        except OSError:  # of a length that is more than was asked for
+            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes") from None
+        finally:
+            late.cancel()
 
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
         with suppress(ProcessLookupError):  # it may have ended by itself
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill it and its forks, and remove its folder."""
         self.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.process.wait()
+        self._pipe.close()
         shutil.rmtree(self._home, ignore_errors=True)
-
-    def _exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        unsent = memoryview(request)
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._answers, selectors.EVENT_READ)
-            if unsent:
-                ready.register(self._requests, selectors.EVENT_WRITE)
-            while b"\n" not in self._unread:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _ChildLost(f"no answer within {seconds:g} s")
-                for key, _ in ready.select(left):
-                    if key.fd == self._requests:
-                        unsent = unsent[self._send(unsent) :]
-                        if not unsent:
-                            ready.unregister(self._requests)
-                    else:
-                        self._receive()
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
-
-    def _send(self, unsent: memoryview) -> int:
-        try:
-            return os.write(self._requests, unsent[: 1 << 16])
-        except BrokenPipeError:
-            raise _ChildLost(self._ending()) from None
-
-    def _receive(self) -> None:
-        chunk = os.read(self._answers, 1 << 16)
-        if not chunk:
-            raise _ChildLost(self._ending())
-        self._unread += chunk
-        if len(self._unread) > limits.RELOAD_ANSWER:
-            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes")
 
     def _ending(self) -> str:
         """How it ended, with the last line that it logged."""
         try:
-            status = self._process.wait(timeout=limits.RELOAD_GRACE)
+            status = self.process.wait(timeout=limits.RELOAD_GRACE)
         except subprocess.TimeoutExpired:
             return "the reload child closed its pipe"
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"

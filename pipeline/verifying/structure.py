@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -71,9 +72,9 @@ class Finding:
     """One rule broken at one place."""
 
     rule: Rule
-    file: str | None
-    tensor: str | None
     text: str
+    file: str | None = None
+    tensor: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -86,45 +87,36 @@ def signature(headers: Mapping[str, Header]) -> dict[str, tuple[str, tuple[int, 
     }
 
 
-def compare(source: Signature, output: Signature) -> list[Finding]:
+def compare(source: Signature, output: Signature) -> Iterator[Finding]:
     """What the output lacks, adds or changes, tensor by tensor; the loader itself notices only part of it.
 
     What the user asked to change (names, dtypes) must already be applied to ``source``.
     """
-    findings: list[Finding] = []
-    if source == output:
-        return findings
-    for name in sorted(source.keys() | output.keys()):
+    for name in sorted(source.keys() | output.keys()) if source != output else ():
         if name not in output:
-            findings.append(Finding("lost", None, name, f"{name} is in the source and not in the output"))
+            yield Finding("lost", f"{name} is in the source and not in the output", tensor=name)
         elif name not in source:
-            findings.append(Finding("added", None, name, f"{name} is in the output and not in the source"))
+            yield Finding("added", f"{name} is in the output and not in the source", tensor=name)
         else:
             (dtype, shape), (new_dtype, new_shape) = source[name], output[name]
             if dtype != new_dtype:
-                text = f"{name} is {dtype} in the source and {new_dtype} in the output"
-                findings.append(Finding("dtype", None, name, text))
+                yield Finding("dtype", f"{name} is {dtype} in the source and {new_dtype} in the output", tensor=name)
             if tuple(shape) != tuple(new_shape):
                 text = f"{name} is {list(shape)} in the source and {list(new_shape)} in the output"
-                findings.append(Finding("shape", None, name, text))
-    return findings
+                yield Finding("shape", text, tensor=name)
 
 
-def check_weight_files(headers: Headers) -> list[Finding]:
+def check_weight_files(headers: Headers) -> Iterator[Finding]:
     """The rules of the files themselves, with or without an index."""
-    findings: list[Finding] = []
     for name, paths in _owners(headers).items():
         if len(paths) > 1:
-            text = f"{name} is in {_listed(paths)}; a loader takes whichever it reads last"
-            findings.append(Finding("duplicate", paths[-1], name, text))
+            text = f"{name} is in {' and '.join(paths)}; a loader takes the one that it reads last"
+            yield Finding("duplicate", text, paths[-1], name)
     for path, header in sorted(headers.items()):
         if isinstance(header, CheckpointError):
-            rule: Rule = "length" if isinstance(header, BadLength) else "header"
-            findings.append(Finding(rule, path, None, str(header)))
+            yield Finding("length" if isinstance(header, BadLength) else "header", str(header), path)
         elif not header.metadata.get("format"):
-            text = f'{path} has no "format" in its metadata, which transformers asks for'
-            findings.append(Finding("format", path, None, text))
-    return findings
+            yield Finding("format", f'{path} has no "format" in its metadata, which transformers asks for', path)
 
 
 def check_index(
@@ -133,44 +125,38 @@ def check_index(
     headers: Headers,
     listing: Iterable[str],
     totals: Mapping[str, Total] = NO_TOTALS,
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """The rules of an index against the headers of all files that belong to it, and ``check_weight_files`` of those.
 
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
     every file in the repository; ``totals`` those files whose bytes writers count in several ways.
     """
-    listing = set(listing)
     document = _parse(index_path, index)
     if isinstance(document, Finding):
-        return [document, *check_weight_files(headers)]
+        yield document
+        yield from check_weight_files(headers)
+        return
     weight_map, metadata = document
-    folder = posixpath.dirname(index_path)
-    findings: list[Finding] = []
+    listing, folder = set(listing), posixpath.dirname(index_path)
     if metadata is None:
         text = f'{index_path} has no "metadata" object, without which transformers stops'
-        findings.append(Finding("index_metadata", index_path, None, text))
-
+        yield Finding("index_metadata", text, index_path)
     places: dict[str, str] = {}
     for written in sorted(set(weight_map.values())):
         if leaves_folder(written):
-            text = f"{index_path} names {written!r}, which leaves its folder"
-            findings.append(Finding("escape", index_path, None, text))
+            yield Finding("escape", f"{index_path} names {written!r}, which leaves its folder", index_path)
             continue
         places[written] = path = posixpath.normpath(posixpath.join(folder, written))
         if path not in listing:
-            text = f"{index_path} names {written}, which is not there"
-            findings.append(Finding("absent_file", path, None, text))
-
-    findings += _check_names(index_path, weight_map, places, headers)
+            yield Finding("absent_file", f"{index_path} names {written}, which is not there", path)
+    yield from _check_names(index_path, weight_map, places, headers)
     named = set(places.values())
-    findings += [
-        Finding("stale_file", path, None, f"{path} is left over: {index_path} does not name it{effect}")
-        for path, effect in _stale(index_path, listing - named)
-    ]
+    for path, effect in _stale(index_path, listing - named):
+        yield Finding("stale_file", f"{path} is left over: {index_path} does not name it{effect}", path)
     own = {path: header for path, header in headers.items() if path in named}
     if metadata is not None and len(_readable(own)) == len(named):
-        findings += _check_total(index_path, metadata, _readable(own), totals)
-    return findings + check_weight_files(own)
+        yield from _check_total(index_path, metadata, _readable(own), totals)
+    yield from check_weight_files(own)
 
 
 def named_files(index_path: str, index: bytes | Mapping[str, Any]) -> set[str]:
@@ -193,41 +179,37 @@ def _check_names(
     readable = _readable(headers)
     named = set(places.values())
     for name, written in weight_map.items():
-        path = places.get(written)
-        paths = owners.get(name, ())
-        if not paths:
-            # That a file is absent or unreadable is one finding already; its tensors are unknown.
-            if path is None or path in readable:
-                text = f"{index_path} names {name}, and no file has it"
-                yield Finding("ghost", path, name, text)
-        elif path not in paths:
-            text = f"{name} is in {_listed(paths)}, and {index_path} says {written}"
-            yield Finding("wrong_file", path, name, text)
+        path, paths = places.get(written), owners.get(name, ())
+        if paths and path not in paths:
+            yield Finding(
+                "wrong_file", f"{name} is in {' and '.join(paths)}, and {index_path} says {written}", path, name
+            )
+        # That a file is absent or unreadable is one finding already; its tensors are unknown.
+        elif not paths and (path is None or path in readable):
+            yield Finding("ghost", f"{index_path} names {name}, and no file has it", path, name)
     for name, paths in owners.items():
-        if name not in weight_map and any(path in named for path in paths):
-            text = f"{name} is in {_listed(paths)}, and {index_path} does not name it"
-            yield Finding("missing", paths[0], name, text)
+        if name not in weight_map and not named.isdisjoint(paths):
+            text = f"{name} is in {' and '.join(paths)}, and {index_path} does not name it"
+            yield Finding("missing", text, paths[0], name)
 
 
 def _check_total(
     index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header], totals: Mapping[str, Total]
 ) -> Iterator[Finding]:
     if "total_size" not in metadata:
-        yield Finding("no_total_size", index_path, None, f"{index_path} has no total_size, which loaders do without")
+        yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do without", index_path)
         return
     said = metadata["total_size"]
-    counted = [totals.get(path) or _total(header) for path, header in headers.items()]
-    least, most = sum(total.least for total in counted), sum(total.most for total in counted)
+    counted = [
+        totals.get(path) or (sum(stop - start for _, _, start, stop in header.tensors.values()),) * 2
+        for path, header in headers.items()
+    ]
+    least, most = (sum(counts) for counts in zip(*counted, strict=True)) if counted else (0, 0)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
     if isinstance(said, bool) or not isinstance(said, int | float) or not least <= said <= most:
         bytes_ = f"{most}" if least == most else f"{least} to {most}"
         text = f"{index_path} says total_size {said}, and the tensors have {bytes_} bytes"
-        yield Finding("total_size", index_path, None, text)
-
-
-def _total(header: Header) -> Total:
-    total = sum(stop - start for _, _, start, stop in header.tensors.values())
-    return Total(total, total)
+        yield Finding("total_size", text, index_path)
 
 
 def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -253,17 +235,14 @@ def _parse(
     """The weight map and the metadata; a bare ``{tensor: file}`` map counts as an index without metadata."""
 
     def broken(why: str) -> Finding:
-        return Finding("index_json", index_path, None, f"{index_path} {why}")
+        return Finding("index_json", f"{index_path} {why}", index_path)
 
-    if isinstance(index, bytes):
-        try:
-            document = load_json(index, _no_repeats)
-        except RecursionError:
-            return broken("is nested too deeply")
-        except ValueError as error:
-            return broken(f"is not a JSON object that can be read: {error}")
-    else:
-        document = index
+    try:
+        document = load_json(index, _no_repeats) if isinstance(index, bytes) else index
+    except RecursionError:
+        return broken("is nested too deeply")
+    except ValueError as error:
+        return broken(f"is not a JSON object that can be read: {error}")
     if not isinstance(document, Mapping):
         return broken("is not a JSON object")
     weight_map = document.get("weight_map", None if "metadata" in document else document)
@@ -276,11 +255,8 @@ def _parse(
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"{key!r} is there twice")
-            seen.add(key)
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{key!r} is there twice")
     return document
 
 
@@ -295,7 +271,3 @@ def _owners(headers: Headers) -> dict[str, tuple[str, ...]]:
         for name in header.tensors:
             owners[name] = (*owners[name], path) if name in owners else alone
     return owners
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return " and ".join(paths)

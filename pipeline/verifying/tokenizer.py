@@ -17,6 +17,7 @@ from posixpath import basename, dirname, join
 from typing import Any, Literal
 
 from reshard.pipeline.check import Check, Result, some
+from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import TOKENIZER_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import full_disk_errors
@@ -46,11 +47,10 @@ def compared_by_behaviour(theirs: Mapping[str, StoredFile], ours: Mapping[str, S
     """The paths of both sides that `check_tokenizers` judges, where the source has a tokenizer."""
     before, after = _tokenizers(theirs), _tokenizers(ours)
     paths = {path for folder, files in before.items() for path in (*files, *after.get(folder, ()))}
-    return {path for path in paths if not any(_is_unread(path, listing) for listing in (theirs, ours))}
-
-
-def _is_unread(path: str, listing: Mapping[str, StoredFile]) -> bool:
-    return path in listing and named_like(path, _VOCABULARIES) and join(dirname(path), "tokenizer.json") in listing
+    unread = {path for path in paths if named_like(path, _VOCABULARIES)}
+    for listing in (theirs, ours):
+        paths -= {path for path in unread & listing.keys() if join(dirname(path), "tokenizer.json") in listing}
+    return paths
 
 
 def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
@@ -79,14 +79,17 @@ def _check_folder(
     with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
         folders = [Path(scratch, str(number)) for number in range(len(sides))]
         for side, paths, to in zip(sides, files, folders, strict=True):
-            _fetch(side, [*paths, join(folder, "config.json")], to)
+            to.mkdir()
+            for path in (*paths, join(folder, "config.json")):
+                if (file := side.files().get(path)) is not None:
+                    fetch(side, file, to / basename(path))
         found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
         differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
     told = "; ".join([found.reason, *differences])
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {told}",))
-    result: Result = "skipped" if found.result == "skipped" else "inconclusive"
-    return Check(name, "passed" if found.result in {"equal_files", "loads"} else result, level, told, figures)
+    results: dict[str, Result] = {"equal_files": "passed", "loads": "passed", "skipped": "skipped"}
+    return Check(name, results.get(found.result, "inconclusive"), level, told, figures)
 
 
 def _difference(path: str, folders: list[Path]) -> str:
@@ -99,15 +102,12 @@ def _difference(path: str, folders: list[Path]) -> str:
     return json_difference(before.read_bytes(), after.read_bytes(), config=False).text
 
 
-def _fetch(source: Source, paths: Iterable[str], to: Path) -> None:
-    to.mkdir()
-    for path in paths:
-        file = source.files().get(path)
-        if file is None:
-            continue
-        with full_disk_errors(to, file.size), (to / basename(path)).open("wb") as handle:
-            for view in source.read(file, 0, file.size):
-                handle.write(view)
+def fetch(source: Source, file: StoredFile, to: Path, tick: Tick = lambda count: None) -> None:
+    """Copy a whole file to ``to``; raises DiskFull."""
+    with full_disk_errors(to.parent, file.size), to.open("wb") as handle:
+        for view in source.read(file, 0, file.size):
+            handle.write(view)
+            tick(len(view))
 
 
 @dataclass(frozen=True, slots=True)

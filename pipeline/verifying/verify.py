@@ -24,7 +24,7 @@ from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, Paired, paired
+from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 
 
@@ -59,7 +59,11 @@ def verify(
         side = attested_by(side, recorded.manifest)
     tick = _one_at_a_time(tick)
     matched = paired(their_side, side) if their_side else None
-    models = _ask_classes(side, their_side, matched, meta_loader)
+    sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
+    models = {
+        checkpoint.name: _ask_class(side, checkpoint, their_side, sources.get(checkpoint.name), meta_loader)
+        for checkpoint in side.opened.checkpoints
+    }
     ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
         checks += [check_headers(their_side, side, matched, ties), check_files(their_side, side, changes, deep, tick)]
@@ -70,7 +74,7 @@ def verify(
         checks.append(check_bytes(their_side, side, matched, ties, theirs, ours, tick, tmpdir))
     elif deep:
         ours = read(side, tick, tmpdir)
-        checks += [check_stored(side, ours), *check_ties(side, models, ours)]
+        checks += [check_stored(side, ours), *check_ties(models, ours)]
     if deep and recorded.manifest:
         checks.append(check_manifest_bytes(side, ours, recorded.manifest))
     return checks
@@ -87,22 +91,8 @@ def _one_at_a_time(tick: Tick) -> Tick:
     return locked
 
 
-# ------------------------------------------------------------------------------------------------------- the class
-
-
-def _ask_classes(
-    side: OpenedSide, theirs: OpenedSide | None, matched: Paired | None, meta_loader: MetaLoader
-) -> dict[Name, ModelCheck]:
-    sources = {pair.output.name: pair.source for pair in matched.pairs} if matched else {}
-    return {c.name: _ask_class(side, c, theirs, sources.get(c.name), meta_loader) for c in side.opened.checkpoints}
-
-
 def _ask_class(
-    side: OpenedSide,
-    checkpoint: Checkpoint,
-    theirs: OpenedSide | None,
-    before: Checkpoint | None,
-    meta_loader: MetaLoader,
+    side: OpenedSide, checkpoint: Checkpoint, theirs: OpenedSide | None, before: Checkpoint | None, loader: MetaLoader
 ) -> ModelCheck:
     """What the class of the output's own config says, or of the source's where the output has none.
 
@@ -120,29 +110,24 @@ def _ask_class(
     if file.size > CONFIG_MAX:
         return ModelCheck("structural", "skipped", f"{file.path} has {file.size:,} bytes; {CONFIG_MAX:,} are read")
     config, ours = read_file(source, file, CONFIG_MAX), side.signature(checkpoint)
-    return (
-        meta_loader.check(config, theirs.signature(before), ours)
-        if theirs and before
-        else meta_loader.check(config, ours)
-    )
+    if theirs and before:
+        return loader.check(config, theirs.signature(before), ours)
+    return loader.check(config, ours)
 
 
 def _check_model(name: Name, verdict: ModelCheck, alone: bool) -> Check:
     result, reason = _judged(verdict, alone)
-    notes = "; ".join(verdict.notes)
     findings = (f"{name}: {reason}",) if result == "failed" else ()
-    said = notes if findings else f"{reason}; {notes}" if notes else reason
-    return Check(f"class of {name}", result, verdict.level, said, verdict.figures(), findings)
+    reasons = "; ".join([*([] if findings else [reason]), *verdict.notes])
+    return Check(f"class of {name}", result, verdict.level, reasons, verdict.figures(), findings)
 
 
 def _judged(verdict: ModelCheck, alone: bool) -> tuple[Result, str]:
     """A complaint counts only against a source that gives none: honest checkpoints are often not complete."""
-    if verdict.result == "clean":
+    if verdict.result == "clean" or (verdict.result == "report" and not alone):
         return "passed", verdict.reason
     if verdict.result != "report":
         return verdict.result, verdict.reason
-    if not alone:
-        return "passed", verdict.reason
     if complaints := [*verdict.missing, *verdict.mismatched, *verdict.errors]:
         misses = f"{verdict.class_name} misses or refuses {complaints[0]}"
         return "inconclusive", f"{misses}; --against tells whether its source does too"

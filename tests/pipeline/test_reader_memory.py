@@ -21,7 +21,7 @@ CHILD = """
     from pathlib import Path
     from reshard.pipeline.copying.casts import Caster
     from reshard.pipeline.checkpoint.formats.torch_files import read_torch
-    from reshard.pipeline.copying.gather import assemble, gather, windows
+    from reshard.pipeline.copying.gather import gather, windows
     from reshard.pipeline.tensors import StoredFile
 
     path, some = Path(sys.argv[1]), int(sys.argv[2])
@@ -35,14 +35,14 @@ CHILD = """
 
     contents = read_torch(lambda file, start, stop: iter([b"".join(map(bytes, read(file, start, stop)))]),
                           StoredFile(path.name, path.stat().st_size), 0)
-    made = 0
+    made, buffer = 0, bytearray(2 << 20)
     for tensor in contents.tensors:
         caster = Caster(tensor.name, "F32", "BF16")
         for number, window in enumerate(windows(tensor, 2 << 20)):
             if number == some:
                 break
-            gathering = gather(tensor, window, read_max=4 << 20)
-            for part in caster.feed(assemble(gathering, read)):
+            fill = lambda view, at: os.preadv(descriptor, [view], at)
+            for part in caster.feed(gather(tensor, window, fill, buffer, read_max=4 << 20)):
                 made += len(part)
     assert not {"torch", "transformers"} & set(sys.modules)
     # Not ru_maxrss, which a child inherits from the process that started it.

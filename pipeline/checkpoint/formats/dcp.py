@@ -201,11 +201,7 @@ def _storage_info(info: Mapping[str, object], what: str, folder: str, file: str)
 
 
 def _tensor(
-    name: str,
-    full: str,
-    value: object,
-    stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]],
-    file: str,
+    name: str, full: str, value: object, stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]], file: str
 ) -> _Tensor:
     what = label((name,))
     fields = _fields(value, "TensorStorageMetadata", file)

@@ -107,9 +107,9 @@ class _Machine:
         self._at = start
         self._file = file
         self._allowed = allowed
-        self._stack: list[object] = []
+        self.stack: list[object] = []
         self._below_marks: list[list[object]] = []
-        self._memo: dict[int, object] = {}
+        self.memo: dict[int, object] = {}
         self._persistent: list[Persistent] = []
         length = min(len(data) - start, PICKLE_MAX)
         self._allowance = min(PICKLE_MEMORY_BASE + PICKLE_MEMORY_FACTOR * length, PICKLE_MEMORY_MAX)
@@ -121,9 +121,9 @@ class _Machine:
                 opcode = data[self._at]
                 self._at += 1
                 if opcode == _STOP:
-                    if len(self._stack) != 1 or self._below_marks:
+                    if len(self.stack) != 1 or self._below_marks:
                         raise self._bad("it ends with values left over")
-                    return Loaded(self._stack[0], self._at, self._persistent)
+                    return Loaded(self.stack[0], self._at, self._persistent)
                 step = _STEPS.get(opcode)
                 if step is None:
                     raise self._bad(f"byte {self._at - 1} is {opcode:#04x}, an opcode that plain data never needs")
@@ -156,7 +156,7 @@ class _Machine:
         self._at = stop
         return taken
 
-    def _number(self, length: int) -> int:
+    def number(self, length: int) -> int:
         return int.from_bytes(self._take(length), "little")
 
     def _line(self) -> str:
@@ -175,96 +175,66 @@ class _Machine:
         self._charge(getsizeof(decoded))
         return decoded
 
-    def _push(self, value: object) -> None:
-        self._stack.append(value)
+    def push(self, value: object) -> None:
+        self.stack.append(value)
 
-    def _pop_to_mark(self) -> list[object]:
-        values = self._stack
-        self._stack = self._below_marks.pop()
+    def pop_to_mark(self) -> list[object]:
+        values = self.stack
+        self.stack = self._below_marks.pop()
         self._allowance += _LIST_COST
         return values
 
-    def _push_charged(self, value: object, cost: int) -> None:
+    def push_charged(self, value: object, cost: int) -> None:
         self._charge(cost)
-        self._stack.append(value)
+        self.stack.append(value)
 
     # The steps, one per opcode or per kind of opcodes.
 
     def protocol(self) -> None:
-        version = self._number(1)
+        version = self.number(1)
         if version > _HIGHEST_PROTOCOL:
             raise self._bad(f"it claims protocol {version}")
 
     def frame(self) -> None:
         # Frames are a hint for readers of streams; the bytes are here already.
-        if self._number(8) > len(self._data) - self._at:
+        if self.number(8) > len(self._data) - self._at:
             raise self._cut_short()
 
-    def none(self) -> None:
-        self._push(None)
-
-    def true(self) -> None:
-        self._push(True)
-
-    def false(self) -> None:
-        self._push(False)
-
     def integer(self, length: int, signed: bool) -> None:
-        self._charge(_SMALL_COST)
-        self._push(int.from_bytes(self._take(length), "little", signed=signed))
+        self.push_charged(int.from_bytes(self._take(length), "little", signed=signed), _SMALL_COST)
 
     def long(self, prefix: int) -> None:
-        length = self._number(prefix)
+        length = self.number(prefix)
         if length > _INTEGER_BYTES_MAX:
             raise self._bad(f"it claims an integer of {length} bytes")
         self._charge(length)
         self.integer(length, True)
 
     def float(self) -> None:
-        self._charge(_SMALL_COST)
-        self._push(struct.unpack(">d", self._take(8))[0])
+        self.push_charged(struct.unpack(">d", self._take(8))[0], _SMALL_COST)
 
     def text(self, prefix: int) -> None:
-        self._push(self._decoded(self._take(self._number(prefix))))
+        self.push(self._decoded(self._take(self.number(prefix))))
 
     def bytes(self, prefix: int) -> None:
-        content = self._take(self._number(prefix))
-        self._charge(getsizeof(content))
-        self._push(content)
-
-    def empty_tuple(self) -> None:
-        self._push(())
+        content = self._take(self.number(prefix))
+        self.push_charged(content, getsizeof(content))
 
     def tuple_of(self, length: int) -> None:
-        values = tuple(self._stack.pop() for _ in range(length))
-        self._push_charged(values[::-1], _TUPLE_COST + 8 * length)
+        values = tuple(self.stack.pop() for _ in range(length))
+        self.push_charged(values[::-1], _TUPLE_COST + 8 * length)
 
     def tuple_to_mark(self) -> None:
-        values = self._pop_to_mark()
-        self._push_charged(tuple(values), _TUPLE_COST + 8 * len(values))
-
-    def empty_list(self) -> None:
-        self._push_charged([], _LIST_COST)
-
-    def empty_mapping(self) -> None:
-        self._push_charged(Mapping(), _MAPPING_COST)
-
-    def empty_set(self) -> None:
-        self._push_charged(Made(SET, ()), _MADE_COST)
+        values = self.pop_to_mark()
+        self.push_charged(tuple(values), _TUPLE_COST + 8 * len(values))
 
     def frozen_set(self) -> None:
         made = Made(SET, ())
-        made.items = self._pop_to_mark()
-        self._push_charged(made, _MADE_COST)
+        made.items = self.pop_to_mark()
+        self.push_charged(made, _MADE_COST)
 
-    def append(self) -> None:
-        self._extend([self._stack.pop()])
-
-    def extend(self) -> None:
-        self._extend(self._pop_to_mark())
-
-    def _extend(self, values: list[object]) -> None:
-        target = self._stack[-1]
+    def extend(self, values: list[object]) -> None:
+        target = self.stack[-1]
         self._charge(_SLOT_COST * len(values))
         if type(target) is list:
             target.extend(values)
@@ -277,16 +247,13 @@ class _Machine:
             raise self._bad("it adds elements to something that has none")
 
     def set_item(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._set_items([key, value])
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
 
-    def set_items(self) -> None:
-        self._set_items(self._pop_to_mark())
-
-    def _set_items(self, flat: list[object]) -> None:
+    def set_items(self, flat: list[object]) -> None:
         if len(flat) % 2:
             raise self._bad("a key has no value")
-        target = self._stack[-1]
+        target = self.stack[-1]
         if type(target) is not Mapping and type(target) is not Made:
             raise self._bad("it sets items of something that has none")
         self._charge(_PAIR_COST * (len(flat) // 2))
@@ -297,39 +264,24 @@ class _Machine:
 
     def mark(self) -> None:
         self._charge(_LIST_COST)
-        self._below_marks.append(self._stack)
-        self._stack = []
+        self._below_marks.append(self.stack)
+        self.stack = []
 
     def pop(self) -> None:
-        if self._stack:
-            self._stack.pop()
+        if self.stack:
+            self.stack.pop()
         else:
-            self._pop_to_mark()
+            self.pop_to_mark()
 
-    def pop_to_mark(self) -> None:
-        self._pop_to_mark()
-
-    def duplicate(self) -> None:
-        self._push(self._stack[-1])
-
-    def remember(self) -> None:
-        self._remember(len(self._memo))
-
-    def remember_at(self, length: int) -> None:
-        self._remember(self._number(length))
-
-    def _remember(self, key: int) -> None:
+    def remember(self, key: int) -> None:
         self._charge(_MEMO_COST)
-        self._memo[key] = self._stack[-1]
-
-    def recall(self, length: int) -> None:
-        self._push(self._memo[self._number(length)])
+        self.memo[key] = self.stack[-1]
 
     def global_from_lines(self) -> None:
         self._push_global(self._line(), self._line())
 
     def global_from_stack(self) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
+        name, module = self.stack.pop(), self.stack.pop()
         if type(module) is not str or type(name) is not str:
             raise self._bad("it imports something whose name is no text")
         self._push_global(module, name)
@@ -339,36 +291,36 @@ class _Machine:
         if str(found) not in self._allowed:
             # A name from a stranger may be long and may hold control characters.
             raise UnsafePickle(file=self._file, what=repr(str(found)[:200])[1:-1])
-        self._push_charged(found, _MADE_COST)
+        self.push_charged(found, _MADE_COST)
 
     def call(self) -> None:
-        args, kind = self._stack.pop(), self._stack.pop()
+        args, kind = self.stack.pop(), self.stack.pop()
         if type(kind) is not Global:
             raise self._bad("it calls something that is no name")
         if type(args) is not tuple:
             raise self._bad(f"it calls {kind} without a tuple of arguments")
-        self._push_charged(Made(kind, args), _MADE_COST)
+        self.push_charged(Made(kind, args), _MADE_COST)
 
     def build(self) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
+        state, target = self.stack.pop(), self.stack[-1]
         if type(target) is not Made:
             raise self._bad("it gives a state to something that has none")
         target.state = state
 
     def persistent(self) -> None:
-        found = Persistent(self._stack.pop())
-        self._push_charged(found, _MADE_COST)
+        found = Persistent(self.stack.pop())
+        self.push_charged(found, _MADE_COST)
         self._persistent.append(found)
 
 
 _STOP = 0x2E
 
-_STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
+_STEPS: Final[dict[int, Callable[[_Machine], object]]] = {
     0x80: _Machine.protocol,
     0x95: _Machine.frame,
-    0x4E: _Machine.none,
-    0x88: _Machine.true,
-    0x89: _Machine.false,
+    0x4E: lambda machine: machine.push(None),
+    0x88: lambda machine: machine.push(True),
+    0x89: lambda machine: machine.push(False),
     0x4A: lambda machine: machine.integer(4, True),  # BININT
     0x4B: lambda machine: machine.integer(1, False),  # BININT1
     0x4D: lambda machine: machine.integer(2, False),  # BININT2
@@ -384,29 +336,29 @@ _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     0x42: lambda machine: machine.bytes(4),  # BINBYTES
     0x8E: lambda machine: machine.bytes(8),  # BINBYTES8
     0x96: lambda machine: machine.bytes(8),  # BYTEARRAY8
-    0x29: _Machine.empty_tuple,
+    0x29: lambda machine: machine.push(()),  # EMPTY_TUPLE
     0x85: lambda machine: machine.tuple_of(1),
     0x86: lambda machine: machine.tuple_of(2),
     0x87: lambda machine: machine.tuple_of(3),
     0x74: _Machine.tuple_to_mark,
-    0x5D: _Machine.empty_list,
-    0x7D: _Machine.empty_mapping,
-    0x8F: _Machine.empty_set,
+    0x5D: lambda machine: machine.push_charged([], _LIST_COST),  # EMPTY_LIST
+    0x7D: lambda machine: machine.push_charged(Mapping(), _MAPPING_COST),  # EMPTY_DICT
+    0x8F: lambda machine: machine.push_charged(Made(SET, ()), _MADE_COST),  # EMPTY_SET
     0x91: _Machine.frozen_set,
-    0x61: _Machine.append,
-    0x65: _Machine.extend,
-    0x90: _Machine.extend,  # ADDITEMS
+    0x61: lambda machine: machine.extend([machine.stack.pop()]),  # APPEND
+    0x65: lambda machine: machine.extend(machine.pop_to_mark()),  # APPENDS
+    0x90: lambda machine: machine.extend(machine.pop_to_mark()),  # ADDITEMS
     0x73: _Machine.set_item,
-    0x75: _Machine.set_items,
+    0x75: lambda machine: machine.set_items(machine.pop_to_mark()),
     0x28: _Machine.mark,
     0x30: _Machine.pop,
     0x31: _Machine.pop_to_mark,
-    0x32: _Machine.duplicate,
-    0x94: _Machine.remember,  # MEMOIZE
-    0x71: lambda machine: machine.remember_at(1),
-    0x72: lambda machine: machine.remember_at(4),
-    0x68: lambda machine: machine.recall(1),
-    0x6A: lambda machine: machine.recall(4),
+    0x32: lambda machine: machine.push(machine.stack[-1]),  # DUP
+    0x94: lambda machine: machine.remember(len(machine.memo)),  # MEMOIZE
+    0x71: lambda machine: machine.remember(machine.number(1)),  # BINPUT
+    0x72: lambda machine: machine.remember(machine.number(4)),  # LONG_BINPUT
+    0x68: lambda machine: machine.push(machine.memo[machine.number(1)]),  # BINGET
+    0x6A: lambda machine: machine.push(machine.memo[machine.number(4)]),  # LONG_BINGET
     0x63: _Machine.global_from_lines,
     0x93: _Machine.global_from_stack,
     0x52: _Machine.call,  # REDUCE

@@ -14,7 +14,6 @@ from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, r
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
     Contents,
-    Place,
     piece_of,
     sizes_of,
     storage_of,
@@ -67,13 +66,12 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
     views, notes = views_of(state.value, file.path)
-    tensors = []
-    records = {}
-    for name, view in views.items():
-        key, size = view.storage.key, view.storage.whole
-        start = starts[key]
-        records[key] = Record(f"storage {label((key,))}", number, start, start + size, None)
-        tensors.append(Tensor(name, view.dtype, view.shape, (piece_of(view, Place(number, start)),)))
+    records = {
+        storage.key: Record(f"storage {label((storage.key,))}", number, start, start + storage.whole, None)
+        for storage in (view.storage for view in views.values())
+        for start in (starts[storage.key],)
+    }
+    tensors = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
     return Contents(tuple(tensors), notes, tied_names(views), tuple(records.values()))
 
 

@@ -7,27 +7,11 @@ from __future__ import annotations
 
 # torch's dtype names -> the safetensors format's.
 DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
-}
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
+    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
+}  # fmt: skip
 # Known to torch and not to the format: recognised, so that the refusal can name them.
 FOREIGN_STORED = {"complex128": 16, "quint8": 1, "qint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}  # bytes
 FOREIGN_DTYPES = {
@@ -39,38 +23,24 @@ FOREIGN_DTYPES = {
 
 # torch's storage classes -> dtype names. A storage without a type counts bytes.
 STORAGES = {
-    "BoolStorage": "bool",
-    "ByteStorage": "uint8",
-    "CharStorage": "int8",
-    "ShortStorage": "int16",
-    "IntStorage": "int32",
-    "LongStorage": "int64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QUInt8Storage": "quint8",
-    "QInt8Storage": "qint8",
-    "QInt32Storage": "qint32",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
-}
+    "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
+    "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "FloatStorage": "float32", "DoubleStorage": "float64", "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128", "QUInt8Storage": "quint8", "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32", "QUInt4x2Storage": "quint4x2", "QUInt2x4Storage": "quint2x4",
+}  # fmt: skip
 UNTYPED = {"torch.storage.UntypedStorage", "torch.UntypedStorage", "torch.storage._UntypedStorage"}
 
-REBUILD, REBUILD_V2, REBUILD_V3 = (f"torch._utils._rebuild_tensor{suffix}" for suffix in ("", "_v2", "_v3"))
+REBUILD_V3 = "torch._utils._rebuild_tensor_v3"
+# And how many arguments they take; the last of the larger number is metadata.
+REBUILD = {"torch._utils._rebuild_tensor": (4,), "torch._utils._rebuild_tensor_v2": (6, 7), REBUILD_V3: (7, 8)}
 PARAMETER = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
 FROM_TYPE = {"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"}
 PLAIN_TYPES = {
-    "torch.Tensor",
-    "torch._tensor.Tensor",
-    "torch.nn.parameter.Parameter",
-    "torch.nn.Parameter",
-    "torch.nn.parameter.Buffer",
-    "torch.nn.Buffer",
-}
-TENSOR_KINDS = {REBUILD, REBUILD_V2, REBUILD_V3, *PARAMETER, *FROM_TYPE}
+    "torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.Parameter",
+    "torch.nn.parameter.Buffer", "torch.nn.Buffer",
+}  # fmt: skip
+TENSOR_KINDS = {*REBUILD, *PARAMETER, *FROM_TYPE}
 # Tensors that are more than a view of one storage.
 FOREIGN_KINDS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
@@ -85,32 +55,13 @@ FOREIGN_KINDS = {
 DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
 # What trainers put beside the weights. It is named in the notes and never looked into, so it may stand.
 BYSTANDERS = {
-    "torch.Size",
-    "torch.device",
-    "torch.per_tensor_affine",
-    "torch.per_channel_affine",
-    "torch.per_channel_affine_float_qparams",
-    "torch.serialization._get_layout",
-    "argparse.Namespace",
-    "builtins.set",
-    "__builtin__.set",
-    "builtins.frozenset",
-    "__builtin__.frozenset",
-    "builtins.complex",
-    "__builtin__.complex",
-    "_codecs.encode",
-    "datetime.datetime",
-    "datetime.timedelta",
-    "pathlib.PosixPath",
-    "pathlib._local.PosixPath",
-    "pathlib.WindowsPath",
-    "numpy.dtype",
-    "numpy.ndarray",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-    "numpy.core.multiarray._reconstruct",
-    "numpy._core.multiarray._reconstruct",
-}
+    "torch.Size", "torch.device", "torch.per_tensor_affine", "torch.per_channel_affine",
+    "torch.per_channel_affine_float_qparams", "torch.serialization._get_layout", "argparse.Namespace", "builtins.set",
+    "__builtin__.set", "builtins.frozenset", "__builtin__.frozenset", "builtins.complex", "__builtin__.complex",
+    "_codecs.encode", "datetime.datetime", "datetime.timedelta", "pathlib.PosixPath", "pathlib._local.PosixPath",
+    "pathlib.WindowsPath", "numpy.dtype", "numpy.ndarray", "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar", "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct",
+}  # fmt: skip
 ALLOWED = frozenset(
     TENSOR_KINDS
     | PLAIN_TYPES

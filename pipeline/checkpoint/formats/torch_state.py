@@ -10,25 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from reshard.pipeline.checkpoint.formats import torch_names
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
 from reshard.pipeline.checkpoint.formats.pickles import Global, Made, Persistent
 from reshard.pipeline.checkpoint.formats.pickles import Mapping as PickledMapping
-from reshard.pipeline.checkpoint.formats.torch_names import (
-    DICTIONARIES,
-    DTYPES,
-    FOREIGN_DTYPES,
-    FOREIGN_KINDS,
-    FOREIGN_STORED,
-    FROM_TYPE,
-    PARAMETER,
-    PLAIN_TYPES,
-    REBUILD,
-    REBUILD_V2,
-    REBUILD_V3,
-    STORAGES,
-    TENSOR_KINDS,
-    UNTYPED,
-)
 from reshard.pipeline.errors import BadPickle, DuplicateTensor, Unsupported
 from reshard.pipeline.limits import EXPANSION_FREE, EXPANSION_MAX, NESTING_MAX, VALUES_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, Tensor
@@ -74,14 +59,6 @@ class Contents:
     records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an archive keeps a storage."""
-
-    file: int
-    start: int  # byte of the file
-
-
 # --------------------------------------------------------------------------------------------------------- values
 
 
@@ -89,7 +66,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
     """The pairs of a pickled dictionary, or None when the value is none."""
     if type(value) is PickledMapping:
         return value.pairs
-    if type(value) is Made and str(value.kind) in DICTIONARIES:
+    if type(value) is Made and str(value.kind) in torch_names.DICTIONARIES:
         # Python 2 passed the pairs as an argument.
         if str(value.kind) == "collections.OrderedDict" and value.args and type(value.args[0]) is list:
             pairs = value.args[0]
@@ -100,7 +77,9 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
 
 
 def is_tensor(value: object) -> bool:
-    return type(value) is Made and (str(value.kind) in TENSOR_KINDS or str(value.kind) in FOREIGN_KINDS)
+    return type(value) is Made and (
+        str(value.kind) in torch_names.TENSOR_KINDS or str(value.kind) in torch_names.FOREIGN_KINDS
+    )
 
 
 def describe(value: object) -> str:
@@ -211,9 +190,9 @@ def dtype_of(value: object, what: str, file: str) -> str:
 
 
 def _dtype(name: str, what: str, file: str) -> str:
-    if name in DTYPES:
-        return DTYPES[name]
-    if name in FOREIGN_DTYPES:
+    if name in torch_names.DTYPES:
+        return torch_names.DTYPES[name]
+    if name in torch_names.FOREIGN_DTYPES:
         raise Unsupported(file=file, what=f"{what}, of dtype {name},")
     raise BadPickle(file=file, why=f"{what} has no valid dtype")
 
@@ -231,11 +210,15 @@ def storage_of(value: object, what: str, file: str) -> Storage:
         raise BadPickle(file=file, why=f"{what} has a malformed storage")
     dtype: str | None = None
     width = 1
-    if str(kind) not in UNTYPED:
-        if kind.name not in STORAGES:
+    if str(kind) not in torch_names.UNTYPED:
+        if kind.name not in torch_names.STORAGES:
             raise BadPickle(file=file, why=f"{what} has the unknown storage class {kind}")
-        dtype = STORAGES[kind.name]
-        width = FOREIGN_STORED[dtype] if dtype in FOREIGN_STORED else DTYPE_BITS[DTYPES[dtype]] // 8
+        dtype = torch_names.STORAGES[kind.name]
+        width = (
+            torch_names.FOREIGN_STORED[dtype]
+            if dtype in torch_names.FOREIGN_STORED
+            else DTYPE_BITS[torch_names.DTYPES[dtype]] // 8
+        )
     whole = count * width
     start, size = 0, whole
     if view and view[0] is not None:
@@ -254,14 +237,14 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
     """The plain tensor inside parameters and subclasses that add nothing to the bytes."""
     for _ in range(NESTING_MAX):
         kind = str(made.kind)
-        if kind in FOREIGN_KINDS:
-            raise Unsupported(file=file, what=f"{what}, {FOREIGN_KINDS[kind]}")
-        if kind in PARAMETER:
+        if kind in torch_names.FOREIGN_KINDS:
+            raise Unsupported(file=file, what=f"{what}, {torch_names.FOREIGN_KINDS[kind]}")
+        if kind in torch_names.PARAMETER:
             inner = made.args[0] if made.args else None
-        elif kind in FROM_TYPE:
+        elif kind in torch_names.FROM_TYPE:
             if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
                 raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
-            if type(made.args[1]) is not Global or str(made.args[1]) not in PLAIN_TYPES:
+            if type(made.args[1]) is not Global or str(made.args[1]) not in torch_names.PLAIN_TYPES:
                 raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
             inner = Made(made.args[0], made.args[2])
         else:
@@ -290,21 +273,14 @@ def view_of(made: Made, what: str, file: str) -> View:
     """The view that a pickled tensor is; raises Unsupported or BadPickle, saying ``what`` it was."""
     made = _unwrapped(made, what, file)
     kind, args = str(made.kind), made.args
-    metadata: object = None
-    dtype: str | None = None
-    if kind == REBUILD and len(args) == 4:
-        storage = storage_of(args[0], what, file)
-    elif kind == REBUILD_V2 and len(args) in (6, 7):
-        storage = storage_of(args[0], what, file)
-        metadata = args[6] if len(args) == 7 else None
-    elif kind == REBUILD_V3 and len(args) in (7, 8):
-        storage = storage_of(args[0], what, file)
-        dtype = dtype_of(args[6], what, file)
-        metadata = args[7] if len(args) == 8 else None
-    else:
+    if len(args) not in torch_names.REBUILD.get(kind, ()):
         raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
-    _refuse_lazy_bits(metadata, what, file)
-    dtype = dtype or (_dtype(storage.dtype, what, file) if storage.dtype else "U8")
+    storage = storage_of(args[0], what, file)
+    if kind == torch_names.REBUILD_V3:
+        dtype = dtype_of(args[6], what, file)
+    else:
+        dtype = _dtype(storage.dtype, what, file) if storage.dtype else "U8"
+    _refuse_lazy_bits(args[-1] if len(args) > min(torch_names.REBUILD[kind]) else None, what, file)
     offset, shape, steps = count_of(args[1]), counts_of(args[2]), counts_of(args[3])
     if offset is None or shape is None or steps is None or len(shape) != len(steps):
         raise BadPickle(file=file, why=f"{what} has an invalid shape, stride or offset")
@@ -347,13 +323,13 @@ def _is_packed(shape: tuple[int, ...], steps: tuple[int, ...], width: int = 1) -
     return True
 
 
-def piece_of(view: View, place: Place, big_endian: bool = False) -> Piece:
-    """The view as one piece of a file, its storage being where ``place`` says."""
+def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
+    """The view as one piece of a file, where ``record`` is its storage."""
     width = DTYPE_BITS[view.dtype] // 8
     packed = view.dtype == "F4" or _is_packed(view.shape, view.strides, width)
     return Piece(
-        file=place.file,
-        offset=place.start + view.storage.start + view.offset,
+        file=record.file,
+        offset=record.start + view.storage.start + view.offset,
         at=(0,) * len(view.shape),
         shape=view.shape,
         strides=None if packed else view.strides,

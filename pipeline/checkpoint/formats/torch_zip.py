@@ -21,7 +21,6 @@ from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
     Contents,
-    Place,
     View,
     piece_of,
     sizes_of,
@@ -130,8 +129,8 @@ class TorchZip:
             if entry is None:
                 raise _bad(self._file, f"it has no record for storage {label((key,))}")
             if entry.size != size:
-                why = f"storage {label((key,))} is {entry.size} bytes long, and its tensors need {size}"
-                raise _bad(self._file, why)
+                length = f"{entry.size} bytes long, and its tensors need {size}"
+                raise _bad(self._file, f"storage {label((key,))} is {length}")
             start = self._starts[f"data/{key}"]
             # Zero is what torch writes when it is told not to compute a checksum, and the checksum of nothing.
             crc32 = entry.crc32 if entry.crc32 or not size else None
@@ -143,7 +142,7 @@ class TorchZip:
         if self.big_endian and view.storage.dtype is None and DTYPE_BITS[view.dtype] > 8:
             # torch swaps by the class of the storage, and these have none: it would load them wrong itself.
             raise Unsupported(file=self._file.path, what=f"{what}, a big-endian tensor of {view.dtype},")
-        return piece_of(view, Place(self._number, records[view.storage.key].start), self.big_endian)
+        return piece_of(view, records[view.storage.key], self.big_endian)
 
     def _data_start(self, name: str, head: bytes, limit: int) -> int:
         entry = self._entries[name]
@@ -236,7 +235,10 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
         at = extra_at + extra_length + comment_length
         if magic != _ENTRY_MAGIC or at > len(data):
             raise _bad(file, "its directory is broken")
-        name = _name(file, data[name_at:extra_at])
+        try:
+            name = data[name_at:extra_at].decode("utf-8")
+        except UnicodeDecodeError:
+            raise _bad(file, "a record's name is not UTF-8") from None
         extra = data[extra_at : extra_at + extra_length]
         size, packed, offset = _widened(file, name, extra, (size, packed, offset))
         if flags & ~_FLAGS or disk:
@@ -248,13 +250,6 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
         yield Entry(name, base + offset, size, crc32, flags)
     if at != len(data):
         raise _bad(file, f"its directory claims {count} records and holds more")
-
-
-def _name(file: StoredFile, raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _bad(file, "a record's name is not UTF-8") from None
 
 
 def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...]) -> tuple[int, ...]:

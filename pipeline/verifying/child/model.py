@@ -94,18 +94,22 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
     try:
         report = expected
         if output is not None:
-            lost = _unmentioned(model, source.keys() - output.keys() - {*ties, *ties.values(), *expected.unexpected})
+            lost = source.keys() - output.keys() - {*ties, *ties.values(), *expected.unexpected}
+            # Some of them the loader is told not to miss: a class may do without whole submodels.
+            lost = {*_matching(model, "_keys_to_ignore_on_load_missing", lost)}
             report = load_report(model_class, model_config, output)[0]
             report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
     verdict |= {field: getattr(report, field)[:REPORT_NAMES_MAX] for field in Report.__annotations__}
-    verdict["counts"] = {field: len(getattr(report, field)) for field in Report.__annotations__}
+    counts = {field: len(getattr(report, field)) for field in Report.__annotations__}
+    verdict["counts"] = counts
     if report != expected:
         return {**verdict, "result": "failed", "reason": _difference(expected, report)}
     if report.clean:
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
-    reason = f"{model_class.__name__} says to the output what it says to the source: {_counts(report)}"
+    listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
+    reason = f"{model_class.__name__} says to the output what it says to the source: {listed}"
     return {**verdict, "result": "report", "reason": reason}
 
 
@@ -219,8 +223,7 @@ def _check_quantization(raw: dict[str, Any]) -> None:
         raise NotChecked("bitsandbytes 4-bit weights describe themselves in tensor bytes, which a load on meta lacks")
     if not isinstance(method, str) or method not in QUANTIZED:
         raise NotChecked(f"weights quantised by {method!r:.100} cannot be checked: that method was never tried")
-    lacking = [package for package in QUANTIZED[method] if find_spec(package) is None]
-    if lacking:
+    if lacking := [package for package in QUANTIZED[method] if find_spec(package) is None]:
         packages = " ".join(package.replace("_", "-") for package in lacking)
         raise NotChecked(f"weights quantised by {method} need `pip install {packages}` to be checked")
 
@@ -289,18 +292,9 @@ def load_report(model_class: type[PreTrainedModel], config: Any, specs: Specs) -
         return Report((), (), (), tuple(rows)), None
     finally:
         logging.getLogger("transformers.modeling_utils").removeHandler(tables)
-    report = Report(
-        missing=tuple(sorted(info["missing_keys"])),
-        unexpected=tuple(sorted(info["unexpected_keys"])),
-        mismatched=tuple(
-            sorted(
-                f"{name}: {list(stored)} stored, {list(wanted)} wanted"
-                for name, stored, wanted in info["mismatched_keys"]
-            )
-        ),
-        errors=(),
-    )
-    return report, model
+    mismatched = (f"{name}: {list(has)} stored, {list(wants)} wanted" for name, has, wants in info["mismatched_keys"])
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    return Report(tuple(missing), tuple(unexpected), tuple(sorted(mismatched)), ()), model
 
 
 class _LoaderTables(logging.Handler):
@@ -368,11 +362,6 @@ def _notes(model: Any, specs: Specs, twice: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def _unmentioned(model: Any, lost: Iterable[str]) -> list[str]:
-    """Those of the output's lost names that the loader is told not to miss: a class may do without whole submodels."""
-    return _matching(model, "_keys_to_ignore_on_load_missing", lost)
-
-
 def _matching(model: Any, attribute: str, names: Iterable[str]) -> list[str]:
     """The names that one of the class's lists of patterns is about."""
     patterns = getattr(model, attribute, None) or ()
@@ -394,10 +383,6 @@ def _difference(expected: Report, report: Report) -> str:
         if gone := [text for text in before if text not in set(after)]:
             parts.append(f"{field} only in the source: {_few(gone)}")
     return "; ".join(parts)
-
-
-def _counts(report: Report) -> str:
-    return ", ".join(f"{len(texts)} {field}" for field in Report.__annotations__ if (texts := getattr(report, field)))
 
 
 def _few(texts: list[str], most: int = 5) -> str:

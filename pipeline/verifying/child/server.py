@@ -2,9 +2,10 @@
 
     python -P -m reshard.pipeline.verifying.child.server
 
-One line in is one request: what it may use as JSON, a tab, what to do as JSON. One JSON line out is its answer, one at
-a time. Each request is served by a fork under limits, so what a hostile config does to its process is over when that
-process is; the warm one only waits. It ends when its standard input does, so it never outlives its parent.
+Its standard input is a two-way pipe of messages (multiprocessing's ``Connection``). A request is two of them, what it
+may use and what to do, and its answer is one, all as JSON; one request at a time. Each is served by a fork under
+limits, so what a hostile config does to its process is over when that process is; the warm one only waits. It ends
+when the pipe is closed, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import gc
 import json
 import os
 import resource
-import selectors
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from reshard.pipeline.limits import LOAD_WATCH
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline import limits
 
 # A check reads headers and answers. A call of one of these was caused by the config.
 REFUSED = frozenset((
@@ -34,86 +35,71 @@ REFUSED = frozenset((
 ))  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What one request may use; limits.py has the reasons for the defaults."""
+
+    seconds: float = limits.RELOAD_TIME
+    cpu: int = limits.RELOAD_CPU  # seconds of processor time
+    memory: int | None = limits.RELOAD_MEMORY  # bytes of address space beyond the imports; kept on Linux only
+    file: int | None = limits.RELOAD_FILE  # bytes of one file
+    rss: int | None = None  # bytes held, mapped files not counted; kept on Linux only
+
+
 def serve() -> None:
-    """Answer requests until standard input ends."""
-    requests, answers = _take_pipes()
+    """Answer requests until the parent closes the pipe."""
+    parent = Connection(os.dup(0))
+    # Libraries that prompt meet an empty input.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     try:
         _operations()
     except Exception as error:  # noqa: BLE001 - a broken installation fails in any way, and the parent must know how
-        _write_line(answers, {"unavailable": f"{type(error).__name__}: {error}"[:500]})
+        _send(parent, {"unavailable": f"{type(error).__name__}: {error}"[:500]})
         return
     # What the imports made is never garbage; collecting over it in a fork would only copy its pages.
     gc.collect()
     gc.freeze()
-    _write_line(answers, {"ready": True})
-    lines = _Lines(requests)
-    while (line := lines.next()) is not None:
-        # One request's noise must not use up the next one's allowance.
-        os.ftruncate(2, 0)
-        os.lseek(2, 0, os.SEEK_SET)
-        with tempfile.TemporaryDirectory() as scratch:
-            allowed, _, request = line.partition(b"\t")
-            answer = _forked(request, Path(scratch), lines, answers, Allowed(**json.loads(allowed)))
-        if answer is None:
-            return
-        _write_line(answers, answer)
-
-
-def _take_pipes() -> tuple[int, int]:
-    """The two pipes for ourselves; libraries that print or prompt meet the log and an empty input instead."""
-    requests, answers = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, answers
+    _send(parent, {"ready": True})
+    with suppress(EOFError, ConnectionResetError):
+        while True:
+            allowed, request = Allowed(**json.loads(parent.recv_bytes())), parent.recv_bytes()
+            # One request's noise must not use up the next one's allowance.
+            os.ftruncate(2, 0)
+            os.lseek(2, 0, os.SEEK_SET)
+            with tempfile.TemporaryDirectory() as scratch:
+                answer = _forked(request, Path(scratch), parent, allowed)
+            if answer is None:
+                return
+            _send(parent, answer)
 
 
 def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
     """What can be asked for; the first call imports everything that the forks will need."""
     from reshard.pipeline.verifying.child import devices, load, model, tokenizer
 
-    return {
-        "check": model.check,
-        "devices": devices.devices,
-        "load": load.load,
-        "tokenizers": tokenizer.tokenizers,
-    }
+    return {"check": model.check, "devices": devices.devices, "load": load.load, "tokenizers": tokenizer.tokenizers}
 
 
-class _Lines:
-    """Lines of a pipe, read so that its end is noticed while waiting for something else."""
-
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
-        self._unread = bytearray()
-
-    def next(self) -> bytes | None:
-        """The next line, or None when the pipe has ended."""
-        while not self._unread.endswith(b"\n"):
-            if not self.receive():
-                return None
-        line, self._unread = bytes(self._unread), bytearray()
-        return line
-
-    def receive(self) -> bool:
-        """Take what there is; False at the end."""
-        chunk = os.read(self.pipe, 1 << 16)
-        self._unread += chunk
-        return bool(chunk)
-
-
-def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed: Allowed) -> dict[str, Any] | None:
+def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed) -> dict[str, Any] | None:
     """The answer of a fork to one request; None when the parent is gone."""
-    heard_here, said_there = os.pipe()
+    here, there = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
-        _answer_and_exit(request, scratch, said_there, (lines.pipe, answers, heard_here), allowed)
-    os.close(said_there)
+        # A pipe that a fork holds open hides its parent's end from the process at the other side.
+        parent.close()
+        here.close()
+        _answer_and_exit(request, scratch, there, allowed)
+    there.close()
+    answer = None
     try:
-        end, said = _listen(heard_here, lines, pid, allowed)
+        end = _wait(here, parent, pid, allowed)
+        if end == "done":
+            with suppress(EOFError, OSError):
+                answer = json.loads(here.recv_bytes())
     finally:
-        os.close(heard_here)
+        here.close()
         # Harmless to one that is done; the others must not run on.
         os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
@@ -123,35 +109,22 @@ def _forked(request: bytes, scratch: Path, lines: _Lines, answers: int, allowed:
         answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
     elif end == "large":
         answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss} bytes of memory")
-    elif not said.endswith(b"\n"):
-        answer = _inconclusive(_cut_short(status, allowed))
-    else:
-        answer = json.loads(said)
     unit = 1 if sys.platform == "darwin" else 1024
-    return {**answer, "peak_rss": usage.ru_maxrss * unit}
+    return {**(answer or _inconclusive(_cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
 
 
-def _listen(
-    pipe: int, lines: _Lines, pid: int, allowed: Allowed
-) -> tuple[Literal["done", "late", "large", "alone"], bytes]:
-    """What the fork said, and whether it ended by itself, used too much, or our own caller has gone."""
-    said = bytearray()
+def _wait(
+    here: Connection, parent: Connection, pid: int, allowed: Allowed
+) -> Literal["done", "late", "large", "alone"]:
+    """Wait until the fork answers or ends, uses too much, or our own parent is gone."""
     deadline = time.monotonic() + allowed.seconds
-    with selectors.DefaultSelector() as ready:
-        ready.register(pipe, selectors.EVENT_READ)
-        ready.register(lines.pipe, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            for key, _ in ready.select(left if allowed.rss is None else min(left, LOAD_WATCH)):
-                if key.fd == pipe:
-                    chunk = os.read(pipe, 1 << 16)
-                    said += chunk
-                    if not chunk:
-                        return "done", bytes(said)
-                elif not lines.receive():
-                    return "alone", b""
-            if allowed.rss is not None and _held(pid) > allowed.rss:
-                return "large", b""
-    return "late", b""
+    while (left := deadline - time.monotonic()) > 0:
+        ready = wait([here, parent], left if allowed.rss is None else min(left, limits.LOAD_WATCH))
+        if ready:
+            return "done" if here in ready else "alone"
+        if allowed.rss is not None and _held(pid) > allowed.rss:
+            return "large"
+    return "late"
 
 
 def _held(pid: int) -> int:
@@ -177,16 +150,8 @@ def _cut_short(status: int, allowed: Allowed) -> str:
     return f"the reload crashed with {signal.Signals(number).name}"
 
 
-# ------------------------------------------------------------------------------------------------------- in the fork
-
-
-def _answer_and_exit(
-    request: bytes, scratch: Path, said_there: int, others: tuple[int, ...], allowed: Allowed
-) -> NoReturn:
+def _answer_and_exit(request: bytes, scratch: Path, there: Connection, allowed: Allowed) -> NoReturn:
     try:
-        for pipe in others:
-            # A pipe that a fork holds open hides its parent's end from the process at the other side.
-            os.close(pipe)
         limit(allowed)
         question = json.loads(request)
         answer = _operations()[question["operation"]](scratch=scratch, **question["arguments"])
@@ -196,7 +161,7 @@ def _answer_and_exit(
         answer = _inconclusive("the config nests deeper than the reload can follow")
     except BaseException as error:  # noqa: BLE001 - the last frame of a fork; it ends here, and says why
         answer = _inconclusive(f"the reload failed: {type(error).__name__}: {error}"[:500])
-    _write_line(said_there, answer)
+    _send(there, answer)
     os._exit(0)
 
 
@@ -230,10 +195,8 @@ def _inconclusive(reason: str) -> dict[str, Any]:
     return {"result": "inconclusive", "reason": reason}
 
 
-def _write_line(pipe: int, answer: dict[str, Any]) -> None:
-    unsent = memoryview(json.dumps(answer).encode() + b"\n")
-    while unsent:
-        unsent = unsent[os.write(pipe, unsent) :]
+def _send(pipe: Connection, answer: dict[str, Any]) -> None:
+    pipe.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sentencepiece
 import tokenizers
 import transformers
 
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.tokenizer import compare_tokenizers
 from reshard.pipeline.verifying.tokenizer_files import tokenizer_files

@@ -19,9 +19,8 @@ import pytest
 import transformers
 
 from reshard.pipeline import limits
-from reshard.pipeline.verifying.child.limits import Allowed
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
-from reshard.pipeline.verifying.child.server import REFUSED
+from reshard.pipeline.verifying.child.server import REFUSED, Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 
@@ -330,7 +329,7 @@ _LIMITED = """
 import os, pty, socket, subprocess, sys
 from pathlib import Path
 from reshard.pipeline.verifying.child.server import limit
-from reshard.pipeline.verifying.child.limits import Allowed
+from reshard.pipeline.verifying.child.server import Allowed
 limit(Allowed(file=1000))
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try:
@@ -453,7 +452,7 @@ def test_a_python_that_ends_at_once_is_told() -> None:
 
 def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = tmp_path / "python"
-    endless.write_text("#!/bin/sh\nexec cat /dev/zero\n")
+    endless.write_text("#!/bin/sh\nprintf '\\177\\377\\377\\377' >&0\nexec cat /dev/zero >&0\n")
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with MetaLoader(start=2, python=str(endless)) as meta_loader:
