@@ -70,7 +70,6 @@ class Leases(Wakes):
         super().__init__(store.redis, send, lease, self.fleet)
         self._store = store
         self._worker = worker
-        self._lease = ms(lease)
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps

@@ -30,6 +30,7 @@ if schema and schema ~= ARGV[5] then -- another version's plan: leave it to a wo
   return nothing
 end
 
+end_impossible(id, t)
 local free_now = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)
 local name = free_now[1]
 if not name then return { settle(id, t), '', 0, '', state, '', '' } end
@@ -41,7 +42,7 @@ set_unit(id, name, 'worker', worker)
 set_unit(id, name, 'since', t)
 set_unit(id, name, 'bytes', 0)
 local attempts = redis.call('HINCRBY', key(id, 'units'), name .. '.attempts', 1)
-redis.call('ZADD', key(id, 'todo'), t + lease, name)
+hold(id, name, t, lease)
 redis.call('HDEL', key(id), 'note')
 event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts)
 if state == 'queued' then set_state(id, 'planning', t) end
