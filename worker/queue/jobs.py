@@ -25,7 +25,14 @@ from urllib.parse import parse_qs
 
 import redis
 
-from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
+from reshard.pipeline.errors import (
+    Ambiguous,
+    BrokerUnavailable,
+    BrokerUnsupported,
+    JobNotFound,
+    TargetBusy,
+    WrongState,
+)
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, texts
@@ -151,6 +158,24 @@ class JobStore:
             yield cls(client, url)
         finally:
             client.close()
+
+    @_answering
+    def check_server(self) -> None:
+        """Raises BrokerUnsupported for a server that cannot carry the queue, though it may take a job."""
+        try:
+            said = self.redis.info()
+        except redis.ResponseError:
+            return  # we may not ask
+        mode = said.get("redis_mode") or said.get("server_mode")  # as Redis and Valkey call it
+        if mode == "cluster":
+            why = "it is part of a cluster, and a step needs keys that lie on several nodes"
+        elif mode == "sentinel":
+            why = "it is a Sentinel, which keeps no data"
+        elif said.get("role") == "slave":
+            why = f"it is a replica of {said['master_host']}:{said['master_port']}, and takes no writes that last"
+        else:
+            return
+        raise BrokerUnsupported(url=without_password(self.url), why=why)
 
     # ------------------------------------------------------------------------------------------------------ change
 
