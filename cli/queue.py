@@ -72,7 +72,9 @@ class Queue:
 
 @contextmanager
 def open_queue() -> Iterator[Queue]:
-    """The queue of the broker that is configured or running here; raises NoBroker, BrokerUnavailable.
+    """The queue of the broker that is configured or running here.
+
+    Raises NoBroker, BrokerUnavailable, BrokerUnsupported.
 
     Inside, a broker that stops answering raises BrokerUnavailable, too.
     """
@@ -81,6 +83,7 @@ def open_queue() -> Iterator[Queue]:
     from reshard.worker.settings import settings
 
     with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
+        store.check_server()
         yield Queue(store)
 
 

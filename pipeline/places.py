@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from reshard.pipeline.errors import BadPlace
 
@@ -35,6 +45,45 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    @classmethod
+    def known(cls, text: str | bytes) -> tuple[Self, tuple[str, ...]]:
+        """What this release knows of ``text``, to be shown, and the names of the rest, which a newer one wrote.
+
+        A place of a kind that is not known is shown as a folder of that name. Nothing may be carried out from it.
+        """
+        data, unknown = json.loads(text), list[str]()
+        while True:
+            try:
+                return cls.model_validate(data), tuple(unknown)
+            except ValidationError as error:
+                found = [_taken_out(data, problem["loc"]) for problem in error.errors()]
+                if not any(found):
+                    raise
+                unknown += filter(None, found)
+
+
+def unknown_names(error: ValidationError) -> str:
+    """What a newer release wrote, as ``error`` tells it: ``options.crop``; empty where it is no data at all."""
+    problems = [problem for problem in error.errors() if problem["type"] != "json_invalid"]
+    return ", ".join(".".join(str(part) for part in problem["loc"]) for problem in problems)
+
+
+def _taken_out(data: Any, where: Sequence[str | int]) -> str:
+    """Take what pydantic found at ``where`` out of ``data``; returns its name, or nothing if it is not there."""
+    names: list[str] = []
+    for part, following in zip(where, [*where[1:], ""], strict=True):
+        if not isinstance(data, dict) or part not in data:
+            continue  # the kind of a place, which pydantic puts between
+        names.append(str(part))
+        below = data[part]
+        if following == "" or not isinstance(below, dict):
+            data.pop(part)
+            if isinstance(below, dict) and "kind" in below:
+                data[part] = {"kind": "folder", "path": " ".join(str(value) for value in below.values())}
+            return ".".join(names)
+        data = below
+    return ""
+
 
 class Hub(Strict):
     """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
@@ -51,7 +100,7 @@ class Hub(Strict):
     @model_serializer(mode="wrap")
     def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a credential where there is none, so that a release that knows of none can still read it."""
-        told: dict[str, Any] = fields(self)
+        told = {"kind": self.kind, **fields(self)}
         if told.get("credential") is None:
             told.pop("credential", None)
         return told
@@ -69,6 +118,10 @@ class Folder(Strict):
 
     kind: Literal["folder"] = "folder"
     path: str
+
+    @model_serializer(mode="wrap")
+    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"kind": self.kind, **fields(self)}  # also where defaults are left out
 
     def __str__(self) -> str:
         return self.path

@@ -70,7 +70,9 @@ Transport = Literal["auto", "xet", "http"]
 class Options(Strict):
     """How to cut, what to carry, how to publish.
 
-    Commands and catalogs take their options from here: names, choices, defaults and descriptions.
+    Commands and catalogs take their options from here: names, choices, defaults and descriptions. A stored request
+    holds what is not the default, so that a release reads those of a newer one that ask for nothing new. So a default
+    never changes; what is to be otherwise by default is another option.
     """
 
     size: Annotated[int, BeforeValidator(_parsed)] = Field(
@@ -167,12 +169,21 @@ class Request(Strict):
         """The same for requests that come to the same commit.
 
         Who asks does not matter, nor by which credentials: the bytes that a pinned commit holds are the same for
-        everyone who may read it, and what is published does not name who wrote it.
+        everyone who may read it, and what is published does not name who wrote it. Defaults are no part of it, so that
+        a release with another option makes the same keys.
         """
         place = {"credential"}
         return key_of(
-            self.model_dump(mode="json", exclude={"priority": True, "asked_by": True, "source": place, "target": place})
+            self.model_dump(
+                mode="json",
+                exclude={"priority": True, "asked_by": True, "source": place, "target": place},
+                exclude_defaults=True,
+            )
         )
+
+    def stored(self) -> str:
+        """The JSON that a job keeps, without defaults (``Options`` says why)."""
+        return self.model_dump_json(exclude_defaults=True)
 
     def slot(self, default_endpoint: str) -> str:
         """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""

@@ -12,13 +12,14 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 
 import redis
 
 from reshard.pipeline.copying.loop import Stopped
-from reshard.pipeline.errors import QueueError
+from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.rate_limit import rate_limiters
@@ -130,7 +131,7 @@ class Control:
 
 
 def main(settings: Settings) -> None:
-    """The process `reshard control`."""
+    """The process `reshard control`; raises BrokerUnsupported, and waits for a broker that is away."""
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
     from reshard.worker.followers.metrics import expose
@@ -138,6 +139,8 @@ def main(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
+    with suppress(BrokerUnavailable):
+        store.check_server()
     control = Control(store, Leases(store, send, "control", settings.lease), settings)
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)

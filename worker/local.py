@@ -15,7 +15,7 @@ from typing import NoReturn
 from reshard.pipeline.errors import QueueError
 from reshard.worker import broker
 from reshard.worker.daemon import Daemon
-from reshard.worker.queue.jobs import JobStore, broker_errors, without_password
+from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
 
@@ -34,7 +34,7 @@ class Service:
 
 
 def up(settings: Settings) -> Service:
-    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, BrokerUnavailable."""
+    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``check_server``."""
     ran = {name for name in ("broker", "control", "worker") if Daemon(settings.data_dir, name).running()}
     if settings.broker_url is None:
         url = broker.start(settings)
@@ -42,8 +42,7 @@ def up(settings: Settings) -> Service:
         url = broker.broker_url(settings)
         ran.add("broker")
     with JobStore.at(url) as store:
-        with broker_errors(url):
-            store.redis.ping()
+        store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
             daemon = Daemon(settings.data_dir, name)
             env = {"RESHARD_DATA_DIR": str(settings.data_dir)}
@@ -82,11 +81,11 @@ def control_command() -> list[str]:
 
 
 def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
-    """Turn this process into a worker. Raises NoBroker, BrokerUnavailable before it does."""
+    """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does."""
     _refuse_without_celery()
     url = broker.broker_url(settings)
-    with JobStore.at(url) as store, broker_errors(url):
-        store.redis.ping()
+    with JobStore.at(url) as store:
+        store.check_server()
     command = worker_command(concurrency or settings.concurrency)
     os.execv(command[0], command)
 

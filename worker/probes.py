@@ -28,6 +28,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
         return
     try:
         with JobStore.at(url) as store, broker_errors(url):
+            store.check_server()
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
             fleet = Fleet(store)

@@ -57,11 +57,13 @@ class ReshardError(Exception):
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> ReshardError:
-        """The error that ``to_dict`` described; an unknown code (a newer worker's) becomes the root class."""
-        kind = by_code().get(data["code"])
-        if kind is None:
+        """The error that ``to_dict`` described; a code, or facts, of another release become the root class."""
+        try:
+            error = by_code()[data["code"]](**data["facts"])
+            _ = error.next_step
+        except (KeyError, TypeError):
             return ReshardError(what=f"{data['code']}: {data['message']}")
-        return kind(**data["facts"])
+        return error
 
 
 def by_code() -> dict[str, type[ReshardError]]:

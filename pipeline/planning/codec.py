@@ -85,7 +85,7 @@ def encode(plan: Plan) -> StoredPlan:
         "pin": asdict(plan.pin),
         "lender": asdict(plan.lender) if plan.lender else None,
         "base": plan.base,
-        "options": plan.options.model_dump(mode="json"),
+        "options": plan.options.model_dump(mode="json", exclude_defaults=True),
         "keys": asdict(plan.keys),
         "files": [asdict(f) for f in plan.files],
         "records": [asdict(r) for r in plan.records],

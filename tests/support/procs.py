@@ -96,8 +96,9 @@ class Proc:
 class Broker:
     """A Redis on disk, with a port and a password that survive its restart."""
 
-    def __init__(self, folder: Path, server: Path | None = None) -> None:
-        """``server`` is the program; without one, what the service itself would start."""
+    def __init__(self, folder: Path, server: Path | None = None, arguments: Sequence[str] = ()) -> None:
+        """``server`` is the program; without one, what the service itself would start. It gets more ``arguments``."""
+        self._arguments = arguments
         self._server = server or find_server()
         self._folder = folder / "broker"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,9 @@ class Broker:
         self._process: Proc | None = None
 
     def start(self) -> None:
-        self._process = Proc("server", [str(self._server), str(self._config)], os.environ, self._folder)
+        self._process = Proc(
+            "server", [str(self._server), str(self._config), *self._arguments], os.environ, self._folder
+        )
         wait_for(lambda: answers(self.url), "the broker's first answer")
 
     def kill(self) -> None:

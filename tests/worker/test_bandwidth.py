@@ -53,6 +53,16 @@ def test_copies_together_are_as_fast_as_the_limit_and_not_faster(store: JobStore
     assert server_ms(store.redis) >= free - 2 * SHARE * 1000, "they waited for what they read"
 
 
+def test_when_the_brokers_clock_jumps_back_the_next_share_is_not_waited_for(store: JobStore) -> None:
+    fleet = Fleet(store)
+    fleet.limit({"bandwidth": "10MB/s"})
+    fleet.take(1)
+    for key in ("free", "free:set"):  # as they lie then
+        store.redis.set(f"{FLEET}:{key}", float(store.redis.get(f"{FLEET}:{key}") or 0) + 3_600_000)
+    assert fleet.take(1).wait == 0
+    assert fleet.take(1).wait > 0
+
+
 def test_shares_follow_each_other_without_a_gap(store: JobStore) -> None:
     fleet = Fleet(store)
     fleet.limit({"bandwidth": "10MB/s"})

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from reshard.pipeline.errors import BadSetting, BrokerUnavailable, NoBroker, NoServer, NotStarted
-from reshard.worker import broker, local
+from reshard.pipeline.errors import BadSetting, BrokerUnavailable, BrokerUnsupported, NoBroker, NoServer, NotStarted
+from reshard.worker import broker, local, probes
 from reshard.worker.daemon import Daemon
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.settings import Settings
+from tests.support import procs
 from tests.support.procs import wait_for
 from tests.worker.conftest import ask
 
@@ -175,3 +176,39 @@ def test_up_with_a_broker_that_does_not_answer_says_so(own: Settings) -> None:
     with pytest.raises(BrokerUnavailable) as caught:
         local.up(with_url)
     assert "secret" not in str(caught.value)
+
+
+# What is started, and a part of what is said about it.
+UNSUPPORTED = {
+    "cluster": (["--cluster-enabled", "yes"], "part of a cluster"),
+    "sentinel": (["--sentinel"], "it is a Sentinel"),
+    "replica": (["--replicaof", "127.0.0.1 9"], "it is a replica of 127.0.0.1:9"),
+}
+
+
+def test_a_cluster_a_sentinel_and_a_replica_are_refused_by_all_who_start_there(tmp_path: Path) -> None:
+    """They take some commands, and a queue on them would stand still, or be lost."""
+    commands = {"cluster": ["submit", "them/m", "--to", "us/m"], "sentinel": ["control"], "replica": ["worker"]}
+    for kind, (arguments, said) in UNSUPPORTED.items():
+        folder = tmp_path / kind
+        with procs.Broker(folder, arguments=arguments) as server, procs.Machine(folder, server.url) as machine:
+            settings = Settings(broker_url=server.url, data_dir=folder / "data", tmpdir=folder)
+            (probe,) = probes.queue(settings)
+            assert isinstance(probe.error, BrokerUnsupported) and said in str(probe.error)
+            with pytest.raises(BrokerUnsupported, match=said):
+                local.up(settings)
+            done = machine.run(*commands[kind])
+            assert (done.returncode, done.stdout) == (BrokerUnsupported.exit_code, "")
+            assert done.stderr.startswith(f"error[{BrokerUnsupported.code}]: ") and said in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_does_not_let_us_ask_what_it_is_is_taken(store: JobStore) -> None:
+    store.redis.acl_setuser("client", enabled=True, nopass=True, keys="*", commands=["+@all", "-info"])
+    try:
+        url = f"redis://client:x@{store.url.partition('@')[2]}"
+        with JobStore.at(url) as narrow:
+            narrow.check_server()
+            assert narrow.submit(ask()).id
+    finally:
+        store.redis.acl_deluser("client")

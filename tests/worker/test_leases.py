@@ -488,6 +488,71 @@ def test_a_dead_workers_share_is_due_when_its_lease_ends(
     assert leases.due() == 1
 
 
+HOUR = 3600  # seconds
+
+
+def test_when_the_brokers_clock_jumps_back_a_dead_workers_lease_is_over(
+    store: JobStore, leases: Leases, wakes: Wakes, plan: Plan
+) -> None:
+    """The clock cannot be set here, so every time that is kept lies as far ahead as the jump would leave it."""
+    job = store.submit(ask()).id
+    dead = claimed(leases, job, "plan")
+    age(store, job, -HOUR)
+    assert leases.due() == 1
+    assert claimed(another(store), job, "plan").dead == dead.token
+
+
+def test_when_the_brokers_clock_jumps_back_a_living_workers_lease_goes_on(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    job = store.submit(ask()).id
+    lease = claimed(leases, job, "plan")
+    age(store, job, -HOUR)
+    assert leases.renew(lease, 0, progress=True) == "ok"
+    assert leases.due() == 0
+    assert another(store).claim(job) is None
+    age(store, job, LEASE + 1)
+    assert leases.due() == 1
+
+
+def test_when_the_brokers_clock_jumps_back_a_backoff_does_not_grow(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    job = store.submit(ask()).id
+    assert leases.again(claimed(leases, job, "plan"), TROUBLE, 600) == "ok"
+    assert leases.due() == 0
+    assert leases.claim(job) is None
+    age(store, job, -HOUR)
+    assert leases.due() == 1
+    assert claimed(leases, job, "plan").attempts == 2
+
+
+def test_when_the_brokers_clock_jumps_back_a_lost_wake_is_sent_again(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    job = store.submit(ask()).id
+    assert leases.due() == 1
+    age(store, job, -HOUR)
+    assert leases.due() == 1
+
+
+def test_when_the_brokers_clock_jumps_back_what_was_to_be_looked_at_is(
+    store: JobStore, leases: Leases, wakes: Wakes
+) -> None:
+    """A job that a pause, or an older worker, left due a little later."""
+    job = store.submit(ask()).id
+    age(store, job, -HOUR)
+    assert leases.due() == 1
+
+
+def test_a_clock_that_is_corrected_by_less_than_a_second_ends_no_lease(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    claimed(leases, job, "plan")
+    age(store, job, -0.9)
+    assert leases.due() == 0
+    assert another(store).claim(job) is None
+
+
 def test_two_controls_send_each_wake_once(store: JobStore, wakes: Wakes, broker: Broker) -> None:
     jobs = [store.submit(ask(name=f"m{i}")).id for i in range(50)]
     gate = threading.Barrier(2)

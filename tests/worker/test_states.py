@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from reshard.pipeline.errors import NoWeights, WrongState
-from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.model import SCHEMA, Plan
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Lease, Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import TRANSITIONS, JobState
-from tests.worker.conftest import age, ask, claimed, copied, planned
+from tests.worker.conftest import age, another, ask, claimed, copied, planned
 
 ERROR = NoWeights(place="them/m", found="").to_dict()
 COMMIT = {"commit": "abc", "ref": "main", "found": False}
@@ -104,9 +104,13 @@ def carried_out(driver: Driver) -> dict[str, list[Callable[[str, Lease | None], 
         age(store, job, 3600)
         leases.claim(job)
 
+    def claim_by_a_newer_release(job: str, lease: Lease | None) -> None:
+        age(store, job, 3600)
+        another(store, schema=SCHEMA + 1).claim(job)
+
     return {
         "submit": [lambda job, lease: store.submit(ask())],
-        "claim": [lambda job, lease: leases.claim(job), claim_of_a_dead_one],
+        "claim": [lambda job, lease: leases.claim(job), claim_of_a_dead_one, claim_by_a_newer_release],
         "renew": [held(lambda lease: leases.renew(lease, 1, True))],
         "seal": [held(lambda lease: leases.seal(lease, []))],
         "planned": [held(lambda lease: leases.planned(lease, plan))],

@@ -2,7 +2,7 @@
 
     reshard:fleet            hash: paused, reason, paused_by, bandwidth, night_bytes, window, tz
     reshard:fleet:drained    hash: worker -> since
-    reshard:fleet:free       when the line is free again, under a limit of bandwidth
+    reshard:fleet:free       when the line is free again, under a limit of bandwidth; `:set` when that was noted
     reshard:fleet:night:<t>  bytes of weights that bulk jobs read since the night began at t
     reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
     reshard:held             sorted set: bulk job -> since when it waits until bulk work may be done

@@ -42,7 +42,7 @@ from reshard.worker.followers import records
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, server_ms, texts, transact
+from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, known_fields, server_ms, texts, transact
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Catalogs:
         asked = {number: json.loads(entry) for number, entry in entries.items()}
         how = sorted(ended.items(), key=_numbered)
         return CatalogStatus(
-            definition=Definition.model_validate_json(fields[b"definition"]),
+            definition=Definition.known(fields[b"definition"])[0],
             state=cast(State, fields[b"state"].decode()),
             run=fields[b"run"].decode(),
             started=int(fields[b"started"]) / 1000,
@@ -150,7 +150,7 @@ class Catalogs:
             entries=len(entries),
             todo=todo,
             active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
-            ended=tuple((asked[number]["repo"], Ended(**json.loads(data))) for number, data in how),
+            ended=tuple((asked[number]["repo"], known_fields(Ended, data)) for number, data in how),
             targets=tuple(records.target_text(asked[number]["request"]) for number, _ in how),
             success=None if success is None else int(success) / 1000,
             empty=tuple(json.loads(fields.get(b"empty", b"[]"))),
@@ -193,7 +193,7 @@ class Catalogs:
                 raise CatalogState(name=name, state=now.state, why="it is not expanded yet")
             again: dict[str, Ended] = {}
             for number, kept in sorted(hash_of(pipe, key(name, "ended")).items(), key=_numbered):
-                ended = Ended(**json.loads(kept))
+                ended = known_fields(Ended, kept)
                 if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
                     again[number.decode()] = ended
             # A job that goes on tells at its end all that it ever read.
@@ -282,7 +282,12 @@ def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") 
     """Begin a run of a catalog that is not busy, in a transaction that read ``now`` of it."""
     name = definition.name
     pipe.delete(key(name), *(key(name, part) for part in RUN_PARTS))
-    begun = {"run": uuid4().hex, "definition": definition.model_dump_json(), "started": now.at, "fired_by": schedule}
+    begun = {
+        "run": uuid4().hex,
+        "definition": definition.model_dump_json(exclude_defaults=True),
+        "started": now.at,
+        "fired_by": schedule,
+    }
     pipe.hset(key(name), mapping=begun | {"failures": 0, "bytes": 0})
     pipe.sadd(ALL, name)
     enter(pipe, name, now, "expanding")

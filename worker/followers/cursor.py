@@ -128,7 +128,7 @@ class Cursor(Catalogs):
                 pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts")))
                 now = now._replace(counts=Counter(), entries=0, todo=0)
             for number, (entry, ended) in enumerate(rows, first):
-                pipe.hset(key(name, "entries"), str(number), entry.model_dump_json())
+                pipe.hset(key(name, "entries"), str(number), entry.model_dump_json(exclude_defaults=True))
                 if ended is None:
                     pipe.zadd(key(name, "todo"), {str(number): number})
                 else:

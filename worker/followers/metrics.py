@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
@@ -21,7 +22,7 @@ from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.jobs import Process, open_redis
-from reshard.worker.queue.scripts import PREFIX, texts
+from reshard.worker.queue.scripts import PREFIX, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
@@ -89,10 +90,10 @@ class Metrics(Collector):
                 pipeline.get(f"{PREFIX}process:{name}")
                 pipeline.pttl(f"{PREFIX}process:{name}")
             (seconds, _), *answers = pipeline.execute()
-        count, seen = {"worker": 0, "control": 0}, dict[str, float]()
+        count, seen = Counter(worker=0, control=0), dict[str, float]()
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
-                kind = Process(**json.loads(data)).kind
+                kind = known_fields(Process, data).kind
                 count[kind] += 1
                 seen[kind] = max(seen.get(kind, 0.0), seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("reshard_processes", "Processes that gave a sign of life.", "kind", count.items())

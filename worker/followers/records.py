@@ -162,7 +162,8 @@ def target_text(request: dict[str, Any] | None) -> str | None:
     if request is None:
         return None
     target = request["target"]
-    return f"{target['endpoint'].rstrip('/')}/{target['repo']}" if target.get("endpoint") else str(target["repo"])
+    name = target.get("repo") or str(target)  # of a kind that only newer releases know
+    return f"{target['endpoint'].rstrip('/')}/{name}" if target.get("endpoint") else name
 
 
 def how(entry: Entry, job: Job) -> Ended:

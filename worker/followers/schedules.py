@@ -112,7 +112,7 @@ class Schedules:
         """Keep a new one; returns when it fires first. Raises BadSchedule, ScheduleExists."""
         schedule.check()
         first = schedule.next_after(self._clock())
-        if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json()):
+        if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json(exclude_defaults=True)):
             raise ScheduleExists(name=schedule.name)
         self._redis.zadd(DUE, {schedule.name: ms(first)})  # a client that dies before this leaves a paused one
         return first
@@ -144,7 +144,7 @@ class Schedules:
 
     def run(self, name: str) -> Run:
         """Fire it now, beside its times, unless its last job is still at work. Raises ScheduleNotFound."""
-        run = self._fire(self._schedule(name), None, self._clock())
+        run = self._fire(self._whole(name), None, self._clock())
         if run is None:
             raise ScheduleNotFound(name=name)
         return run
@@ -173,7 +173,7 @@ class Schedules:
         ran = []
         for raw, score in due:
             with self._contained(name := raw.decode()):
-                if (run := self._fire(self._schedule(name), score, now)) is not None:
+                if (run := self._fire(self._whole(name), score, now)) is not None:
                     log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
                     ran.append((name, run))
         return ran
@@ -227,10 +227,16 @@ class Schedules:
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _schedule(self, name: str) -> Schedule:
-        stored = cast("bytes | None", self._redis.hget(ALL, name))
-        if stored is None:
+        return Schedule.known(self._stored(name))[0]
+
+    def _whole(self, name: str) -> Schedule:
+        """To be fired; raises pydantic's ValidationError for what a newer release wrote."""
+        return Schedule.model_validate_json(self._stored(name))
+
+    def _stored(self, name: str) -> bytes:
+        if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
             raise ScheduleNotFound(name=name)
-        return Schedule.model_validate_json(stored)
+        return stored
 
     def _server_time(self) -> float:
         return server_ms(self._redis) / 1000

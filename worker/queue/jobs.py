@@ -25,10 +25,17 @@ from urllib.parse import parse_qs
 
 import redis
 
-from reshard.pipeline.errors import Ambiguous, BrokerUnavailable, JobNotFound, TargetBusy, WrongState
+from reshard.pipeline.errors import (
+    Ambiguous,
+    BrokerUnavailable,
+    BrokerUnsupported,
+    JobNotFound,
+    TargetBusy,
+    WrongState,
+)
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, texts
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 
@@ -152,6 +159,24 @@ class JobStore:
         finally:
             client.close()
 
+    @_answering
+    def check_server(self) -> None:
+        """Raises BrokerUnsupported for a server that cannot carry the queue, though it may take a job."""
+        try:
+            said = self.redis.info()
+        except redis.ResponseError:
+            return  # we may not ask
+        mode = said.get("redis_mode") or said.get("server_mode")  # as Redis and Valkey call it
+        if mode == "cluster":
+            why = "it is part of a cluster, and a step needs keys that lie on several nodes"
+        elif mode == "sentinel":
+            why = "it is a Sentinel, which keeps no data"
+        elif said.get("role") == "slave":
+            why = f"it is a replica of {said['master_host']}:{said['master_port']}, and takes no writes that last"
+        else:
+            return
+        raise BrokerUnsupported(url=without_password(self.url), why=why)
+
     # ------------------------------------------------------------------------------------------------------ change
 
     @_answering
@@ -187,9 +212,8 @@ class JobStore:
         id = self.resolve(id)
         request = ""
         if onto_head:
-            asked = self.get(id).request
-            options = asked.options.model_copy(update={"overwrite": True})
-            request = asked.model_copy(update={"options": options}).model_dump_json()
+            asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
+            request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
         answer, what = texts(self.run("retry", id, int(anew or onto_head), request))
         if answer == "missing":
             raise JobNotFound(job=id)
@@ -289,7 +313,7 @@ class JobStore:
         gone = [name for name, data in zip(names, found, strict=True) if data is None]
         if gone:
             self.redis.srem(f"{PREFIX}processes", *gone)
-        return [Process(**json.loads(data)) for data in found if data is not None]
+        return [known_fields(Process, data) for data in found if data is not None]
 
     @_answering
     def waiting(self) -> dict[str, int]:
@@ -351,7 +375,7 @@ def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:
 def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
     slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
-    return new_id(), request.key(), slot, request.priority, request.model_dump_json(), request.asked_by
+    return new_id(), request.key(), slot, request.priority, request.stored(), request.asked_by
 
 
 def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:
@@ -362,11 +386,12 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
     def parsed(name: str, default: Any = None) -> Any:
         return json.loads(fields[name]) if fields.get(name) else default
 
+    request, unknown = Request.known(fields["request"])
     claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
     return Job(
         id=fields["id"],
-        state=JobState(fields["state"]),
-        request=Request.model_validate_json(fields["request"]),
+        state=JobState.known(fields["state"]),
+        request=request,
         created=int(fields["created"]) / 1000,
         since=int(fields["since"]) / 1000,
         bytes=int(fields.get("bytes", 0)),
@@ -381,7 +406,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         error=parsed("error"),
         last_error=parsed("last_error"),
         note=fields.get("note"),
-        notes=tuple(parsed("notes", ())),
+        notes=(*parsed("notes", ()), *(f"a newer release asked for {name}, unknown to this one" for name in unknown)),
         checked=parsed("checked", []),
         published=parsed("published"),
         confirmed=parsed("confirmed", []),

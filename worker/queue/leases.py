@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+from pydantic import ValidationError
+
 from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.places import unknown_names
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
@@ -70,18 +73,17 @@ class Leases(Wakes):
         super().__init__(store.redis, send, lease, self.fleet)
         self._store = store
         self._worker = worker
-        self._lease = ms(lease)
         self._schema = schema
 
     # -------------------------------------------------------------------------------------------------- the steps
 
     def claim(self, job: str) -> Lease | None:
-        """The right to the next unit of the job, if there is one to do now."""
+        """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""
         token = uuid4().hex
         wake, unit, attempts, error, state, dead, priority = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
-                *self.fleet.look(),
+                *self.fleet.look(), self._unknown(job),
             )
         )  # fmt: skip
         self.wake(wake, job)
@@ -89,6 +91,14 @@ class Leases(Wakes):
             return None
         last_error = json.loads(error) if error else None
         return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
+
+    def _unknown(self, job: str) -> str:
+        """What of the job's request this release does not know: a newer one's options."""
+        try:
+            Request.model_validate_json(self.redis.hget(job_key(job), "request") or "")
+        except ValidationError as error:
+            return unknown_names(error)
+        return ""
 
     def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
         """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""

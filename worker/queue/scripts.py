@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,7 +12,7 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.commands.core import Script
 
-from reshard.worker.queue.states import ENDED
+from reshard.worker.queue.states import ENDED, JobState
 
 PREFIX = "reshard:"  # of every key that this service writes
 _FOLDER = Path(__file__).with_name("lua")
@@ -84,8 +86,14 @@ def texts(answer: Any) -> list[str]:
     return [item.decode() if isinstance(item, bytes) else str(item) for item in answer]
 
 
+def known_fields(kind: Callable[..., T], data: str | bytes) -> T:
+    """The dataclass that ``data`` is the JSON of, without fields that only a newer release knows."""
+    names = {field.name for field in fields(cast(Any, kind))}
+    return kind(**{name: value for name, value in json.loads(data).items() if name in names})
+
+
 @cache
 def _text(name: str) -> str:
-    ended = ", ".join(f"{state} = true" for state in sorted(ENDED))
+    ended, states = (", ".join(f"{state} = true" for state in sorted(kind)) for kind in (ENDED, JobState))
     files = [(_FOLDER / f"{part}.lua").read_text() for part in ("common", "wakes", name)]
-    return "\n".join([f"local ENDED = {{ {ended} }}", *files])
+    return "\n".join([f"local ENDED, STATES = {{ {ended} }}, {{ {states} }}", *files])

@@ -26,6 +26,15 @@ class JobState(StrEnum):
     def ended(self) -> bool:
         return self in ENDED
 
+    @classmethod
+    def known(cls, name: str) -> JobState:
+        """The state of this name; one that only a newer release knows can be shown, and equals no other."""
+        if name in cls.__members__:
+            return cls(name)
+        unknown = str.__new__(cls, name)
+        unknown._name_ = unknown._value_ = name
+        return unknown
+
 
 class Transition(NamedTuple):
     """One arrow of the diagram."""
@@ -43,6 +52,8 @@ TRANSITIONS = (
     Transition(S.planning, S.copying, "planned", "the plan is stored"),
     Transition(S.planning, S.done, "done", "it is published already"),
     Transition(S.copying, S.publishing, "claim", "all is copied and checked"),
+    Transition(S.copying, S.planning, "claim", "an older release planned it"),
+    Transition(S.publishing, S.planning, "claim", "an older release planned it"),
     Transition(S.publishing, S.copying, "invalidate", "the store lost an object"),
     Transition(S.publishing, S.committing, "begin", "the point of no return"),
     Transition(S.committing, S.copying, "invalidate", "the store lost an object"),

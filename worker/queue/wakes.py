@@ -25,7 +25,8 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
   leaves more to claim wakes once more, so a job's workers are woken one after the other.
 * Who cannot send, such as a client without Celery, writes the job to ``<queue>:due`` and rings the bell.
 * Everything else is a matter of time. A lease, a backoff and "now" are times in a job's ``:todo``, and the earliest is
-  its time in ``<queue>:due``. So a dead worker's unit is found by its lease's end, by any control.
+  its time in ``<queue>:due``. So a dead worker's unit is found by its lease's end, by any control. A time that lies
+  further ahead than it can is from before the broker's clock jumped back, and is over.
 * A wake is lost when its queue is shorter than its ``:waked`` says. The oldest are sent again after ``RESEND``.
 * Interactive jobs are woken before those that have begun, and these before bulk jobs that have not (``QUEUES``).
 * In a pause nothing is sent. A bulk job that must wait for the night's window is in ``reshard:held`` until it opens.
@@ -69,6 +70,7 @@ class Wakes:
         self.night = night
         self._run = Scripts(client)
         self._send = send
+        self._lease = ms(lease)
         self._resend = ms(min(RESEND, lease))  # a dead worker may have had the wake, too
 
     def hear(self, seconds: float) -> None:
@@ -77,7 +79,7 @@ class Wakes:
 
     def due(self) -> int:
         """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""
-        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.night.look()))
+        answer = texts(self._run("due", self._resend, DUE_AT_ONCE, *self.night.look(), self._lease))
         for job, queue in zip(answer[::2], answer[1::2], strict=True):
             self.wake(queue, job)
         return len(answer) // 2

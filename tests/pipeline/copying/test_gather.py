@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 
@@ -98,8 +98,8 @@ def tensors(draw: st.DrawFn) -> tuple[Tensor, list[bytes]]:
 def in_one_file(tensor: Tensor, contents: list[bytes]) -> tuple[Tensor, File]:
     """The same tensor where its files follow each other in one."""
     shifts = [0, len(contents[0])]
-    pieces = tuple(replace(piece, offset=piece.offset + shifts[piece.file]) for piece in tensor.pieces)
-    return replace(tensor, pieces=pieces), File(b"".join(contents))
+    pieces = tuple(piece._replace(offset=piece.offset + shifts[piece.file]) for piece in tensor.pieces)
+    return tensor._replace(pieces=pieces), File(b"".join(contents))
 
 
 @given(tensors(), st.integers(8, 400), st.sampled_from([1, 24, 1000]))
@@ -139,7 +139,7 @@ def test_row_shards_are_runs_one_long_read_each() -> None:
 
 def test_row_shards_gathered_all_the_same_read_every_byte_once_in_long_reads() -> None:
     tensor, file = in_one_file(sharded("BF16", (2867, 819), 0, [1433, 1434]), [noise(100 + 2 * 819 * 1434)] * 2)
-    tensor = replace(tensor, pieces=tuple(replace(piece, file=0) for piece in tensor.pieces))
+    tensor = tensor._replace(pieces=tuple(piece._replace(file=0) for piece in tensor.pieces))
     made_of(tensor, file, 512 << 10, read_max=64 << 10)
     assert file.bytes_read == tensor.size
     assert file.bytes_read / file.reads > 56 << 10

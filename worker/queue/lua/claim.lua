@@ -1,5 +1,6 @@
--- id, token, worker, lease ms, schema, hand-back ms, night, 1 if the window is shut
+-- id, token, worker, lease ms, schema, hand-back ms, night, 1 if the window is shut, what is unknown of the request
 -- -> {queue to wake or '', unit or '', attempts, last error, state, the dead owner's token, priority}
+local UNITS = { plan = true, check = true, group = true, publish = true, confirm = true }
 local id, token, worker, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local t = now()
 local state = get(id, 'state')
@@ -23,16 +24,32 @@ if drained(worker) then -- it hears of it within a second, and then takes no wak
   return nothing
 end
 
-local schema = get(id, 'schema')
-if schema and schema ~= ARGV[5] then -- another version's plan: leave it to a worker who reads it
+-- What another release wrote is left to a worker that knows it.
+local function leave(why)
   look_at(id, t + tonumber(ARGV[6]))
-  redis.call('HSET', key(id), 'note', 'its plan has schema ' .. schema .. ', and ' .. worker .. ' reads ' .. ARGV[5])
+  redis.call('HSET', key(id), 'note', why)
   return nothing
 end
 
+if ARGV[9] ~= '' then return leave('it asks for ' .. ARGV[9] .. ', unknown to ' .. worker .. ': a newer one does it') end
+if not STATES[state] then return leave('its state is unknown to ' .. worker .. ': a newer one does it') end
+local schema = get(id, 'schema')
+if schema and schema ~= ARGV[5] then
+  local ours = tonumber(schema) < tonumber(ARGV[5]) and (state == 'copying' or state == 'publishing')
+  if not ours or redis.call('ZCOUNT', key(id, 'todo'), '(' .. t, '+inf') > 0 then
+    return leave('its plan has schema ' .. schema .. ', and ' .. worker .. ' reads ' .. ARGV[5])
+  end
+  drop_plan(id) -- none of the older release is at work on it, and its last worker may be gone; the receipts stay
+  redis.call('ZADD', key(id, 'todo'), 0, 'plan')
+  set_state(id, 'planning', t)
+end
+
+end_impossible(id, t)
 local free_now = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)
 local name = free_now[1]
 if not name then return { settle(id, t), '', 0, '', state, '', '' } end
+
+if not UNITS[string.match(name, '^%a+')] then return leave(name .. ' is unknown to ' .. worker .. ': a newer one does it') end
 
 local dead = unit(id, name, 'token')
 if dead then event(id, 'lost', 'unit', name, 'worker', unit(id, name, 'worker') or '') end
@@ -41,7 +58,7 @@ set_unit(id, name, 'worker', worker)
 set_unit(id, name, 'since', t)
 set_unit(id, name, 'bytes', 0)
 local attempts = redis.call('HINCRBY', key(id, 'units'), name .. '.attempts', 1)
-redis.call('ZADD', key(id, 'todo'), t + lease, name)
+hold(id, name, t, lease)
 redis.call('HDEL', key(id), 'note')
 event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts)
 if state == 'queued' then set_state(id, 'planning', t) end

@@ -1,4 +1,5 @@
--- What every step shares; scripts.py puts this file before each of the others, and before it ENDED, from states.py.
+-- What every step shares; scripts.py puts this file before each of the others, and before it ENDED and STATES, from
+-- states.py.
 -- Times are milliseconds of this server's clock, the only clock that decides anything.
 --
 -- A job is a hash, and beside it:
@@ -59,6 +60,23 @@ end
 -- A unit belongs to the latest token that claimed it, expired or not, until it is done.
 local function owns(id, name, token)
   return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)
+end
+
+-- Nobody claims it for `lasts` ms: a lease, or a backoff.
+local function hold(id, name, t, lasts)
+  redis.call('ZADD', key(id, 'todo'), t + lasts, name)
+  set_unit(id, name, 'lasts', lasts)
+end
+
+-- A time further off than all of its length was set before this server's clock jumped back: it is over, or a dead
+-- worker's lease would last as long as the jump. The slack is for a clock that is corrected by milliseconds.
+local SLACK = 1000 -- ms
+local function end_impossible(id, t)
+  local later = redis.call('ZREVRANGEBYSCORE', key(id, 'todo'), '+inf', '(' .. t + SLACK, 'WITHSCORES', 'LIMIT', 0, 100)
+  for i = 1, #later, 2 do
+    local lasts = tonumber(unit(id, later[i], 'lasts'))
+    if lasts and tonumber(later[i + 1]) > t + lasts + SLACK then redis.call('ZADD', key(id, 'todo'), 0, later[i]) end
+  end
 end
 
 local function free(id, name, at)

@@ -1,4 +1,4 @@
--- resend ms, limit, night, 1 if the window is shut -> id, queue, id, queue, ...: the wakes to send now
+-- resend ms, limit, night, 1 if the window is shut, lease ms -> id, queue, id, queue, ...: the wakes to send now
 -- Taking and postponing are one step, so two control processes never send the same wake.
 local resend, limit, night, shut = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if paused() then return {} end
@@ -30,11 +30,15 @@ for _, line in ipairs(QUEUES) do
 end
 for _, line in ipairs(QUEUES) do
   look(redis.call('ZRANGEBYSCORE', line .. ':due', '-inf', t, 'LIMIT', 0, left()))
+  -- Due in more than a lease: a backoff, or this server's clock jumped back and it is to be noted anew.
+  look(redis.call('ZREVRANGEBYSCORE', line .. ':due', '+inf', '(' .. t + ARGV[5] + SLACK, 'LIMIT', 0, left()))
   local lost = math.min(left(), missing[line])
   if lost > 0 then -- the oldest, as a line is served in order
-    local ids = redis.call('ZRANGEBYSCORE', line .. ':waked', '-inf', t - resend, 'LIMIT', 0, lost)
-    for _, id in ipairs(ids) do drop(id, 'waked') end
-    look(ids)
+    for _, sent in ipairs({ { '-inf', t - resend }, { t + SLACK, '+inf' } }) do -- or before the clock jumped back
+      local ids = redis.call('ZRANGEBYSCORE', line .. ':waked', sent[1], sent[2], 'LIMIT', 0, lost)
+      for _, id in ipairs(ids) do drop(id, 'waked') end
+      look(ids)
+    end
   end
 end
 if left() > 0 and not bulk_rests(night, shut) then -- what waited for that goes on, behind what is due

@@ -7,7 +7,8 @@ if not owns(id, name, token) then return { 'lost', '' } end
 
 if verdict == 'retry' then
   set_unit(id, name, 'error', failure)
-  free(id, name, t + tonumber(ARGV[6]))
+  free(id, name, 0)
+  hold(id, name, t, tonumber(ARGV[6]))
   redis.call('HSET', key(id), 'last_error', failure)
   event(id, 'trouble', 'unit', name, 'error', failure)
   return { 'ok', settle(id, t) }

@@ -70,6 +70,7 @@ end
 -- Looks at what is left of a job, notes when to look again, and returns the queue to send a wake to, or ''.
 -- A wake that is on its way is not doubled; one that got lost is sent again by `due`.
 local function settle(id, t)
+  end_impossible(id, t)
   local first = redis.call('ZRANGE', key(id, 'todo'), 0, 0, 'WITHSCORES')
   if #first == 0 or ENDED[get(id, 'state')] then
     drop(id, 'due')
