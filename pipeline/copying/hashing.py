@@ -58,7 +58,7 @@ class HashedRange(NamedTuple, Generic[K]):
 
 
 class RangeHasher(Generic[K]):
-    """The digest of every range_ of a stream that comes in order; ranges may overlap, or be the same."""
+    """The digest of every range of a stream that comes in order; ranges may overlap, or be the same."""
 
     def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new
@@ -162,7 +162,7 @@ class FileHasher:
 
 
 def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:
-    """The error for what has other digests (read, written) at the two taps, by the name of the tensor or the file."""
+    """The error for tensors, or a file, whose digests as (read, written) differ, by name."""
     findings = [f"{name} was read as {read} and written as {written}" for name, (read, written) in differ.items()]
     figures = {"file": shard.path, "tensors": len(shard.entries), "bytes": shard.size}
     name, (read, written) = next(iter(differ.items()))
@@ -170,7 +170,7 @@ def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> Diges
 
 
 class HashingWriter:
-    """The second tap: sits between the loop and the writer, and cuts what goes by at the header that goes by."""
+    """Passes a shard on to its writer, and digests each tensor where the written header says that it lies."""
 
     def __init__(self, shard: Shard, writer: Writer, lane: Lane) -> None:
         self._shard = shard
@@ -194,14 +194,14 @@ class HashingWriter:
             self._at += len(view)
 
     def finish(self) -> None:
-        """The shard is written; raises DigestsDiffer unless the store was handed the bytes that went by here."""
+        """End the shard; raises DigestsDiffer unless the store was handed the bytes that were passed on."""
         self._lane.flush()
         handed = self._writer.finish()
         if handed != self._whole.hexdigest():
             raise digests_differ(self._shard, {self._shard.path: (self._whole.hexdigest(), handed)})
 
     def digests(self) -> dict[str, str]:
-        """Tensor -> digest, as the written header names and cuts them."""
+        """Tensor -> digest of its bytes as they were written."""
         return self._tensors.digests if self._tensors else {}
 
     def _through_header(self, view: memoryview) -> memoryview:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.copying.casts import Caster
@@ -30,7 +31,7 @@ from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source, Traffic
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import Attestation, ByteRange
+from reshard.pipeline.tensors import Attestation, ByteRange, Record
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
@@ -97,8 +98,8 @@ def copy(
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), DigestsDiffer, and what stores raise.
     """
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
-    cuts = [*group.witnesses, *(cut for number in group.shards for cut in cuts_of(number, shards[number]))]
-    hashers = {number: _hasher(plan, number, cuts) for number in group.attests}
+    cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
+    hashers = _hashers(plan, group.attests, cuts)
     stream = Stream(source, plan.files, read_plan(todo, hashers, plan.files), hashers, tick)
     while todo:
         with Lane("write") as lane:
@@ -116,9 +117,17 @@ def copy(
     )
 
 
-def _hasher(plan: Plan, number: int, cuts: Iterable[Cut]) -> FileHasher:
-    ranges = [HashedRange(c.start, c.stop, Range(c.shard, c.name, c.number)) for c in cuts if c.file == number]
-    return FileHasher(plan.files[number], ranges, [record for record in plan.records if record.file == number])
+def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[int, FileHasher]:
+    """One for each of these files of the plan."""
+    ranges: dict[int, list[HashedRange[Range]]] = {number: [] for number in numbers}
+    records: dict[int, list[Record]] = {number: [] for number in ranges}
+    for cut in cuts:
+        if cut.file in ranges:
+            ranges[cut.file].append(HashedRange(cut.start, cut.stop, Range(cut.shard, cut.name, cut.number)))
+    for record in plan.records:
+        if record.file in records:
+            records[record.file].append(record)
+    return {number: FileHasher(plan.files[number], ranges[number], records[number]) for number in ranges}
 
 
 def _batch(todo: Sequence[Shard]) -> Sequence[Shard]:
