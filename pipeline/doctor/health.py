@@ -176,7 +176,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
     if PIPELINE not in listing:
         return
     if not isinstance(index, dict):
-        yield Symptom("component", f"{PIPELINE} is no JSON object", "get it from the author of the pipeline")
+        yield Symptom("component", f"{PIPELINE} is not a JSON object", "get it from the author of the pipeline")
         return
     folders = {path.partition("/")[0] for path in listing if "/" in path}
     weights = {dirname(path) for path in listing if path.endswith(SUFFIX) or foreign_format(path)}

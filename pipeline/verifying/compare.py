@@ -45,7 +45,7 @@ Ties = Mapping[Name, Mapping[str, str]]
 def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
 
-    Copies of tied tensors that the output dropped are no finding; where it does not say so itself, the check is
+    Copies of tied tensors that the output dropped are not findings; where it does not say so itself, the check is
     inconclusive. ``ties`` are what the models' classes say.
     """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
@@ -70,15 +70,17 @@ def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: T
         "differences": len(findings),
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
-    told = [
+    remarks = [
         f"{count:,} tensors are {was} in the source and {is_} in the output"
         for (was, is_), count in sorted(casts.items())
     ]
     if copies:
-        told.append(f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}")
+        remarks.append(
+            f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}"
+        )
     level = "every name, dtype and shape, from headers"
     result: Result = "failed" if findings else "inconclusive" if undeclared else "passed"
-    return Check("same tensors", result, level, "; ".join(told), figures, some(findings))
+    return Check("same tensors", result, level, "; ".join(remarks), figures, some(findings))
 
 
 def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:
@@ -313,7 +315,7 @@ def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmp
 def check_ties(models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
     """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
 
-    Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).
+    Copies that differ are not failures: honest models have them (T5 v1.1 stores a head that newer configs call tied).
     But loaders take one of them or both, so nobody can say from here which model it is.
     """
     checks = []

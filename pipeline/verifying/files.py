@@ -35,7 +35,7 @@ _READ_BY_LOADERS = (
 )  # fmt: skip
 # Folders below those, from which transformers takes chat templates and the code of `generate`.
 _READ_FOLDERS = ("additional_chat_templates", "custom_generate")
-# A folder without any of these is no model that loaders know, and what completes it takes nothing away.
+# A folder without any of these is not a model that loaders know, and what completes it takes nothing away.
 _ROOTS = ("config.json", "model_index.json", "modules.json", "adapter_config.json")
 
 

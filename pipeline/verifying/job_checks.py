@@ -1,4 +1,4 @@
-"""What a job checks, and the record that a person or a program can read of it."""
+"""What a job checks, and the record that people and programs can read."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
 
 
 def check(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader: MetaLoader) -> list[Check]:
-    """What is looked at before anything is published: the plan once more, and each model's own class."""
+    """What is checked before anything is published: the plan once more, and each model's own class."""
     if not plan.outputs:
         return []
     checks = [check_plan(plan, shards)]

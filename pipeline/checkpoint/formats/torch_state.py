@@ -55,7 +55,7 @@ class Contents:
 
     tensors: tuple[Tensor, ...]  # in the order of the pickle
     notes: tuple[str, ...]  # where the weights were found, and what else was there
-    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are no ties
+    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are not ties
     records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
 
 
@@ -63,7 +63,7 @@ class Contents:
 
 
 def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
-    """The pairs of a pickled dictionary, or None when the value is none."""
+    """The pairs of a pickled dictionary, or None when the value is not one."""
     if type(value) is PickledMapping:
         return value.pairs
     if type(value) is Made and str(value.kind) in torch_names.DICTIONARIES:
@@ -83,7 +83,7 @@ def is_tensor(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """A few words on a value that is no tensor, whatever it is and however large."""
+    """A few words on a value other than a tensor, of any kind and size."""
     if value is None or type(value) in (bool, int, float):
         return f"{type(value).__name__} {value!r}"[:60] if value is not None else "None"
     if type(value) is str:
@@ -243,7 +243,7 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
             inner = made.args[0] if made.args else None
         elif kind in torch_names.FROM_TYPE:
             if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
-                raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+                raise BadPickle(file=file, why=f"{what} is not a well-formed tensor")
             if type(made.args[1]) is not Global or str(made.args[1]) not in torch_names.PLAIN_TYPES:
                 raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
             inner = Made(made.args[0], made.args[2])
@@ -274,7 +274,7 @@ def view_of(made: Made, what: str, file: str) -> View:
     made = _unwrapped(made, what, file)
     kind, args = str(made.kind), made.args
     if len(args) not in torch_names.REBUILD.get(kind, ()):
-        raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+        raise BadPickle(file=file, why=f"{what} is not a well-formed tensor")
     storage = storage_of(args[0], what, file)
     if kind == torch_names.REBUILD_V3:
         dtype = dtype_of(args[6], what, file)
@@ -343,7 +343,7 @@ def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
 def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]:
     """Name -> view for the weights in a pickled value, and notes on the rest.
 
-    Raises Unsupported when the value is no dictionary of tensors, DuplicateTensor, BadPickle.
+    Raises Unsupported when the value is not a dictionary of tensors, DuplicateTensor, BadPickle.
     """
     pairs = pairs_of(root)
     if pairs is None:

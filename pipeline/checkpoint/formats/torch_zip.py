@@ -312,12 +312,12 @@ def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     crc32, packed, size, name_length, extra_length = (int(field) for field in fields)
     own_name = head[_LOCAL.size :][:name_length]
     extra = head[_LOCAL.size + name_length :][:extra_length]
-    told = (entry.size, entry.size, entry.crc32)
+    directory = (entry.size, entry.size, entry.crc32)
     later = bool(flags & _SIZES_FOLLOW) and (size, packed, crc32) == (0, 0, 0)
     if not later and _SATURATED_32 in (size, packed):
         size, packed = _widened(file, entry.name, extra, (size, packed))
     if magic != MAGIC or flags != entry.flags or method != _STORED or own_name != name:
         raise _bad(file, f"record {label((entry.name,))} and the directory disagree")
-    if not later and (size, packed, crc32) != told:
+    if not later and (size, packed, crc32) != directory:
         raise _bad(file, f"record {label((entry.name,))} and the directory disagree on its length or CRC")
     return _LOCAL.size + name_length + extra_length

@@ -45,7 +45,7 @@ def load(
     for path in Path(folder).iterdir():
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             (visible / path.name).symlink_to(path)
-    # Offline, transformers 5.23 stops with a TypeError where there is none; one forward pass does not look at it.
+    # Offline, transformers 5.23 stops with a TypeError where there is none; one forward pass does not read it.
     (visible / "generation_config.json").write_text("{}")
     config_file = Path(folder, "config.json")
     try:
