@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, join
+from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import (
@@ -167,8 +168,7 @@ def _has_config(side: OpenedSide, name: Name) -> bool:
 # -------------------------------------------------------------------------------------------------------- bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
     tensors: Mapping[Name, Mapping[str, Digests]]

@@ -19,7 +19,7 @@ from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.structure import Finding, check_index, check_weight_files, compare, signature
+from reshard.pipeline.verifying.structure import check_index, check_weight_files, compare, signature
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
@@ -35,45 +35,35 @@ def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str,
     It trusts nothing that the planner says about its own work: the source's side comes from the source's headers (and
     the wishes: casts, prefixes, ties), the output's side from the bytes that will be written.
     """
-    findings: list[Finding] = []
-    tensors = 0
-    for checkpoint, output in zip(opened.checkpoints, plan.outputs, strict=True):
-        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
+    selections = [select(c, plan.options, ties.get(c.name, {})) for c in opened.checkpoints]
+    for checkpoint, selection in zip(opened.checkpoints, selections, strict=True):
         if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
             raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
-        findings += _held_against(selection.entries, output, plan.shards)
-        tensors += len(selection.entries)
-    return _structure(findings, plan, tensors)
+    return _structure(plan, plan.shards, [selection.entries for selection in selections])
 
 
 def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
     """The same for a plan that was stored meanwhile, against its own entries; raises ProofError."""
-    findings: list[Finding] = []
-    tensors = 0
-    for output in plan.outputs:
-        entries = [entry for number in output.shards for entry in shards[number].entries]
-        findings += _held_against(entries, output, shards)
-        tensors += len(entries)
-    return _structure(findings, plan, tensors)
+    return _structure(plan, shards, [[e for n in output.shards for e in shards[n].entries] for output in plan.outputs])
 
 
-def _held_against(entries: Iterable[Entry], output: Output, shards: Sequence[Shard]) -> list[Finding]:
-    headers = _headers(shards[number] for number in output.shards)
-    planned = {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}
-    if output.index:
-        files = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
-    else:
-        files = check_weight_files(headers)
-    return [*compare(planned, signature(headers)), *files]
-
-
-def _structure(findings: Sequence[Finding], plan: Plan, tensors: int) -> Check:
-    shards = sum(len(output.shards) for output in plan.outputs)
-    figures = {"tensors": tensors, "shards": shards, "indexes": sum(1 for o in plan.outputs if o.index)}
+def _structure(plan: Plan, shards: Sequence[Shard], entries: Sequence[Sequence[Entry]]) -> Check:
+    """The check of every output against its own ``entries``."""
+    findings: list[str] = []
+    for output, wanted in zip(plan.outputs, entries, strict=True):
+        headers = _headers(shards[number] for number in output.shards)
+        found = compare({entry.name: (entry.as_dtype, entry.tensor.shape) for entry in wanted}, signature(headers))
+        if output.index:
+            rules = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
+        else:
+            rules = check_weight_files(headers)
+        findings += map(str, (*found, *rules))
+    count, indexes = sum(len(output.shards) for output in plan.outputs), sum(1 for o in plan.outputs if o.index)
+    figures = {"tensors": sum(map(len, entries)), "shards": count, "indexes": indexes}
     if findings:
         raise ProofError(
-            what=f"the plan does not hold what the source holds: {first([str(finding) for finding in findings])}",
-            checks=failed("structure", _STRUCTURE, figures, [str(finding) for finding in findings]),
+            what=f"the plan does not hold what the source holds: {first(findings)}",
+            checks=failed("structure", _STRUCTURE, figures, findings),
         )
     return Check("structure", "passed", _STRUCTURE, "", figures)
 
@@ -104,9 +94,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                     why=verdict.reason,
                     checks=failed(name, verdict.level, figures, [f"{output.name}: {verdict.reason}"]),
                 )
-            result: Result = "passed" if verdict.result in {"clean", "report"} else "skipped"
-            if verdict.result == "inconclusive":
-                result = "inconclusive"
+            result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
             made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes)), figures)
             if plan.options.require == "model" and verdict.level != "model":
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()])

@@ -7,7 +7,7 @@ source held them at that commit rests on the word of who published.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
@@ -28,8 +28,7 @@ from reshard.pipeline.verifying.structure import named_files
 _LEVEL = "what was published, by its own record"
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """What came of looking for a manifest: a check, unless nothing speaks of one; and itself, where it is readable."""
 
     check: Check | None

@@ -88,13 +88,9 @@ class ModelCheck:
         named = {"class_name": self.class_name} if self.class_name else {}
         return {**named, **self.counts, "seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; ``from_dict`` reads it."""
-        return asdict(self)
-
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> ModelCheck:
-        """The check that ``to_dict`` described."""
+        """The check whose fields ``data`` has, as JSON keeps them."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return ModelCheck(**values)
 

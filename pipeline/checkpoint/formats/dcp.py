@@ -15,7 +15,7 @@ import json
 import posixpath
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -67,8 +67,7 @@ class Chunk(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """A tensor as `.metadata` tells it; its chunks tile it."""
 
     name: str
@@ -119,10 +118,9 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
     tree: Branch[str] = Branch()
     for name, value in described.items():
         _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
-    found = weights_of(tree, file)
+    named, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
-    tensors = [_tensor(name, full, described[full], stored, file) for name, full in found.tensors.items()]
-    return tensors, found.notes
+    return [_tensor(name, full, described[full], stored, file) for name, full in named.items()], notes
 
 
 def _fields(value: object, kind: str, file: str) -> dict[str, object]:

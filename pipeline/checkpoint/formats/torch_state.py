@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats import torch_names
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -22,8 +23,7 @@ _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """A run of bytes that the archive keeps under ``key``, of which this one uses ``start <= byte < start + size``."""
 
     key: str
@@ -49,8 +49,7 @@ class View:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """What one torch file holds."""
 
     tensors: tuple[Tensor, ...]  # in the order of the pickle
@@ -354,13 +353,13 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
     node = _node(root, file, 0, _Search(file), {})
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
-    found = weights_of(node, file)
-    views = {name: view_of(made, label((name,)), file) for name, made in found.tensors.items()}
+    tensors, notes = weights_of(node, file)
+    views = {name: view_of(made, label((name,)), file) for name, made in tensors.items()}
     if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
             raise BadPickle(file=file, why=f"its tensors claim {total} bytes over storages of {kept}")
-    return views, found.notes
+    return views, notes
 
 
 def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:

@@ -52,11 +52,11 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
 
 
 class NotChecked(Exception):
-    """The class cannot be checked, and why; ``result`` is ``skipped`` or ``inconclusive``."""
+    """The class cannot be checked, and why: an answer with the ``result`` ``skipped`` or ``inconclusive``."""
 
-    def __init__(self, reason: str, result: str = "skipped") -> None:
+    def __init__(self, reason: str, result: str = "skipped", **facts: Any) -> None:
         super().__init__(reason)
-        self.result = result
+        self.result, self.facts = result, facts
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Report:
 
 
 def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
-    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers."""
-    try:
-        model_class, model_config, notes = resolve(config, scratch)
-        expected, model = load_report(model_class, model_config, source)
-    except NotChecked as why:
-        return {"result": why.result, "reason": str(why)}
+    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers.
+
+    Raises NotChecked, as the other operations do.
+    """
+    model_class, model_config, notes = resolve(config, scratch)
+    expected, model = load_report(model_class, model_config, source)
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     stored = source if output is None else output
     twice = _stored_twice(model, stored, ties)
