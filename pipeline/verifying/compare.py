@@ -11,14 +11,7 @@ from posixpath import basename, join
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import (
-    FOREIGN,
-    SOUGHT_STEMS,
-    foreign_format,
-    index_name,
-    is_weight_index,
-    set_name,
-)
+from reshard.pipeline.checkpoint import discover
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
@@ -26,13 +19,7 @@ from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
-from reshard.pipeline.verifying.digests import (
-    Digests,
-    Stored,
-    digests,
-    first_difference,
-    hashers_of,
-)
+from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare
@@ -126,7 +113,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
     freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
     found = was.folder == is_.folder or freed
-    named = was.stem == is_.stem or (was.stem not in SOUGHT_STEMS and is_.stem in SOUGHT_STEMS)
+    named = was.stem == is_.stem or (was.stem not in discover.SOUGHT_STEMS and is_.stem in discover.SOUGHT_STEMS)
     if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
     return f"{entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
@@ -140,12 +127,12 @@ def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
     if first.endswith(SUFFIX):
         torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
         return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
-    return index_name(path) if path == checkpoint.index_path else set_name(path)
+    return discover.index_name(path) if path == checkpoint.index_path else discover.set_name(path)
 
 
 def _has_bare_map(checkpoint: Checkpoint) -> bool:
     """As accelerate's `index.json`, which accelerate alone looks for."""
-    return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
+    return checkpoint.index_path is not None and not discover.is_weight_index(checkpoint.index_path)
 
 
 def entry(side: OpenedSide, checkpoint: Checkpoint) -> str:
@@ -158,7 +145,7 @@ def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
 
 
 def _is_distributed(side: OpenedSide, checkpoint: Checkpoint) -> bool:
-    return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
+    return discover.foreign_format(_first_file(side, checkpoint)) == discover.FOREIGN[".distcp"]
 
 
 def _has_config(side: OpenedSide, name: Name) -> bool:

@@ -19,14 +19,7 @@ from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
-    View,
-    piece_of,
-    sizes_of,
-    tied_names,
-    views_of,
-)
+from reshard.pipeline.checkpoint.formats.torch_state import Contents, View, piece_of, sizes_of, tied_names, views_of
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
