@@ -39,7 +39,7 @@ class Cast(NamedTuple):
 def cast(window: bytes | bytearray | memoryview, source: str, target: str) -> Cast:
     """The elements of ``window`` (little-endian ``source``) as little-endian ``target``.
 
-    Raises ValueError when the window is no whole number of elements, or the cast is none that ``cast_dtype`` gives.
+    Raises ValueError when the window has a part of an element, or ``cast_dtype`` does not give the cast.
     """
     if source not in _NUMPY or target not in _QUIET_NAN or DTYPE_BITS[target] > DTYPE_BITS[source]:
         raise ValueError(f"{source} is not cast to {target}")

@@ -47,7 +47,7 @@ def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
 
 
 class Stream:
-    """Carries out a read plan: one request at a time, every byte to the hashers, wanted bytes to whoever takes them."""
+    """Carries out a read plan: one request at a time, every byte to the hashers, wanted bytes to the caller."""
 
     def __init__(
         self,

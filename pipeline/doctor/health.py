@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname, join
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -47,8 +47,7 @@ class Symptom:
     cure: str
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(NamedTuple):
     """Every symptom, the worst first; ``refused`` is why the pipeline would not take it, if it would not."""
 
     symptoms: tuple[Symptom, ...]
@@ -176,7 +175,7 @@ def _components(seen: _Seen) -> Iterator[Symptom]:
     if PIPELINE not in listing:
         return
     if not isinstance(index, dict):
-        yield Symptom("component", f"{PIPELINE} is no JSON object", "get it from the author of the pipeline")
+        yield Symptom("component", f"{PIPELINE} is not a JSON object", "get it from the author of the pipeline")
         return
     folders = {path.partition("/")[0] for path in listing if "/" in path}
     weights = {dirname(path) for path in listing if path.endswith(SUFFIX) or foreign_format(path)}

@@ -1,4 +1,4 @@
-"""What this machine and its Hubs are fit for, looked at one thing at a time; changes nothing, and waits for little."""
+"""Whether this machine and its Hubs are ready, one probe at a time; changes nothing, and waits briefly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = Literal["ok", "warning", "trouble"]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing that was looked at. ``error`` is what a job would fail with; a warning says what it would cost."""
+    """One thing that was examined. ``error`` is what a job would fail with; a warning says what it would cost."""
 
     name: str
     says: str
@@ -47,8 +47,8 @@ class Probe:
 
     def to_dict(self) -> dict[str, Any]:
         error = self.error.to_dict() if self.error else None
-        told = {"name": self.name, "says": self.says, "warning": self.warning, "error": error, "facts": self.facts}
-        return {"state": self.state, **told}
+        described = {"name": self.name, "says": self.says, "warning": self.warning, "error": error, "facts": self.facts}
+        return {"state": self.state, **described}
 
 
 def this_machine(context: Context) -> Iterator[Probe]:
@@ -148,7 +148,7 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     except httpx2.TransportError as error:
         return Probe(name, what, error=HubUnreachable(endpoint=endpoint, what=describe(error)))
     except ValueError:
-        why = "its answer is no JSON; is it a Hub?"
+        why = "its answer is not JSON; is it a Hub?"
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     finally:
         api.close()

@@ -10,20 +10,18 @@ from reshard.pipeline.errors.base import ReshardError
 
 class CheckpointError(ReshardError, code="checkpoint", exit_code=5):
     message = "{file}: {why}"
-    hint = "the source is broken; get the file again from whoever made it"
+    hint = "the source is broken; get the file again from its author"
 class BadHeader(CheckpointError, code="checkpoint.header"): ...
 class BadLength(CheckpointError, code="checkpoint.length"):
     message = "{file} is {actual} bytes long, and its header needs {expected}"
-    hint = "the file was cut off or written to; get it again from whoever made it"
+    hint = "the file was truncated or modified; get it again from its author"
 class BadIndex(CheckpointError, code="checkpoint.index"): ...
 class AbsentFile(BadIndex, code="checkpoint.absent_file"):
     message = "{file}: it names {other}, which is not there"
-    hint = "get it from whoever made it; `reshard run` and `reshard plan` take --exclude to do without the index"
+    hint = "get it from its author; `reshard run` and `reshard plan` take --exclude to do without the index"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
     message = "{file}: {other} beside it has other tensors, and loaders take that one"
-    hint = (
-        "remove the one that is out of date; `reshard run` and `reshard plan` take --exclude to do without one of them"
-    )
+    hint = "remove the outdated one, or leave one of them out: `reshard run` and `reshard plan` take --exclude"
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
@@ -35,7 +33,7 @@ class UnsafePickle(CheckpointError, code="checkpoint.unsafe_pickle"):
 class BadPickle(CheckpointError, code="checkpoint.pickle"): ...
 class PickleCutShort(BadPickle, code="checkpoint.pickle.cut"):
     message = "{file}: a pickle ends in the middle, after {bytes} bytes"
-    hint = "the file was cut off or written to; get it again from whoever made it"
+    hint = "the file was truncated or modified; get it again from its author"
 class BadArchive(CheckpointError, code="checkpoint.archive"): ...
 class BadTiling(CheckpointError, code="checkpoint.tiling"):
     message = "{file}: the parts of {tensor} do not make up the whole: {why}"
@@ -43,9 +41,7 @@ class BadManifest(CheckpointError, code="checkpoint.manifest"):
     hint = "publish again with `reshard run`, or use a release of reshard that knows it"
 class LfsPointer(CheckpointError, code="checkpoint.pointer"):
     message = "{file} is a git-lfs pointer and not the file; fetch it with `git lfs pull`"
-    hint = (
-        "run `git lfs install` and `git lfs pull` in that clone, or give the repository's name in place of the folder"
-    )
+    hint = "run `git lfs install` and `git lfs pull` in that clone, or name the repository instead of the folder"
 class Unsupported(CheckpointError, code="checkpoint.unsupported"):
     message = "{file}: {what} cannot be held in safetensors"
     hint = "convert it with the tool that made it, then submit the result"

@@ -49,7 +49,7 @@ class BadLimit(UsageError, code="usage.limit"):
     hint = "as in `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
 class EntriesWrong(UsageError, code="usage.entries"):
     message = "{file}: {count} cannot be done"
-    hint = "mend what is listed as wrong; the others can be done all the same"
+    hint = "fix the entries listed as wrong; the others can still be done"
 class NoSuchFailures(UsageError, code="usage.only"):
     message = "--only {only}: no model of {name} failed with it; there is {there}"
     hint = "see `reshard catalog failures {name}`"
@@ -68,7 +68,7 @@ class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
     hint = "leave out --revision to take the default branch"
 class FolderNotFound(SourceError, code="source.no_folder"):
-    message = "{path} is no folder that can be read: {why}"
+    message = "cannot read folder {path}: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
 class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and this token's owner has not been given access"
@@ -77,8 +77,8 @@ class NoWeights(SourceError, code="source.no_weights"):
     message = "{place} has no weights that reshard reads{found}"
     hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; convert it to one"
 class SourceChanged(SourceError, code="source.changed"):
-    message = "{place} is no longer what was planned: {what}"
-    hint = "{anew}: it plans from what is there now"
+    message = "{place} changed since it was planned: {what}"
+    hint = "{anew}: it plans from the current state"
 
 
 class AccessError(ReshardError, code="access", exit_code=4):

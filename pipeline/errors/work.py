@@ -10,13 +10,13 @@ from reshard.pipeline.errors.base import ReshardError
 
 class TargetError(ReshardError, code="target", exit_code=7):
     message = "{what}"
-    hint = "look at the target, then {again}"
+    hint = "inspect the target, then {again}"
 class TargetMoreVisible(TargetError, code="target.more_visible"):
     message = "{target} is {shown}, and its source {source} is {visibility}"
     hint = "make the target private, or say --public if everyone may have it"
 class TargetConflict(TargetError, code="target.conflict"):
     message = "{target} changed while we worked: {what}"
-    hint = "look at the change; to replace it, {onto_head}"
+    hint = "inspect the change; to replace it, {onto_head}"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: others committed first, {races} times in a row"
     hint = "when fewer write to it at once, {again}"
@@ -25,7 +25,7 @@ class TargetDrifted(TargetError, code="target.drift"):
     hint = "keep their change by moving it elsewhere; to replace it, {onto_head}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
     message = "commit {commit} cannot be rolled back: {why}"
-    hint = "look at the target's history; nothing was changed"
+    hint = "see the target's history; nothing was changed"
 class ChangedSince(NothingToRollBack, code="target.changed_since"):
     message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
     hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"
@@ -117,7 +117,7 @@ class JobCancelled(JobError, code="job.cancelled"):
     hint = "`reshard retry {job}` goes on with it"
 class TooManyAttempts(JobError, code="job.attempts"):
     message = "job {job} was given up after {attempts} attempts; the last one: {last}"
-    hint = "mend that, then `reshard retry {job}`"
+    hint = "fix that, then `reshard retry {job}`"
 class WrongState(JobError, code="job.state"):
     message = "job {job} is {state}: {why}"
     hint = "see `reshard status {job}`"

@@ -1,8 +1,7 @@
 """The one commit: everything or nothing, once, and found again when its answer was lost.
 
-The order matters. The head is read first and our own digest is looked for in the history of that very commit; only
-then do we commit with it as the parent. The store refuses our commit where another came between, and an equal one that
-was faster is found.
+The order matters. The head is read first and its history is searched for our own digest; only then do we commit with it
+as the parent. The store refuses our commit where another came between, and an equal one that was faster is found.
 """
 
 from __future__ import annotations
@@ -67,15 +66,15 @@ def weights(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> list[St
 def check_receipts(
     shards: Sequence[Shard], receipts: Mapping[str, Receipt], attested: Sequence[Attested], plan: Plan
 ) -> Check:
-    """That every shard has a receipt, which both taps agreed on, for just its tensors, and every witness agrees.
+    """That every shard has a receipt for just its tensors, and that second readings gave the same digests.
 
     Raises ReceiptWrong.
     """
-    witnesses = [witness for group in attested for witness in group.witnesses]
+    readings = [reading for group in attested for reading in group.witnesses]
     figures = {
         "tensors": sum(len(shard.entries) for shard in shards),
         "bytes": sum(entry.size for shard in shards for entry in shard.entries),
-        "attested": len({(w.shard, w.name) for w in witnesses}),
+        "attested": len({(reading.shard, reading.name) for reading in readings}),
         **Compared.total(group.records for group in attested).figures(),
     }
 
@@ -89,10 +88,10 @@ def check_receipts(
             raise wrong(shard.path, "it was not copied", [shard.digest])
         if receipt.size != shard.size or receipt.tensors.keys() != {entry.name for entry in shard.entries}:
             raise wrong(shard.path, "what was copied is not what was planned", [shard.digest])
-    for witness in witnesses:
-        shard = shards[witness.shard]
-        if receipts[shard.digest].read(witness.name, witness.number) != witness.digest:
-            why = f"{witness.name} was copied with other bytes than the attested file has"
+    for reading in readings:
+        shard = shards[reading.shard]
+        if receipts[shard.digest].read(reading.name, reading.number) != reading.digest:
+            why = f"{reading.name} was copied with other bytes than the attested file has"
             raise wrong(shard.path, why, [shard.digest])
     seen = {path for group in attested for path in group.files}
     for path in (plan.files[number].path for group in plan.groups for number in group.attests):

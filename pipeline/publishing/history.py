@@ -84,8 +84,7 @@ def read(commit: Commit) -> Publication | None:
 
 
 def _trailer(commit: Commit, name: str) -> str | None:
-    lines = (line.removeprefix(name) for line in commit.message.splitlines() if line.startswith(name))
-    return next(lines, None)
+    return next((line.removeprefix(name) for line in commit.message.splitlines() if line.startswith(name)), None)
 
 
 def undo_message(commit: str) -> str:

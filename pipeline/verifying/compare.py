@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, join
+from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import (
-    FOREIGN,
-    SOUGHT_STEMS,
-    foreign_format,
-    index_name,
-    is_weight_index,
-    set_name,
-)
+from reshard.pipeline.checkpoint import discover
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
@@ -25,13 +19,7 @@ from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
-from reshard.pipeline.verifying.digests import (
-    Digests,
-    Stored,
-    digests,
-    first_difference,
-    hashers_of,
-)
+from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
 from reshard.pipeline.verifying.structure import compare
@@ -45,7 +33,7 @@ Ties = Mapping[Name, Mapping[str, str]]
 def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: Ties) -> Check:
     """Whether both sides have the same tensors by name, dtype and shape, in files that loaders find.
 
-    Copies of tied tensors that the output dropped are no finding; where it does not say so itself, the check is
+    Copies of tied tensors that the output dropped are not findings; where it does not say so itself, the check is
     inconclusive. ``ties`` are what the models' classes say.
     """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
@@ -70,15 +58,17 @@ def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: T
         "differences": len(findings),
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
-    told = [
+    remarks = [
         f"{count:,} tensors are {was} in the source and {is_} in the output"
         for (was, is_), count in sorted(casts.items())
     ]
     if copies:
-        told.append(f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}")
+        remarks.append(
+            f"tied copies dropped: {', '.join(some([f'{n} (kept: {k})' for n, k in sorted(copies.items())]))}"
+        )
     level = "every name, dtype and shape, from headers"
     result: Result = "failed" if findings else "inconclusive" if undeclared else "passed"
-    return Check("same tensors", result, level, "; ".join(told), figures, some(findings))
+    return Check("same tensors", result, level, "; ".join(remarks), figures, some(findings))
 
 
 def dropped_copies(pair: Pair, ours: OpenedSide, ties: Mapping[str, str]) -> dict[str, str]:
@@ -123,7 +113,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
     freed = not _has_config(theirs, was) and (_has_config(ours, is_) or not is_.folder)
     found = was.folder == is_.folder or freed
-    named = was.stem == is_.stem or (was.stem not in SOUGHT_STEMS and is_.stem in SOUGHT_STEMS)
+    named = was.stem == is_.stem or (was.stem not in discover.SOUGHT_STEMS and is_.stem in discover.SOUGHT_STEMS)
     if not mapped and (str(was) == str(is_) or (found and named and was.variant == is_.variant)):
         return None
     return f"{entry(ours, pair.output)}: the source has this as {was}, and loaders that look for that do not find it"
@@ -137,12 +127,12 @@ def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
     if first.endswith(SUFFIX):
         torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
         return replace(checkpoint.name, stem="pytorch_model") if torch_name else checkpoint.name
-    return index_name(path) if path == checkpoint.index_path else set_name(path)
+    return discover.index_name(path) if path == checkpoint.index_path else discover.set_name(path)
 
 
 def _has_bare_map(checkpoint: Checkpoint) -> bool:
     """As accelerate's `index.json`, which accelerate alone looks for."""
-    return checkpoint.index_path is not None and not is_weight_index(checkpoint.index_path)
+    return checkpoint.index_path is not None and not discover.is_weight_index(checkpoint.index_path)
 
 
 def entry(side: OpenedSide, checkpoint: Checkpoint) -> str:
@@ -155,7 +145,7 @@ def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
 
 
 def _is_distributed(side: OpenedSide, checkpoint: Checkpoint) -> bool:
-    return foreign_format(_first_file(side, checkpoint)) == FOREIGN[".distcp"]
+    return discover.foreign_format(_first_file(side, checkpoint)) == discover.FOREIGN[".distcp"]
 
 
 def _has_config(side: OpenedSide, name: Name) -> bool:
@@ -165,8 +155,7 @@ def _has_config(side: OpenedSide, name: Name) -> bool:
 # -------------------------------------------------------------------------------------------------------- bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """A side that was read once: every tensor's digests by checkpoint, and what its files were held against."""
 
     tensors: Mapping[Name, Mapping[str, Digests]]
@@ -313,7 +302,7 @@ def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmp
 def check_ties(models: Mapping[Name, ModelCheck], was_read: Read) -> list[Check]:
     """Of each checkpoint that stores tied tensors twice: whether both copies are equal.
 
-    Copies that differ are no failure, as honest models have them (T5 v1.1 stores a head that newer configs call tied).
+    Copies that differ are not failures: honest models have them (T5 v1.1 stores a head that newer configs call tied).
     But loaders take one of them or both, so nobody can say from here which model it is.
     """
     checks = []

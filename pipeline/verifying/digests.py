@@ -125,25 +125,36 @@ class Difference(NamedTuple):
 
 def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) -> Difference | None:
     """Where two tensors of one dtype and shape part ways; None if nowhere. Reads no further than that."""
-    at = 0
-    for one, other in zip(blocks(first.read(tmpdir)), blocks(second.read(tmpdir)), strict=True):
-        unequal = np.flatnonzero(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8))
-        if unequal.size:
-            bits = DTYPE_BITS[first.as_dtype]
-            element = (at + int(unequal[0])) * 8 // bits
-            index = tuple(int(i) for i in np.unravel_index(element, first.tensor.shape)) if first.tensor.shape else ()
-            start = element * bits // 8 - at
-            stop = start + max(1, bits // 8)
-            return Difference(index, *(_shown(first.as_dtype, data[start:stop]) for data in (one, other)))
-        at += len(one)
-    return None
+    found = first_unequal(first.read(tmpdir), second.read(tmpdir))
+    if found is None:
+        return None
+    at, byte, *sides = found
+    bits, shape = DTYPE_BITS[first.as_dtype], first.tensor.shape
+    element = (at + byte) * 8 // bits
+    index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
+    start = element * bits // 8 - at
+    return Difference(index, *(_shown(first.as_dtype, side[start : start + max(1, bits // 8)]) for side in sides))
 
 
 # Bytes that are compared at once: a multiple of every element's size, so that no element is cut in two.
 _BLOCK = 1 << 20
 
 
-def blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
+def first_unequal(
+    one: Iterator[memoryview], other: Iterator[memoryview], tick: Tick = lambda count: None
+) -> tuple[int, int, bytes, bytes] | None:
+    """Of two streams of one length: where the first unequal blocks begin, the unequal byte in them, and both blocks."""
+    at = 0
+    for first, second in zip(_blocks(one), _blocks(other), strict=True):
+        tick(len(first))
+        if first != second:
+            unequal = np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8)
+            return at, int(unequal.argmax()), first, second
+        at += len(first)
+    return None
+
+
+def _blocks(views: Iterator[memoryview]) -> Iterator[bytes]:
     """The same bytes in blocks of one size, whatever the store's views are; the last one may be shorter."""
     held = bytearray()
     for view in views:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.check import Check, Result, some
@@ -17,7 +16,7 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.card import without_block
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile, same_by_hash
-from reshard.pipeline.verifying.digests import blocks
+from reshard.pipeline.verifying.digests import first_unequal
 from reshard.pipeline.verifying.json_difference import Difference, json_difference
 from reshard.pipeline.verifying.opened import OpenedSide
 from reshard.pipeline.verifying.tokenizer import compared_by_behaviour
@@ -35,7 +34,7 @@ _READ_BY_LOADERS = (
 )  # fmt: skip
 # Folders below those, from which transformers takes chat templates and the code of `generate`.
 _READ_FOLDERS = ("additional_chat_templates", "custom_generate")
-# A folder without any of these is no model that loaders know, and what completes it takes nothing away.
+# A folder without any of these is not a model that loaders know, and what completes it takes nothing away.
 _ROOTS = ("config.json", "model_index.json", "modules.json", "adapter_config.json")
 
 
@@ -113,13 +112,6 @@ def _difference(
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:
         return Difference(False, f"has {is_.size:,} bytes, and the source's has {was.size:,}")
-    at = 0
-    for first, second in zip_longest(
-        blocks(source.read(was, 0, was.size)), blocks(output.read(is_, 0, is_.size)), fillvalue=b""
-    ):
-        tick(len(first))
-        if first != second:
-            first_byte = at + next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-            return Difference(False, f"differs from byte {first_byte} on")
-        at += len(first)
+    if found := first_unequal(source.read(was, 0, was.size), output.read(is_, 0, is_.size), tick):
+        return Difference(False, f"differs from byte {found[0] + found[1]} on")
     return None

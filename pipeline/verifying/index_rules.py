@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight_index, read_file, set_name
@@ -144,8 +144,7 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
 # ----------------------------------------------------------------------------------------------------- the headers
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(NamedTuple):
     """Weight files by path; ``totals`` is what writers of indexes may have counted of torch's."""
 
     headers: Headers
@@ -234,13 +233,8 @@ def _opened_torch(opened: OpenedSide | CheckpointError) -> dict[str, _TorchFile 
     torch = {file.path for part in opened.found.sets if part.format == "torch" for file in part.files}
     found: dict[str, _TorchFile | CheckpointError] = {}
     for checkpoint in opened.opened.checkpoints:
-        tensors: defaultdict[int, list[Tensor]] = defaultdict(list)
-        storages: defaultdict[int, list[Record]] = defaultdict(list)
-        for tensor in checkpoint.tensors:
-            tensors[tensor.pieces[0].file].append(tensor)
-        for record in checkpoint.records:
-            storages[record.file].append(record)
-        for number in checkpoint.files:
-            if files[number].path in torch:
-                found[files[number].path] = _TorchFile(files[number], tensors[number], storages[number])
+        for number in (number for number in checkpoint.files if files[number].path in torch):
+            tensors = [tensor for tensor in checkpoint.tensors if tensor.pieces[0].file == number]
+            storages = [record for record in checkpoint.records if record.file == number]
+            found[files[number].path] = _TorchFile(files[number], tensors, storages)
     return found

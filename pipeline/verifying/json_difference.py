@@ -33,12 +33,12 @@ def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
     """
     try:
         was, is_ = load_json(before), load_json(after)
-        said, meant = (_changed(_leaves(was, c), _leaves(is_, c)) for c in (False, config))
+        changed, meant = (_changed(_leaves(was, c), _leaves(is_, c)) for c in (False, config))
     except (ValueError, RecursionError):
-        return Difference(False, "is another text, and one of the two is no JSON that loaders read")
+        return Difference(False, "is another text, and one of the two is not JSON that loaders read")
     if meant:
         return Difference(False, f"says something else: {'; '.join(some(meant, _SHOWN))}")
-    how = "; ".join(some(said, _SHOWN)) or "other blanks, order or forms of numbers"
+    how = "; ".join(some(changed, _SHOWN)) or "other blanks, order or forms of numbers"
     return Difference(True, f"means the same in other words: {how}")
 
 
@@ -60,9 +60,9 @@ def _leaves(value: Any, config: bool, at: _Keys = ()) -> dict[_Keys, Any]:
 
 def _without_dialect(config: dict[str, Any]) -> dict[str, Any]:
     """What a config says to every version: `torch_dtype` is an old name of `dtype`, which counts where both are set."""
-    said = {key: value for key, value in config.items() if key not in {*_VOLATILE, "dtype", "torch_dtype"}}
+    kept = {key: value for key, value in config.items() if key not in {*_VOLATILE, "dtype", "torch_dtype"}}
     dtype = config.get("torch_dtype") if config.get("dtype") is None else config["dtype"]
-    return said if dtype is None else said | {"dtype": dtype}
+    return kept if dtype is None else kept | {"dtype": dtype}
 
 
 def _same(one: Any, other: Any) -> bool:

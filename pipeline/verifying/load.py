@@ -136,8 +136,8 @@ def _judged(found: LoadCheck, alone: bool) -> tuple[Result, str]:
     if found.result != "loaded":
         return "passed" if found.result == "equal" else found.result, found.reason
     if not alone:
-        untold = "the source is in no format that is loaded here, so there is nothing to compare with"
-        return "inconclusive", f"{found.reason}; {untold}"
+        incomparable = "the source is in no format that is loaded here, so there is nothing to compare with"
+        return "inconclusive", f"{found.reason}; {incomparable}"
     if found.in_no_file:
         return "inconclusive", f"{found.reason}; --against tells whether the source has them"
     return "passed", found.reason

@@ -7,7 +7,7 @@ source held them at that commit rests on the word of who published.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
@@ -28,8 +28,7 @@ from reshard.pipeline.verifying.structure import named_files
 _LEVEL = "what was published, by its own record"
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """What came of looking for a manifest: a check, unless nothing speaks of one; and itself, where it is readable."""
 
     check: Check | None
@@ -44,10 +43,10 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
     indexes = _indexes(output)
     file = output.files().get(MANIFEST)
     if file is None:
-        said = {path: index.root for path, index in indexes.items() if index.root} | (
+        named = {path: index.root for path, index in indexes.items() if index.root} | (
             {"the commit": described.manifest} if described else {}
         )
-        findings = [f"{who} names the manifest {root}, and {MANIFEST} is not there" for who, root in said.items()]
+        findings = [f"{who} names the manifest {root}, and {MANIFEST} is not there" for who, root in named.items()]
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, some(findings)) if findings else None, None)
     try:
         content = read_file(output, file, MANIFEST_MAX)
@@ -66,24 +65,24 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
         "other_files_beside_it": len(others),
         "root_in_the_commit": described is not None and described.manifest == manifest.root,
     }
-    reason = f"it says that {_told(manifest)}; {_vouched(described, contradicted)}"
-    if untold := [_example(paths, kind) for paths, kind in ((weights, "weight"), (others, "other")) if paths]:
-        reason += f"; it says nothing of {' and '.join(untold)}"
+    reason = f"it says that {_origin(manifest)}; {_attested(described, contradicted)}"
+    if unknown := [_example(paths, kind) for paths, kind in ((weights, "weight"), (others, "other")) if paths]:
+        reason += f"; it says nothing of {' and '.join(unknown)}"
     return Recorded(
         Check("manifest", "failed" if findings else "passed", _LEVEL, reason, figures, some(findings)), manifest
     )
 
 
-def _told(manifest: Manifest) -> str:
+def _origin(manifest: Manifest) -> str:
     levels = " and ".join(sorted(set(manifest.source.files.values())))
     source = f"{manifest.source.repo or 'a folder'} at {manifest.source.commit[:12]}"
     return f"{manifest.made.by} published it from {source}, whose bytes were {levels}"
 
 
-def _vouched(described: Publication | None, contradicted: Sequence[str]) -> str:
+def _attested(described: Publication | None, contradicted: Sequence[str]) -> str:
     """Who else says so: of the files the index does, of all the rest only a commit."""
     if described is None:
-        return "that is its own word, as there is no commit at hand that published it"
+        return "only the manifest itself says so: the commit that published it is not at hand"
     if contradicted:
         return "the commit that published it says otherwise"
     if described.manifest_sha256 is None:
@@ -155,7 +154,7 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, _Index]) -> Iterat
 def _commit_findings(manifest: Manifest, sha256: str, described: Publication) -> Iterator[str]:
     """What the commit says otherwise; its sha256 covers every byte, the rest says what was changed."""
     source, made = manifest.source, manifest.made
-    said = {
+    pairs = {
         "root": (described.manifest, manifest.root),
         "source's endpoint": (described.endpoint, source.endpoint),
         "source": (described.source if described.endpoint else None, source.repo),
@@ -164,8 +163,8 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
         "layout": (described.layout, made.layout),
     }
     if described.manifest_sha256 is not None:
-        said["sha256"] = (described.manifest_sha256, sha256)
-    for what, (theirs, ours) in said.items():
+        pairs["sha256"] = (described.manifest_sha256, sha256)
+    for what, (theirs, ours) in pairs.items():
         if theirs != ours:
             has = f"{MANIFEST} has {ours or 'none'}"
             yield f"the commit that published it says the {what} {theirs or 'none'}, and {has}"

@@ -59,8 +59,8 @@ Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
 class ModelCheck:
     """What the load on the meta device found.
 
-    ``model``: the class was built and said the same to output and source: ``clean`` without complaint, ``report`` with
-    the same complaints, ``failed`` with others. ``structural``: the class was not checked, and ``reason`` says why:
+    ``model``: the class was built; ``clean``: it takes both sides without complaint, ``report``: with the same
+    complaints, ``failed``: with others. ``structural``: the class was not checked, and ``reason`` says why:
     ``skipped`` where it cannot be, ``inconclusive`` where the attempt was cut short. The lists are the output's, and
     hold REPORT_NAMES_MAX names each; ``counts`` has how many there are.
     """
@@ -88,13 +88,9 @@ class ModelCheck:
         named = {"class_name": self.class_name} if self.class_name else {}
         return {**named, **self.counts, "seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; ``from_dict`` reads it."""
-        return asdict(self)
-
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> ModelCheck:
-        """The check that ``to_dict`` described."""
+        """The check whose fields ``data`` has, as JSON keeps them."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return ModelCheck(**values)
 
@@ -131,7 +127,7 @@ class MetaLoader:
         *,
         allowed: Allowed | None = None,
     ) -> ModelCheck:
-        """Whether the class that ``config`` (a config.json) names says the same to ``output`` as to ``source``.
+        """Whether the class that ``config`` (a config.json) names reports the same for ``output`` as for ``source``.
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
         already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks.

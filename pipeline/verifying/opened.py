@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -72,16 +73,14 @@ class OpenedSide:
         return {tensor.name: (casts.get(tensor.name, tensor.dtype), tensor.shape) for tensor in checkpoint.tensors}
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """One checkpoint on both sides."""
 
     source: Checkpoint
     output: Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Paired:
+class Paired(NamedTuple):
     """Which checkpoint of the output is which one of the source; the rest is on one side only."""
 
     pairs: tuple[Pair, ...]

@@ -44,7 +44,7 @@ Rule = Literal[
 ]
 
 
-# What breaks no loader that we know of, and is said all the same.
+# These break no loader that we know of, and are reported as remarks.
 REMARKS: frozenset[Rule] = frozenset({"no_total_size"})
 
 Headers = Mapping[str, Header | CheckpointError]
@@ -199,16 +199,16 @@ def _check_total(
     if "total_size" not in metadata:
         yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do without", index_path)
         return
-    said = metadata["total_size"]
+    stated = metadata["total_size"]
     counted = [
         totals.get(path) or (sum(stop - start for _, _, start, stop in header.tensors.values()),) * 2
         for path, header in headers.items()
     ]
     least, most = (sum(counts) for counts in zip(*counted, strict=True)) if counted else (0, 0)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
-    if isinstance(said, bool) or not isinstance(said, int | float) or not least <= said <= most:
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not least <= stated <= most:
         bytes_ = f"{most}" if least == most else f"{least} to {most}"
-        text = f"{index_path} says total_size {said}, and the tensors have {bytes_} bytes"
+        text = f"{index_path} says total_size {stated}, and the tensors have {bytes_} bytes"
         yield Finding("total_size", text, index_path)
 
 

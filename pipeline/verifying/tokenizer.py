@@ -85,11 +85,11 @@ def _check_folder(
                     fetch(side, file, to / basename(path))
         found = compare_tokenizers(meta_loader, folders[0], folders[1] if source else None)
         differences = some([f"{join(folder, path)} {_difference(path, folders)}" for path in found.differing])
-    told = "; ".join([found.reason, *differences])
+    reasons = "; ".join([found.reason, *differences])
     if found.result == "failed":
-        return Check(name, "failed", level, "", figures, (f"{name}: {told}",))
+        return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
     results: dict[str, Result] = {"equal_files": "passed", "loads": "passed", "skipped": "skipped"}
-    return Check(name, results.get(found.result, "inconclusive"), level, told, figures)
+    return Check(name, results.get(found.result, "inconclusive"), level, reasons, figures)
 
 
 def _difference(path: str, folders: list[Path]) -> str:

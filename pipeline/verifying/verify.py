@@ -1,4 +1,4 @@
-"""`verify`: everything that can be said of a checkpoint, alone or against the source that it should equal.
+"""`verify`: every check of a checkpoint, alone or against the source that it should equal.
 
 Each level is one check, and none trusts another: the index rules, the tensors' names and shapes, the other files, the
 model's own class, the tokenizer, and with ``deep`` every byte. A check that cannot be made says why; it never passes.

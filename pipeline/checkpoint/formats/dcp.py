@@ -15,7 +15,6 @@ import json
 import posixpath
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -67,8 +66,7 @@ class Chunk(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """A tensor as `.metadata` tells it; its chunks tile it."""
 
     name: str
@@ -119,10 +117,9 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
     tree: Branch[str] = Branch()
     for name, value in described.items():
         _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
-    found = weights_of(tree, file)
+    named, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
-    tensors = [_tensor(name, full, described[full], stored, file) for name, full in found.tensors.items()]
-    return tensors, found.notes
+    return [_tensor(name, full, described[full], stored, file) for name, full in named.items()], notes
 
 
 def _fields(value: object, kind: str, file: str) -> dict[str, object]:
@@ -139,7 +136,7 @@ def _fields(value: object, kind: str, file: str) -> dict[str, object]:
 def _named(value: object, what: str, file: str) -> dict[str, object]:
     pairs = pairs_of(value)
     if pairs is None or not all(type(key) is str for key, _ in pairs):
-        raise BadPickle(file=file, why=f"its {what} is no dictionary of names")
+        raise BadPickle(file=file, why=f"its {what} is not a dictionary of names")
     return {key: field for key, field in pairs if type(key) is str}
 
 
@@ -165,12 +162,12 @@ def _plant(tree: Branch[str], path: tuple[str, ...], name: str, tensor: bool, fi
         branch.has_tensors |= tensor
         below = branch.children.setdefault(key, Branch())
         if not isinstance(below, Branch):
-            raise BadPickle(file=file, why=f"{label(path)} is inside of something that is no dictionary")
+            raise BadPickle(file=file, why=f"{label(path)} is inside something that is not a dictionary")
         branch = below
     branch.has_tensors |= tensor
     if path[-1] in branch.children:
         raise BadPickle(file=file, why=f"{label(path)} is there twice")
-    branch.children[path[-1]] = Leaf(name) if tensor else Other("a value that is no tensor")
+    branch.children[path[-1]] = Leaf(name) if tensor else Other("a value that is not a tensor")
 
 
 def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
@@ -294,11 +291,11 @@ def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: C
     what = f"{label((tensor.name,))} at {list(chunk.box.at)}"
     archive = TorchZip(held.fetch, file, number, Span(chunk.offset, chunk.offset + chunk.length), BLOB_EDGE)
     if type(archive.root) is not Made or not is_tensor(archive.root):
-        raise BadArchive(file=file.path, why=f"the chunk of {what} is no tensor")
+        raise BadArchive(file=file.path, why=f"the chunk of {what} is not a tensor")
     view = view_of(archive.root, what, file.path)
     if view.dtype != tensor.dtype or view.shape != chunk.box.shape:
-        told = f"{tensor.dtype}{list(chunk.box.shape)}"
-        why = f"the chunk of {what} is {view.dtype}{list(view.shape)}, and .metadata says {told}"
+        expected = f"{tensor.dtype}{list(chunk.box.shape)}"
+        why = f"the chunk of {what} is {view.dtype}{list(view.shape)}, and .metadata says {expected}"
         raise BadArchive(file=file.path, why=why)
     records = archive.storages([view])
     piece = archive.piece(view, records, what)
@@ -317,7 +314,7 @@ class SafetensorsPart(NamedTuple):
 
 
 def is_sharded(metadata: Mapping[str, str]) -> bool:
-    """Whether a safetensors file holds parts of tensors, as DCP writes them, and no whole ones."""
+    """Whether a safetensors file holds parts of tensors, as DCP writes them, and not whole ones."""
     return SHARDING_INFO in metadata
 
 
@@ -342,7 +339,7 @@ def _saved_offsets(part: SafetensorsPart) -> dict[str, tuple[int, ...]]:
     try:
         info = json.loads(part.metadata.get(SHARDING_INFO, ""))
     except (ValueError, RecursionError):
-        raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} is no JSON") from None
+        raise BadIndex(file=part.path, why=f"its {SHARDING_INFO} is not JSON") from None
     found = {}
     for name, entry in info.items() if isinstance(info, dict) else ():
         at = counts_of(entry.get(_SAVED_OFFSETS)) if isinstance(entry, dict) else None

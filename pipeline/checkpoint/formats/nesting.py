@@ -54,23 +54,17 @@ class Branch(Generic[T]):
         return f"a dictionary of {len(self.children)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Weights(Generic[T]):
-    """The dictionary that was chosen, where it was, and what was not taken."""
-
-    path: tuple[str, ...]
-    tensors: dict[str, T]
-    notes: tuple[str, ...]
-
-
 def label(path: Sequence[str]) -> str:
     """A path of keys for a message: escaped, and no longer than a line."""
     text = repr(".".join(part[:_LABEL_MAX] for part in path[:_LABEL_MAX]))[1:-1]
     return text if len(text) <= _LABEL_MAX else text[:_LABEL_MAX] + "..."
 
 
-def weights_of(root: Branch[T], file: str) -> Weights[T]:
-    """The tensors of the dictionary under ``root`` that holds the weights; raises Unsupported where none does."""
+def weights_of(root: Branch[T], file: str) -> tuple[dict[str, T], tuple[str, ...]]:
+    """The tensors of the dictionary under ``root`` that holds the weights, and notes on where it was and on the rest.
+
+    Raises Unsupported where none does.
+    """
     path: tuple[str, ...] = ()
     left_out: list[str] = []
     branch = root
@@ -87,7 +81,11 @@ def weights_of(root: Branch[T], file: str) -> Weights[T]:
             raise Unsupported(file=file, what=f"{label((*path, name))}, {child.text} with tensors inside,")
         else:
             left_out.append(_left_out((*path, name), child))
-    return Weights(path, tensors, _notes(file, path, left_out))
+    notes = [f"{file}: the weights are those under {label(path)}"] if path else []
+    notes += [f"{file}: left out {text}" for text in left_out[:LEFT_OUT_MAX]]
+    if len(left_out) > LEFT_OUT_MAX:
+        notes.append(f"{file}: left out {len(left_out) - LEFT_OUT_MAX} more values")
+    return tensors, tuple(notes)
 
 
 def _way_down(branch: Branch[T], file: str, path: tuple[str, ...]) -> str | None:
@@ -114,13 +112,3 @@ def _left_out(path: tuple[str, ...], child: Branch[T] | Leaf[T] | Other) -> str:
     if isinstance(child, Leaf):
         return f"{label(path)} (a tensor)"
     return f"{label(path)} ({child.text}{', with tensors' if child.has_tensors else ''})"
-
-
-def _notes(file: str, path: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
-    notes = []
-    if path:
-        notes.append(f"{file}: the weights are those under {label(path)}")
-    notes += [f"{file}: left out {text}" for text in left_out[:LEFT_OUT_MAX]]
-    if len(left_out) > LEFT_OUT_MAX:
-        notes.append(f"{file}: left out {len(left_out) - LEFT_OUT_MAX} more values")
-    return tuple(notes)

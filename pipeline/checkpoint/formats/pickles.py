@@ -95,7 +95,7 @@ def load(data: bytes, *, file: str, allowed: frozenset[str], start: int = 0) -> 
 
     Values are None, bool, int, float, str, bytes, tuple, list, Mapping, Made, Global and Persistent; ``allowed`` holds
     dotted names. Raises UnsafePickle for a name outside it, PickleCutShort when ``data`` ends first, BadPickle for
-    anything else that is no pickle of plain data. ``file`` is for the message.
+    anything else that is not a pickle of plain data. ``file`` is for the message.
     """
     return _Machine(data, start, file, allowed).run()
 
@@ -283,7 +283,7 @@ class _Machine:
     def global_from_stack(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if type(module) is not str or type(name) is not str:
-            raise self._bad("it imports something whose name is no text")
+            raise self._bad("it imports something whose name is not text")
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
@@ -296,7 +296,7 @@ class _Machine:
     def call(self) -> None:
         args, kind = self.stack.pop(), self.stack.pop()
         if type(kind) is not Global:
-            raise self._bad("it calls something that is no name")
+            raise self._bad("it calls something that is not a name")
         if type(args) is not tuple:
             raise self._bad(f"it calls {kind} without a tuple of arguments")
         self.push_charged(Made(kind, args), _MADE_COST)

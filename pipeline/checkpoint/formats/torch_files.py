@@ -27,4 +27,4 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")
-    raise BadArchive(file=file.path, why="this is no file that torch.save wrote")
+    raise BadArchive(file=file.path, why="torch.save did not write this file")

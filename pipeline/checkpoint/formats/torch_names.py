@@ -53,7 +53,7 @@ FOREIGN_KINDS = {
     "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
 }
 DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
-# What trainers put beside the weights. It is named in the notes and never looked into, so it may stand.
+# What trainers put beside the weights. It is named in the notes and never read, so it is allowed.
 BYSTANDERS = {
     "torch.Size", "torch.device", "torch.per_tensor_affine", "torch.per_channel_affine",
     "torch.per_channel_affine_float_qparams", "torch.serialization._get_layout", "argparse.Namespace", "builtins.set",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats import torch_names
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -22,8 +23,7 @@ _DIMENSIONS_MAX = 64
 _BYTES_MAX = 1 << 63  # every reader of the format counts bytes in 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """A run of bytes that the archive keeps under ``key``, of which this one uses ``start <= byte < start + size``."""
 
     key: str
@@ -49,13 +49,12 @@ class View:
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """What one torch file holds."""
 
     tensors: tuple[Tensor, ...]  # in the order of the pickle
     notes: tuple[str, ...]  # where the weights were found, and what else was there
-    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are no ties
+    ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are not ties
     records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
 
 
@@ -63,7 +62,7 @@ class Contents:
 
 
 def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
-    """The pairs of a pickled dictionary, or None when the value is none."""
+    """The pairs of a pickled dictionary, or None when the value is not one."""
     if type(value) is PickledMapping:
         return value.pairs
     if type(value) is Made and str(value.kind) in torch_names.DICTIONARIES:
@@ -83,7 +82,7 @@ def is_tensor(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """A few words on a value that is no tensor, whatever it is and however large."""
+    """A few words on a value other than a tensor, of any kind and size."""
     if value is None or type(value) in (bool, int, float):
         return f"{type(value).__name__} {value!r}"[:60] if value is not None else "None"
     if type(value) is str:
@@ -243,7 +242,7 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
             inner = made.args[0] if made.args else None
         elif kind in torch_names.FROM_TYPE:
             if len(made.args) < 3 or type(made.args[0]) is not Global or type(made.args[2]) is not tuple:
-                raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+                raise BadPickle(file=file, why=f"{what} is not a well-formed tensor")
             if type(made.args[1]) is not Global or str(made.args[1]) not in torch_names.PLAIN_TYPES:
                 raise Unsupported(file=file, what=f"{what}, a tensor of a custom class,")
             inner = Made(made.args[0], made.args[2])
@@ -274,7 +273,7 @@ def view_of(made: Made, what: str, file: str) -> View:
     made = _unwrapped(made, what, file)
     kind, args = str(made.kind), made.args
     if len(args) not in torch_names.REBUILD.get(kind, ()):
-        raise BadPickle(file=file, why=f"{what} is no well-formed tensor")
+        raise BadPickle(file=file, why=f"{what} is not a well-formed tensor")
     storage = storage_of(args[0], what, file)
     if kind == torch_names.REBUILD_V3:
         dtype = dtype_of(args[6], what, file)
@@ -343,7 +342,7 @@ def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
 def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]:
     """Name -> view for the weights in a pickled value, and notes on the rest.
 
-    Raises Unsupported when the value is no dictionary of tensors, DuplicateTensor, BadPickle.
+    Raises Unsupported when the value is not a dictionary of tensors, DuplicateTensor, BadPickle.
     """
     pairs = pairs_of(root)
     if pairs is None:
@@ -354,13 +353,13 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
     node = _node(root, file, 0, _Search(file), {})
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
-    found = weights_of(node, file)
-    views = {name: view_of(made, label((name,)), file) for name, made in found.tensors.items()}
+    tensors, notes = weights_of(node, file)
+    views = {name: view_of(made, label((name,)), file) for name, made in tensors.items()}
     if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
             raise BadPickle(file=file, why=f"its tensors claim {total} bytes over storages of {kept}")
-    return views, found.notes
+    return views, notes
 
 
 def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:

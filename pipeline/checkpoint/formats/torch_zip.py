@@ -12,21 +12,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import (
-    Contents,
-    View,
-    piece_of,
-    sizes_of,
-    tied_names,
-    views_of,
-)
+from reshard.pipeline.checkpoint.formats.torch_state import Contents, View, piece_of, sizes_of, tied_names, views_of
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
@@ -62,8 +55,7 @@ _TORCHSCRIPT = "a TorchScript program"
 _PROGRAM = "code/"  # where `torch.jit.save` puts source code, the only records that it compresses
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One record, as the directory tells it; offsets are bytes of the file."""
 
     name: str
@@ -110,12 +102,18 @@ class TorchZip:
         pickle_size = self._entries["data.pkl"].size
         if pickle_size > PICKLE_MAX:
             raise _bad(file, f"its pickle is {pickle_size} bytes long, and {PICKLE_MAX} is the most that is read")
-        spans = [
-            Span(entry.header, min(entry.header + _header_read(entry, name in _READ_WHOLE), follow[name]))
-            for name, entry in self._entries.items()
-        ]
+        spans = []
+        for name, entry in self._entries.items():
+            # Of the records that are read here the whole, whatever padding lies between.
+            more = _EXTRA_MAX + min(entry.size, PICKLE_MAX) if name in _READ_WHOLE else _LOCAL_EXTRA_READ
+            stop = entry.header + _LOCAL.size + len(entry.name.encode()) + more
+            spans.append(Span(entry.header, min(stop, follow[name])))
         heads = dict(zip(order, fetch(spans), strict=True))
-        self._starts = {name: self._data_start(name, heads[name], follow[name]) for name in order}
+        self._starts: dict[str, int] = {}
+        for name, entry in self._entries.items():
+            self._starts[name] = start = entry.header + _data_offset(file, entry, heads[name])
+            if start + entry.size > follow[name]:
+                raise _bad(file, f"record {label((name,))} reaches into what follows it")
         self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
         if stop != pickle_size:
             raise _bad(file, "data.pkl goes on behind the end of its pickle")
@@ -143,13 +141,6 @@ class TorchZip:
             # torch swaps by the class of the storage, and these have none: it would load them wrong itself.
             raise Unsupported(file=self._file.path, what=f"{what}, a big-endian tensor of {view.dtype},")
         return piece_of(view, records[view.storage.key], self.big_endian)
-
-    def _data_start(self, name: str, head: bytes, limit: int) -> int:
-        entry = self._entries[name]
-        start = entry.header + _data_offset(self._file, entry, head)
-        if start + entry.size > limit:
-            raise _bad(self._file, f"record {label((name,))} reaches into what follows it")
-        return start
 
     def _content(self, name: str, heads: Mapping[str, bytes]) -> bytes:
         """A whole record that is among ``heads``, checked against its CRC."""
@@ -297,12 +288,6 @@ def _without_folder(file: StoredFile, entries: Sequence[Entry]) -> tuple[str, di
 # ----------------------------------------------------------------------------------------------- a record's header
 
 
-def _header_read(entry: Entry, whole: bool) -> int:
-    """The bytes to read of a record: its header, or the ``whole`` of it, whatever padding lies between."""
-    header = _LOCAL.size + len(entry.name.encode())
-    return header + _EXTRA_MAX + min(entry.size, PICKLE_MAX) if whole else header + _LOCAL_EXTRA_READ
-
-
 def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     """Where the data begins, counted from the record's own header, which must agree with the directory."""
     name = entry.name.encode()
@@ -312,12 +297,12 @@ def _data_offset(file: StoredFile, entry: Entry, head: bytes) -> int:
     crc32, packed, size, name_length, extra_length = (int(field) for field in fields)
     own_name = head[_LOCAL.size :][:name_length]
     extra = head[_LOCAL.size + name_length :][:extra_length]
-    told = (entry.size, entry.size, entry.crc32)
+    directory = (entry.size, entry.size, entry.crc32)
     later = bool(flags & _SIZES_FOLLOW) and (size, packed, crc32) == (0, 0, 0)
     if not later and _SATURATED_32 in (size, packed):
         size, packed = _widened(file, entry.name, extra, (size, packed))
     if magic != MAGIC or flags != entry.flags or method != _STORED or own_name != name:
         raise _bad(file, f"record {label((entry.name,))} and the directory disagree")
-    if not later and (size, packed, crc32) != told:
+    if not later and (size, packed, crc32) != directory:
         raise _bad(file, f"record {label((entry.name,))} and the directory disagree on its length or CRC")
     return _LOCAL.size + name_length + extra_length

@@ -22,13 +22,10 @@ def devices(
     scratch: Path,
 ) -> dict[str, Any]:
     """The answer that ``plan_devices`` wants."""
-    try:
-        model_class, model_config, notes = resolve(config, scratch)
-        report, model = load_report(model_class, model_config, source)
-    except NotChecked as why:
-        return {"result": why.result, "reason": str(why)}
+    model_class, model_config, notes = resolve(config, scratch)
+    report, model = load_report(model_class, model_config, source)
     if model is None:
-        return {"result": "inconclusive", "reason": f"the tensors cannot be converted: {report.errors[0]}"}
+        raise NotChecked(f"the tensors cannot be converted: {report.errors[0]}", "inconclusive")
     no_split = sorted(model._no_split_modules or ())
     if not no_split:
         notes.append(f"{model_class.__name__} names no modules that must stay whole, so a block may be divided")

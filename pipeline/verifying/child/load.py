@@ -37,7 +37,7 @@ def load(
 ) -> dict[str, Any]:
     """The answer that ``LoadCheck`` wants."""
     if absent := _absent(device_map, max_memory or {}):
-        return {"result": "skipped", "reason": f"this machine has no device {', '.join(absent)}"}
+        raise NotChecked(f"this machine has no device {', '.join(absent)}")
     visible, offload = scratch / "model", scratch / "offload"
     visible.mkdir()
     offload.mkdir()
@@ -45,17 +45,14 @@ def load(
     for path in Path(folder).iterdir():
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             (visible / path.name).symlink_to(path)
-    # Offline, transformers 5.23 stops with a TypeError where there is none; one forward pass does not look at it.
+    # Offline, transformers 5.23 stops with a TypeError where there is none; one forward pass does not read it.
     (visible / "generation_config.json").write_text("{}")
     config_file = Path(folder, "config.json")
-    try:
-        text = config_file.read_text() if config_file.is_file() else None
-        model_class, config, _ = resolve(text, scratch)
-    except NotChecked as why:
-        return {"result": why.result, "reason": str(why)}
+    text = config_file.read_text() if config_file.is_file() else None
+    model_class, config, _ = resolve(text, scratch)
     quantised = quantization_method(json.loads(text or "{}"))
     if quantised == "fp8" and not torch.accelerator.is_available():
-        return {"result": "skipped", "reason": "weights quantised by fp8 run on a GPU, and this machine has none"}
+        raise NotChecked("weights quantised by fp8 run on a GPU, and this machine has none")
     if isinstance(device_map, dict):
         device_map = {module: _device(device) for module, device in device_map.items()}
         with init_empty_weights():
@@ -68,11 +65,9 @@ def load(
     torch.manual_seed(SEED)
     try:
         model, in_no_file = start(model_class, config, visible, device_map, limits, offload)
-    except _Unnamed as unnamed:
-        return {"result": "inconclusive", "reason": str(unnamed), "in_no_file": unnamed.parameters}
-    except RecursionError:
+    except (RecursionError, NotChecked):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a loader raises is what its user would meet
+    except Exception as error:  # noqa: BLE001 - what a loader raises is what its user would meet
         result = excuse(error) or ("inconclusive" if quantised else "failed")
         return {"result": result, "reason": f"{loader} does not load it: {_named(error)}"}
     facts = {
@@ -98,17 +93,6 @@ def load(
         return {**facts, "result": result, "reason": reason}
     reason = f"{model_class.__name__} loads by {loader} and runs{lacking}"
     return {**facts, "result": "loaded", "reason": reason, "output": digest(output)}
-
-
-class _Unnamed(Exception):
-    """Parameters that no file has by their own names, which are the only ones that accelerate knows."""
-
-    def __init__(self, parameters: list[str]) -> None:
-        super().__init__(
-            f"{len(parameters):,} parameters, such as {parameters[0]}, are in no file by their own name, and "
-            "accelerate knows no other; `--loader transformers` tells whether they have one"
-        )
-        self.parameters = parameters
 
 
 def _device(name: str | int) -> str | int:
@@ -164,7 +148,9 @@ def _by_accelerate(
         model = model_class(config)
     model.tie_weights()
     if unnamed := _unnamed(model, folder):
-        raise _Unnamed(unnamed)
+        reason = f"{len(unnamed):,} parameters, such as {unnamed[0]}, are in no file by their own name, and accelerate"
+        hint = "`--loader transformers` tells whether they have one"
+        raise NotChecked(f"{reason} knows no other; {hint}", "inconclusive", in_no_file=unnamed)
     model = load_checkpoint_and_dispatch(
         model,
         str(folder),

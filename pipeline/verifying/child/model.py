@@ -4,9 +4,9 @@ Imported only by `server`, which forks, sets limits and calls ``check``: a confi
 and building its class runs a hundred thousand lines that were not written for strangers' data.
 
 Meta tensors made from headers go to ``from_pretrained`` as ``state_dict``, so the loader's renaming, fusing and tying
-run as they would on the weights. The loader is no proof of completeness: it says nothing of dtypes, of keys that
-the class ignores, or of the index; and honest checkpoints are often not clean. So the verdict is a difference: what it
-says to the output must be what it says to the source.
+run as they would on the weights. The loader does not prove completeness: it says nothing of dtypes, of keys that
+the class ignores, or of the index; and honest checkpoints are often not clean. So the verdict is a difference: its
+report on the output must be its report on the source.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
 
 
 class NotChecked(Exception):
-    """The class cannot be checked, and why; ``result`` is ``skipped`` or ``inconclusive``."""
+    """The class cannot be checked, and why: an answer with the ``result`` ``skipped`` or ``inconclusive``."""
 
-    def __init__(self, reason: str, result: str = "skipped") -> None:
+    def __init__(self, reason: str, result: str = "skipped", **facts: Any) -> None:
         super().__init__(reason)
-        self.result = result
+        self.result, self.facts = result, facts
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the loader said to one side."""
+    """The loader's report on one side."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -74,12 +74,12 @@ class Report:
 
 
 def check(config: str | None, source: Specs, output: Specs | None, scratch: Path) -> dict[str, Any]:
-    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers."""
-    try:
-        model_class, model_config, notes = resolve(config, scratch)
-        expected, model = load_report(model_class, model_config, source)
-    except NotChecked as why:
-        return {"result": why.result, "reason": str(why)}
+    """The verdict as ``ModelCheck`` wants it; ``output`` None means that both sides have equal headers.
+
+    Raises NotChecked, as the other operations do.
+    """
+    model_class, model_config, notes = resolve(config, scratch)
+    expected, model = load_report(model_class, model_config, source)
     ties: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     stored = source if output is None else output
     twice = _stored_twice(model, stored, ties)
@@ -109,7 +109,7 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
     if report.clean:
         return {**verdict, "result": "clean", "reason": f"{model_class.__name__} takes every tensor and lacks none"}
     listed = ", ".join(f"{count} {field}" for field, count in counts.items() if count)
-    reason = f"{model_class.__name__} says to the output what it says to the source: {listed}"
+    reason = f"{model_class.__name__} reports the same for the output as for the source: {listed}"
     return {**verdict, "result": "report", "reason": reason}
 
 
@@ -119,7 +119,7 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
 def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], Any, list[str]]:
     """The model class that the config names, its config object, and notes; raises NotChecked.
 
-    The class is one of transformers' own or none: code in the repository is never looked at, let alone run. The
+    The class is one of transformers' own or none: code in the repository is never read, let alone run. The
     cleaned config is written to ``scratch``, because the loader's own reader of configs takes a folder.
     """
     raw = _parse(config)
@@ -148,7 +148,7 @@ def _parse(config: str | None) -> dict[str, Any]:
     except ValueError as error:
         raise NotChecked(f"config.json is not JSON: {_line(error)}") from None
     if not isinstance(raw, dict):
-        raise NotChecked("config.json is no JSON object")
+        raise NotChecked("config.json is not a JSON object")
     return raw
 
 
@@ -172,14 +172,14 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
         raise NotChecked("config.json names no model class")
     name = names[0]
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
-        raise NotChecked(f"config.json names {name!r:.100}, which is no class name")
+        raise NotChecked(f"config.json names {name!r:.100}, which is not a class name")
     try:
         found: Any = getattr(transformers, name, None)
     except ImportError as error:
         raise NotChecked(f"{name} needs a package that is not installed: {_line(error)}") from error
     if not is_model_class(found):
         where = ", but code in the repository, which is never run" if "auto_map" in raw else ""
-        raise NotChecked(f"{name} is no model class of transformers {transformers.__version__}{where}")
+        raise NotChecked(f"{name} is not a model class of transformers {transformers.__version__}{where}")
     declared = found.config_class.model_type
     if model_type is not None and model_type != declared:
         raise NotChecked(f"config.json names {name}, a class for {declared}, and says model_type {model_type!r:.100}")
@@ -216,7 +216,7 @@ def _check_quantization(raw: dict[str, Any]) -> None:
     if not (quantization := _quantization(raw)):
         return
     if not isinstance(quantization, dict):
-        raise NotChecked("quantization_config is no JSON object")
+        raise NotChecked("quantization_config is not a JSON object")
     method = quantization_method(raw)
     if method == "bitsandbytes_4bit":
         # Its quant_state is JSON inside a tensor, which does not exist on meta: an honest checkpoint would fail.

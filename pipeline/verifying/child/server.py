@@ -151,10 +151,14 @@ def _cut_short(status: int, allowed: Allowed) -> str:
 
 
 def _answer_and_exit(request: bytes, scratch: Path, there: Connection, allowed: Allowed) -> NoReturn:
+    from reshard.pipeline.verifying.child.model import NotChecked
+
     try:
         limit(allowed)
         question = json.loads(request)
         answer = _operations()[question["operation"]](scratch=scratch, **question["arguments"])
+    except NotChecked as why:
+        answer = {"result": why.result, "reason": str(why), **why.facts}
     except MemoryError:
         answer = _inconclusive(f"the reload needs more than the {allowed.memory} bytes of memory that it may use")
     except RecursionError:

@@ -39,7 +39,7 @@ TEXTS = (
     "a" * 300 + " " + "ab" * 150,
     "\\n \\u0041 &amp; <br/> {{ template }} {% raw %}",
 )
-OWN_TOKENS = 100  # of its own tokens that a tokenizer is asked for before it is said to know no text
+OWN_TOKENS = 100  # of its own tokens that a tokenizer is asked for before it counts as knowing no text
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 CHAT = [
     {"role": "system", "content": "Be brief."},

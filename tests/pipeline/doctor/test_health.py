@@ -221,7 +221,7 @@ def test_a_component_that_a_pipeline_names_and_lacks_is_told(pipeline: Path) -> 
     said = "model_index.json names vae, diffusers.AModel, and there is no folder of that name"
     assert texts(pipeline, "component") == [said]
     (pipeline / "model_index.json").write_text("[" * 100_000)
-    assert texts(pipeline, "component") == ["model_index.json is no JSON object"]
+    assert texts(pipeline, "component") == ["model_index.json is not a JSON object"]
 
 
 def test_an_adapter_alone_is_healthy_under_its_own_name(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -191,7 +192,7 @@ UNSEEN: dict[str, Callable[[Specs], Specs]] = {
 
 @pytest.mark.parametrize("fault", UNSEEN)
 def test_what_the_loader_lets_pass_is_found_by_comparing(fault: str, saved: GetSaved, meta_loader: MetaLoader) -> None:
-    """Documents why a clean reload is no proof of completeness; goes red when a loader learns to see one."""
+    """Documents why a clean reload does not prove completeness; goes red when a loader learns to see one."""
     model = saved("mixtral")
     broken = UNSEEN[fault](model.specs)
     assert meta_loader.check(model.config, model.specs, broken).result == "clean"
@@ -264,7 +265,7 @@ def test_without_the_fp8_patch_a_lost_scale_goes_unseen(tmp_path: Path) -> None:
         ({"quant_method": "awq", "bits": 4}, "quantised by 'awq' cannot be checked"),
         ({"quant_method": "of-tomorrow"}, "quantised by 'of-tomorrow' cannot be checked"),
         ({"bits": 4}, "quantised by None cannot be checked"),
-        ("int4", "quantization_config is no JSON object"),
+        ("int4", "quantization_config is not a JSON object"),
     ],
 )
 @pytest.mark.parametrize("place", ["top", "text_config"])
@@ -289,7 +290,7 @@ def test_other_quantised_models_are_skipped_with_the_reason(
     [
         (
             {"architectures": ["ChatGLMModel"], "model_type": "chatglm"},
-            "ChatGLMModel is no model class of transformers",
+            "ChatGLMModel is not a model class of transformers",
         ),
         (
             {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}},
@@ -300,7 +301,7 @@ def test_other_quantised_models_are_skipped_with_the_reason(
         ({"architectures": ["models"]}, "models is no model class"),
         ({"architectures": ["os.system"]}, "no class name"),
         ({"architectures": ["__import__"]}, "no class name"),
-        ({"architectures": [7]}, "7, which is no class name"),
+        ({"architectures": [7]}, "7, which is not a class name"),
         ({"architectures": "LlamaForCausalLM"}, "names no model class"),
         ({"architectures": [], "model_type": "of-tomorrow"}, "names no model class"),
         ({"_class_name": "UNet2DConditionModel"}, "UNet2DConditionModel is a diffusers class"),
@@ -351,7 +352,7 @@ def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, meta_loa
 def test_a_check_survives_json(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("llama-tied")
     found = meta_loader.check(model.config, model.specs, _without(model.specs, "model.norm.weight"))
-    assert ModelCheck.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert ModelCheck.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_real_sentence_transformer_is_clean_as_its_own_root_says(meta_loader: MetaLoader) -> None:

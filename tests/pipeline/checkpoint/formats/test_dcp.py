@@ -101,7 +101,7 @@ def test_what_a_trainer_keeps_beside_the_weights_is_listed(made: Path) -> None:
     assert contents.notes == (
         ".metadata: the weights are those under model",
         ".metadata: left out optim (a dictionary of 2, with tensors)",
-        ".metadata: left out step (a value that is no tensor)",
+        ".metadata: left out step (a value that is not a tensor)",
         ".metadata: left out loss (a tensor)",
     )
 
@@ -354,8 +354,8 @@ def test_metadata_that_lies_is_refused(lie: str, tmp_path: Path) -> None:
     [
         (lambda part: part.T, BadArchive, r"is F32\[6, 2\], and .metadata says F32\[2, 6\]"),
         (lambda part: part.double(), BadArchive, "is F64"),
-        (lambda part: {"w": part}, BadArchive, "is no tensor"),
-        (lambda part: 3, BadArchive, "is no tensor"),
+        (lambda part: {"w": part}, BadArchive, "is not a tensor"),
+        (lambda part: 3, BadArchive, "is not a tensor"),
     ],
 )
 def test_chunks_that_are_not_what_the_metadata_says_are_refused(

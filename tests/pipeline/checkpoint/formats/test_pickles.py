@@ -160,7 +160,7 @@ def test_opcodes_that_plain_data_never_needs_are_refused(data: bytes) -> None:
 
 def test_what_is_called_must_be_a_name() -> None:
     for data in (b"K\x01)R.", b")K\x01\x85R.", b"}K\x01\x85\x81.", b"ccollections\nOrderedDict\n)R)R."):
-        with pytest.raises(BadPickle, match="calls something that is no name"):
+        with pytest.raises(BadPickle, match="calls something that is not a name"):
             value_of(data)
 
 

@@ -402,10 +402,10 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 _WITHOUT = """
-import json
+import dataclasses, json
 from reshard.pipeline.verifying.meta_load import MetaLoader
 with MetaLoader() as meta_loader:
-    print(json.dumps(meta_loader.check(b"{}", {"x": ("F32", (1,))}).to_dict()))
+    print(json.dumps(dataclasses.asdict(meta_loader.check(b"{}", {"x": ("F32", (1,))}))))
 """
 
 
