@@ -84,6 +84,11 @@ def texts(answer: Any) -> list[str]:
     return [item.decode() if isinstance(item, bytes) else str(item) for item in answer]
 
 
+def decoded(fields: Any) -> dict[str, str]:
+    """A hash, or the fields of a stream's entry, as text."""
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
 @cache
 def _text(name: str) -> str:
     ended = ", ".join(f"{state} = true" for state in sorted(ENDED))
