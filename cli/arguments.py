@@ -104,7 +104,7 @@ def _size(size: str | None, use: Use | None, single: bool) -> int:
     if sum((size is not None, use is not None, single)) > 1:
         raise UsageError(what="--size, --for and --single exclude each other")
     if use is not None:
-        return PROFILES[use].size
+        return PROFILES[use]
     if single:
         return SINGLE
     return DEFAULT_SIZE if size is None else parse_size(size)

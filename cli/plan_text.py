@@ -51,11 +51,8 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
         "edited": [edit.path for edit in plan.edits],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
-        "deletes": list(plan.deletes),
-        "kept": list(plan.kept),
-        "drift": list(plan.drift),
         "overwrite": plan.options.overwrite,
-        "notes": list(plan.notes),
+        **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "notes")},
     }
 
 
@@ -200,5 +197,5 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *(("warning", warning) for warning in facts["warnings"])]
 
 
-def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(what, f"{count(len(names), 'file')}: {some(names)}")] if names else []
+def _names(label: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(label, f"{count(len(names), 'file')}: {some(names)}")] if names else []
