@@ -78,7 +78,8 @@ def read_device_map(value: str) -> str | dict[str, str]:
         if module in devices:
             raise UsageError(what=f"--device-map {path} has {json.dumps(module)} twice")
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
-            why = f"{json.dumps(module)} is on {json.dumps(device)}, and a device is a number, cpu, disk or like cuda:0"
+            where = json.dumps(dict(device) if isinstance(device, tuple) else device)
+            why = f"{json.dumps(module)} is on {where}, and a device is a number, cpu, disk or like cuda:0"
             raise UsageError(what=f"--device-map {path}: {why}")
         devices[module] = str(device)
     return devices
