@@ -9,7 +9,6 @@ import getpass
 import inspect
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -62,9 +61,8 @@ def _of_options() -> Iterator[Parameter]:
     for name, field in Options.model_fields.items():
         if name not in _TYPED_OTHERWISE:
             repeated = get_origin(field.annotation) is tuple
-            kind: Any = Annotated[
-                list[str] | None if repeated else field.annotation, of_options(name, _METAVARS.get(name))
-            ]
+            type_ = list[str] | None if repeated else field.annotation
+            kind: Any = Annotated[type_, of_options(name, _METAVARS.get(name))]
             default = None if repeated else field.default
             yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -82,9 +80,7 @@ def read_request(
     config_from: Annotated[str | None, of_options("config_from", "PLACE")] = None,
     public: Annotated[bool, Option("--public", help="Let everyone see the target.")] = False,
     private: Annotated[bool, Option("--private", help="Create the target as a private repository.")] = False,
-    no_manifest: Annotated[
-        bool, Option("--no-manifest", help="Publish no manifest; verifying the result then takes its source.")
-    ] = False,
+    no_manifest: Annotated[bool, Option("--no-manifest", help="Publish no manifest; verify then needs SRC.")] = False,
     **options: Any,
 ) -> Request:
     """The request that was typed; raises the UsageError family. ``options`` are the other fields of ``Options``."""
@@ -108,7 +104,7 @@ def _size(size: str | None, use: Use | None, single: bool) -> int:
     if sum((size is not None, use is not None, single)) > 1:
         raise UsageError(what="--size, --for and --single exclude each other")
     if use is not None:
-        return PROFILES[use].size
+        return PROFILES[use]
     if single:
         return SINGLE
     return DEFAULT_SIZE if size is None else parse_size(size)
@@ -160,37 +156,29 @@ def read_in_place(**typed: Any) -> Request:
     return read_request(**typed | {"to": typed["to"] or itself})
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much of a catalog at once and at most; None: as it is when nobody says."""
-
-    at_once: int | None
-    max_failures: int | None
-    max_bytes: int | None
-
-
 def read_limits(
     *,
-    at_once: Annotated[
-        int | None, value(None, "How many jobs of the catalog run at a time (default: 8).", min=1)
-    ] = None,
+    at_once: Annotated[int | None, value(None, "How many of its jobs run at a time (default: 8).", min=1)] = None,
     max_failures: Annotated[int | None, value(None, "Stop the catalog after more failures than this.", min=0)] = None,
     max_bytes: Annotated[str | None, value("SIZE", "Stop the catalog after reading this much of weights.")] = None,
-) -> Limits:
-    return Limits(at_once, max_failures, parse_size(max_bytes, "--max-bytes") if max_bytes is not None else None)
+) -> dict[str, int]:
+    """The limits that are given, as fields of a catalog's ``Definition``."""
+    size = parse_size(max_bytes, "--max-bytes") if max_bytes is not None else None
+    typed = {"at_once": at_once, "max_failures": max_failures, "max_bytes": size}
+    return {name: value for name, value in typed.items() if value is not None}
 
 
-def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, Limits]:
+def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int]]:
     """``read_request``, or a catalog's file with its limits; raises UsageError, which names what is in excess."""
     request = {name: typed[name] for name in _REQUEST}
     limits = {name: typed[name] for name in _LIMITS}
-    said = [_typed_as(name) for name, value in request.items() if value not in (None, [], _REQUEST[name].default)]
+    given = [_typed_as(name) for name, value in request.items() if value not in (None, [], _REQUEST[name].default)]
     limited = [_typed_as(name) for name, value in limits.items() if value is not None]
     if typed["catalog"] is not None:
-        if said:
-            raise UsageError(what=f"--catalog says all that is submitted: leave out {', '.join(said)}")
+        if given:
+            raise UsageError(what=f"--catalog says all that is submitted: leave out {', '.join(given)}")
         return typed["catalog"], read_limits(**limits)
-    if not said and not limited:
+    if not given and not limited:
         raise UsageError(what="nothing to submit: give SRC and --to, or --catalog FILE")
     if limited:
         raise UsageError(what=f"{', '.join(limited)}: only a catalog has this; give --catalog FILE, or leave it out")
@@ -208,10 +196,13 @@ def _typed_as(parameter: str) -> str:
 # ------------------------------------------------------------------------------------- from signatures to options
 
 
-def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+Command = Callable[..., None]
+
+
+def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
     """Gives a command the options of each reader in place of the parameter that the reader's result fills."""
 
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+    def wrap(command: Command) -> Command:
         shown: list[Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             reader = readers.get(parameter.name)
@@ -230,13 +221,9 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Call
     return wrap
 
 
-def commands(group: Typer) -> Callable[..., Callable[[Callable[..., None]], Callable[..., None]]]:
+def commands(group: Typer) -> Callable[..., Callable[[Command], Command]]:
     """What makes functions commands of ``group``, each of which ``takes`` an Output and what else it names."""
-
-    def command(name: str, **readers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        return lambda function: group.command(name)(takes(**readers, output=read_output)(function))
-
-    return command
+    return lambda name, **readers: lambda function: group.command(name)(takes(**readers, output=read_output)(function))
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
 from typer import Typer
 
-from reshard.cli.arguments import Limits, argument, asked_by, commands, read_limits, value
+from reshard.cli.arguments import argument, asked_by, commands, read_limits, value
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lines, succeeded
 from reshard.cli.queue import open_queue
@@ -45,13 +43,12 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     return text, parse(text, str(file))
 
 
-def read_definition(file: Path, limits: Limits) -> Definition:
+def read_definition(file: Path, limits: Mapping[str, int]) -> Definition:
     """The file as it is submitted; raises UsageError, BadCatalog."""
     from reshard.worker.followers.records import Definition
 
     text, parsed = read_catalog(file)
-    given = {name: value for name, value in asdict(limits).items() if value is not None}
-    return Definition(name=parsed.name, text=text, asked_by=asked_by(), **given)
+    return Definition.model_validate({"name": parsed.name, "text": text, "asked_by": asked_by(), **limits})
 
 
 @command("check")
@@ -77,33 +74,36 @@ def check(file: File, output: Output) -> None:
     context = Context.from_env(budgets.__getitem__)
     found = expand(parsed, context)
     wanted = found.models
-    denied = list(unwritable(_targets(wanted), context))
-    stands = _standings(parsed.name, wanted)
+    ready = [one for one in wanted if one.error is None]
+    # A pull request may be anybody's.
+    written = [one.request.target for one in ready if one.request and not one.request.options.pr]
+    standings = _standings(parsed.name, wanted)
+    # Of the sources that may be written: a target that is there already may be rewritten as a whole.
+    stands = list(zip(wanted, standings or ["unknown"] * len(wanted), strict=True))
+    growth = [one.source.bytes for one, stand in stands if one.source and not one.error and stand != "unchanged"]
     facts: dict[str, Any] = {
         "catalog": parsed.name,
         "models": len(wanted),
         "empty": found.empty,
-        "unwritable": denied,
-        "ready": sum(one.error is None for one in wanted),
-        "new": sum(one.error is None and one.target is None for one in wanted),
+        "unwritable": list(unwritable([target for target in written if isinstance(target, Hub)], context)),
+        "ready": len(ready),
+        "new": sum(one.target is None for one in ready),
         "gated": [one.repo for one in wanted if one.source and one.source.gated],
-        "bytes": sum(one.source.bytes for one in wanted if one.source and one.error is None),
-        "growth": _growth(wanted, stands),
+        "bytes": sum(one.source.bytes for one in ready if one.source),
+        "growth": sum(growth),
         "calls": sum(budget.calls for budget in budgets.values()),
-        "unchanged": None if stands is None else stands.count("unchanged"),
-        "drift": None
-        if stands is None
-        else [one.repo for one, stand in zip(wanted, stands, strict=True) if stand == "target"],
+        "unchanged": None if standings is None else standings.count("unchanged"),
+        "drift": None if standings is None else [one.repo for one, stand in stands if stand == "target"],
         "wrong": [{"repo": one.repo, **one.error.to_dict()} for one in wanted if one.error],
         "entries": [_entry(one) for one in wanted],
     }
-    output.result(facts, lines(_told(facts)), str(facts["ready"]))
+    output.result(facts, lines(_summary(facts)), str(facts["ready"]))
     if facts["wrong"]:
         raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
 
 
 @command("submit", limits=read_limits)
-def submit(*, file: File, limits: Limits, output: Output) -> None:
+def submit(*, file: File, limits: dict[str, int], output: Output) -> None:
     """Queue the models of a catalog that changed.
 
     It returns at once; a few jobs run at a time.
@@ -113,9 +113,9 @@ def submit(*, file: File, limits: Limits, output: Output) -> None:
         started = queue.catalogs.submit(definition)
         why = queue.warn(output, bulk=True)
     name = definition.name
-    said = f"catalog {name} is {'submitted' if started else 'already running'}"
+    text = f"catalog {name} is {'submitted' if started else 'already running'}"
     facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
-    output.result(facts, Text(f"{said}\nfollow it with `reshard catalog status {name}`"), name)
+    output.result(facts, f"{text}\nfollow it with `reshard catalog status {name}`", name)
 
 
 @command("status")
@@ -140,12 +140,8 @@ def status(
     if name:
         output.result(found[0].to_dict(), lines(_status(found[0])), found[0].state)
         return
-    names = [seen.definition.name for seen in found]
-    rows = [
-        (name, seen.state, ago(seen.since), succeeded(seen.success), _counts(seen))
-        for name, seen in zip(names, found, strict=True)
-    ]
-    output.listing([seen.to_dict() for seen in found], lines(rows) if rows else Text("no catalogs"), names)
+    rows = [(s.definition.name, s.state, ago(s.since), succeeded(s.success), _counts(s)) for s in found]
+    output.listing([seen.to_dict() for seen in found], lines(rows) or "no catalogs", [name for name, *_ in rows])
 
 
 @command("failures")
@@ -153,12 +149,9 @@ def failures(name: Name, output: Output) -> None:
     """Show failures by error code, with the next step for each."""
     with open_queue() as queue:
         groups = queue.catalogs.get(name).failures()
-    facts = {
-        code: [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in group]
-        for code, group in groups.items()
-    }
-    rows = []
-    for code, group in facts.items():
+    facts, rows = {}, []
+    for code, failed in groups.items():
+        group = facts[code] = [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in failed]
         alike = len({item["hint"] for item in group}) == 1  # most name the model
         rows.append((code, count(len(group), "model"), str(group[0]["hint"]) if alike else ""))
         for item in group[:SHOWN]:
@@ -169,7 +162,7 @@ def failures(name: Name, output: Output) -> None:
     if len(then) < len(groups):
         then.insert(0, f"once fixed, `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
-    output.result({"catalog": name, "failures": facts}, lines(rows) if rows else Text("no failures"), "\n".join(facts))
+    output.result({"catalog": name, "failures": facts}, lines(rows) or "no failures", "\n".join(facts))
 
 
 @command("retry")
@@ -199,7 +192,7 @@ def pause(name: Name, output: Output) -> None:
     """Start no more models; those at work continue."""
     with open_queue() as queue:
         queue.catalogs.pause(name)
-    output.result({"catalog": name, "state": "paused"}, Text(f"catalog {name} is paused"), name)
+    output.result({"catalog": name, "state": "paused"}, f"catalog {name} is paused", name)
 
 
 @command("resume")
@@ -211,8 +204,8 @@ def resume(name: Name, output: Output) -> None:
     with open_queue() as queue:
         queue.catalogs.resume(name)
         state = queue.catalogs.get(name).state
-    said = f"catalog {name} continues" if state == "running" else f"catalog {name} is {state}"
-    output.result({"catalog": name, "state": state}, Text(said), name)
+    text = f"catalog {name} {'continues' if state == 'running' else f'is {state}'}"
+    output.result({"catalog": name, "state": state}, text, name)
 
 
 @command("cancel")
@@ -220,8 +213,8 @@ def cancel(name: Name, output: Output) -> None:
     """Start no more models, and cancel those at work."""
     with open_queue() as queue:
         jobs = queue.catalogs.cancel(name)
-    said = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
-    output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, Text(said), name)
+    text = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
+    output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, text, name)
 
 
 @command("remove")
@@ -229,16 +222,17 @@ def remove(name: Name, output: Output) -> None:
     """Remove a catalog that has ended; its targets and jobs stay."""
     with open_queue() as queue:
         queue.catalogs.remove(name)
-        kept = [seen.schedule for seen in queue.schedules.all()]
+        kept = [status.schedule for status in queue.schedules.all()]
     schedules = [one.name for one in kept if one.catalog is not None and one.catalog.name == name]
-    said = [f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"]
-    said += [f"schedule {one} submits it again: `reshard schedule remove {one}` ends that" for one in schedules]
-    output.result({"catalog": name, "removed": True, "schedules": schedules}, Text("\n".join(said)), name)
+    text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
+    for one in schedules:
+        text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
+    output.result({"catalog": name, "removed": True, "schedules": schedules}, text, name)
 
 
 def _status(seen: Seen) -> list[tuple[str, str]]:
     definition, groups = seen.definition, seen.failures()
-    told = [
+    return [
         ("catalog", f"{definition.name}, {definition.digest[:12]}"),
         ("state", f"{seen.state}, {ago(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("success", succeeded(seen.success)),
@@ -248,17 +242,16 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
         *_listed("warning", seen.empty, finds_none),
         *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
         *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
+        *([("next", f"see `reshard catalog failures {definition.name}`")] if groups else []),
     ]
-    return [*told, ("next", f"see `reshard catalog failures {definition.name}`")] if groups else told
 
 
 def _counts(seen: Seen) -> str:
-    told = [f"{number:,} {what}" for what, number in seen.counts().items()]
-    told += [f"{number:,} {what}" for what, number in (("at work", len(seen.active)), ("to do", seen.todo)) if number]
-    said = ", ".join(told) or ("none yet" if seen.state == "expanding" else "none")
-    if not seen.empty:
-        return said
-    return f"{said}; {len(seen.empty):,} {'entry that finds' if len(seen.empty) == 1 else 'entries that find'} no model"
+    counts = seen.counts() | {"at work": len(seen.active), "to do": seen.todo}
+    text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+    text = text or ("none yet" if seen.state == "expanding" else "none")
+    find = "entry that finds" if len(seen.empty) == 1 else "entries that find"
+    return f"{text}; {len(seen.empty):,} {find} no model" if seen.empty else text
 
 
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
@@ -272,23 +265,6 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
         return None
 
 
-def _targets(wanted: Sequence[Wanted]) -> Iterator[Hub]:
-    """Those that must be written to; a pull request may be anybody's."""
-    for one in wanted:
-        if one.error is None and one.request and isinstance(one.request.target, Hub) and not one.request.options.pr:
-            yield one.request.target
-
-
-def _growth(wanted: Sequence[Wanted], stands: Sequence[Standing] | None) -> int:
-    """Bytes of the sources that may be written: a target that is there already may be rewritten as a whole."""
-    known = stands or ["unknown"] * len(wanted)
-    return sum(
-        one.source.bytes
-        for one, stand in zip(wanted, known, strict=True)
-        if one.source and one.error is None and stand != "unchanged"
-    )
-
-
 def _entry(one: Wanted) -> dict[str, Any]:
     return {
         "repo": one.repo,
@@ -300,8 +276,10 @@ def _entry(one: Wanted) -> dict[str, Any]:
     }
 
 
-def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    wrong = facts["wrong"]
+def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    unchanged = "not known without a broker"
+    if facts["unchanged"] is not None:
+        unchanged = f"{facts['unchanged']:,} since their last job, which need none now"
     return [
         ("catalog", facts["catalog"]),
         ("models", f"{facts['models']:,}, of which {facts['ready']:,} can be done"),
@@ -309,18 +287,14 @@ def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("bytes", f"{human_bytes(facts['bytes'])} stored by the sources, past commits included"),
         ("growth", f"{human_bytes(facts['growth'])} at most, before the Hub finds what it has already"),
         ("calls", f"{facts['calls']:,} to the Hub for this"),
-        ("unchanged", _unchanged(facts["unchanged"])),
+        ("unchanged", unchanged),
         *_listed("warning", facts["empty"], finds_none),
-        *_listed("warning", facts["unwritable"], lambda who: f"{who}; control and workers may have another token"),
-        *_listed("drift", facts["drift"] or (), lambda repo: f"the target of {repo} has commits that are not ours"),
+        *_listed("warning", facts["unwritable"], "{}; control and workers may have another token".format),
+        *_listed("drift", facts["drift"] or (), "the target of {} has commits that are not ours".format),
         *_listed("gated", facts["gated"], str),
-        *_listed("wrong", wrong, lambda item: f"{item['repo']}: {item['code']}: {item['message']} ({item['hint']})"),
+        *_listed("wrong", facts["wrong"], "{0[repo]}: {0[code]}: {0[message]} ({0[hint]})".format),
     ]
 
 
-def _unchanged(number: int | None) -> str:
-    return "not known without a broker" if number is None else f"{number:,} since their last job, which need none now"
-
-
-def _listed(what: str, items: Sequence[Any], say: Callable[[Any], str]) -> list[tuple[str, str]]:
-    return [(what, line) for line in first([say(item) for item in items], SHOWN)]
+def _listed(label: str, items: Sequence[Any], text: Callable[[Any], str]) -> list[tuple[str, str]]:
+    return [(label, line) for line in first([text(item) for item in items], SHOWN)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -24,20 +24,15 @@ def markdown(seen: Seen) -> str:
 
 def _head(seen: Seen) -> Iterator[str]:
     definition = seen.definition
-    yield f"# Catalog {definition.name}: {seen.state}"
-    yield ""
+    yield f"# Catalog {definition.name}: {seen.state}\n"
     took = f"{seen.state} since {_moment(seen.since)}, {lasted(seen.since - seen.started)} later"
     yield f"Began {_moment(seen.started)}, {took}. Asked for by {definition.asked_by or 'nobody known'}, digest"
     yield f"`{definition.digest[:12]}`."
-    if seen.note:
-        yield f"**{seen.note}**"
-    yield from (f"**{finds_none(number)}**" for number in seen.empty)
-    yield ""
+    yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
 
 def _figures(seen: Seen) -> Iterator[str]:
-    yield "| models | number | weights read | uploaded |"
-    yield "| --- | ---: | ---: | ---: |"
+    yield "\n| models | number | weights read | uploaded |\n| --- | ---: | ---: | ---: |"
     every = [ended for _, ended in seen.ended]
     for what, number in seen.counts().items():
         yield f"| {what} | {number:,} | {_moved(ended for ended in every if ended.outcome == what)} |"
@@ -48,42 +43,31 @@ def _figures(seen: Seen) -> Iterator[str]:
 
 
 def _failed(seen: Seen) -> Iterator[str]:
-    groups, name = seen.failures(), seen.definition.name
+    groups = seen.failures()
     if groups:
-        yield from ("", "## Failed")
+        yield "\n## Failed"
     for code, group in groups.items():
-        hints = list(dict.fromkeys(_hint(ended) for _, ended in group))
-        yield from ("", f"### `{code}`: {count(len(group), 'model')}", "")
-        command = "submit FILE" if group[0][1].in_file else f"retry {name} --only {code}"
-        if len(hints) == 1:
-            yield from (f"{_flat(hints[0])}. Then `reshard catalog {command}`.", "")
-        else:
-            yield from (f"Once these are fixed: `reshard catalog {command}`.", "")
+        hints = list(dict.fromkeys(_fact(ended, "hint") for _, ended in group))
+        command = "submit FILE" if group[0][1].in_file else f"retry {seen.definition.name} --only {code}"
+        then = f"{hints[0]}. Then" if len(hints) == 1 else "Once these are fixed:"
+        yield f"\n### `{code}`: {count(len(group), 'model')}\n\n{then} `reshard catalog {command}`.\n"
         for repo, ended in group:
             job = f" (job `{ended.job}`)" if ended.job else ""
-            then = f"; {_flat(_hint(ended))}" if len(hints) > 1 else ""
-            message = _flat((ended.error or {})["message"])
-            yield f"* {'' if message.startswith(repo) else f'{repo}: '}{message}{then}{job}"
+            hint = f"; {_fact(ended, 'hint')}" if len(hints) > 1 else ""
+            message = _fact(ended, "message")
+            yield f"* {'' if message.startswith(repo) else f'{repo}: '}{message}{hint}{job}"
 
 
 def _published(seen: Seen) -> Iterator[str]:
-    rows = [
-        (repo, target, ended)
-        for (repo, ended), target in zip(seen.ended, seen.targets, strict=True)
-        if ended.outcome == "published"
-    ]
-    if not rows:
-        return
-    yield from ("", "## Published", "", "| source | target | commit | weights read | uploaded |")
-    yield "| --- | --- | --- | ---: | ---: |"
-    for repo, target, ended in rows:
-        commit = ended.commit or ""
-        link = f"[`{commit[:SHORT_COMMIT]}`]({_url(target or '')}/commit/{commit})"
-        yield f"| {repo} | {target} | {link} | {_moved([ended])} |"
-
-
-def _hint(ended: Ended) -> str:
-    return str((ended.error or {})["hint"])
+    head = (
+        "\n## Published\n\n| source | target | commit | weights read | uploaded |\n| --- | --- | --- | ---: | ---: |\n"
+    )
+    for (repo, ended), target in zip(seen.ended, seen.targets, strict=True):
+        if ended.outcome == "published":
+            commit = ended.commit or ""
+            link = f"[`{commit[:SHORT_COMMIT]}`]({_url(target or '')}/commit/{commit})"
+            yield f"{head}| {repo} | {target} | {link} | {_moved([ended])} |"
+            head = ""
 
 
 def _url(target: str) -> str:
@@ -95,7 +79,7 @@ def _url(target: str) -> str:
 
 def _moved(ended: Iterable[Ended]) -> str:
     """Two cells."""
-    some: Sequence[Ended] = list(ended)
+    some = list(ended)
     return f"{human_bytes(sum(one.read for one in some))} | {human_bytes(sum(one.uploaded for one in some))}"
 
 
@@ -103,5 +87,6 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+def _fact(ended: Ended, name: str) -> str:
+    """Of its error, in one line."""
+    return " ".join((ended.error or {})[name].split())

@@ -9,9 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from reshard.cli.output import first, human_bytes, lines
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
@@ -22,6 +19,9 @@ if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
     from reshard.pipeline.verifying.meta_load import MetaLoader
 
+Limits = Mapping[str, int] | None  # bytes by device
+DeviceMap = str | Mapping[str, str] | None  # a strategy by its name, or devices by module
+
 # What accelerate and transformers call the maps that they infer.
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 STRADDLING_SHOWN = 8  # blocks; --json has them all
@@ -31,10 +31,12 @@ _DEVICE = re.compile(r"[0-9]+|cpu|disk|mps|(?:cuda|xpu|npu|hpu|mlu|musa|sdaa|neu
 _LIMITED = re.compile(r"[0-9]+|cpu")
 
 
-def check_placement(device_map: str | None, max_memory: str | None) -> None:
-    """Raises UsageError where a map of devices by module comes with limits: it says itself what goes where."""
+def read_placement(device_map: str | None, max_memory: str | None) -> tuple[DeviceMap, Limits]:
+    """What --device-map and --max-memory say; raises UsageError, also for devices by module that come with limits."""
     if max_memory and device_map and device_map not in DEVICE_MAPS:
         raise UsageError(what="--max-memory and --device-map FILE exclude each other")
+    limits = parse_max_memory(max_memory) if max_memory else None
+    return read_device_map(device_map) if device_map else None, limits
 
 
 def parse_max_memory(value: str) -> dict[str, int]:
@@ -64,46 +66,35 @@ def read_device_map(value: str) -> str | dict[str, str]:
             text = file.read(CONFIG_MAX + 1)
         if len(text) > CONFIG_MAX:
             raise UsageError(what=f"--device-map {path} has more than {CONFIG_MAX:,} bytes")
-        content = json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+        pairs = json.loads(text, object_pairs_hook=tuple)  # a list is an array
     except OSError as error:
         raise UsageError(what=f"--device-map {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(what=f"--device-map {path}: not JSON: {error}") from error
-    if not isinstance(content, dict):
+    if not isinstance(pairs, tuple):
         raise UsageError(what=f"--device-map {path}: not a JSON object of devices by module")
-    for module, device in content.items():
+    devices: dict[str, str] = {}
+    for module, device in pairs:
+        if module in devices:
+            raise UsageError(what=f"--device-map {path} has {json.dumps(module)} twice")
         if isinstance(device, bool) or not isinstance(device, int | str) or not _DEVICE.fullmatch(str(device)):
-            why = f"{json.dumps(module)} is on {json.dumps(device)}, and a device is a number, cpu, disk or like cuda:0"
+            where = json.dumps(dict(device) if isinstance(device, tuple) else device)
+            why = f"{json.dumps(module)} is on {where}, and a device is a number, cpu, disk or like cuda:0"
             raise UsageError(what=f"--device-map {path}: {why}")
-    return {module: str(device) for module, device in content.items()}
+        devices[module] = str(device)
+    return devices
 
 
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(what=f"--device-map {path} has {json.dumps(twice)} twice")
-    return found
-
-
-def device_facts(
-    plan: Plan, source: Source, max_memory: Mapping[str, int] | None, device_map: str | Mapping[str, str] | None
-) -> list[dict[str, Any]]:
+def device_facts(plan: Plan, source: Source, max_memory: Limits, device_map: DeviceMap) -> list[dict[str, Any]]:
     """The devices of each checkpoint of ``plan``, JSON-able; raises DeviceMapIncomplete."""
     from reshard.pipeline.verifying.meta_load import MetaLoader
 
     with closing(MetaLoader()) as meta_loader:
-        return [_of(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
+        return [_facts(plan, output, source, meta_loader, max_memory, device_map) for output in plan.outputs]
 
 
-def _of(
-    plan: Plan,
-    output: Output,
-    source: Source,
-    meta_loader: MetaLoader,
-    max_memory: Mapping[str, int] | None,
-    device_map: str | Mapping[str, str] | None,
+def _facts(
+    plan: Plan, output: Output, source: Source, meta_loader: MetaLoader, max_memory: Limits, device_map: DeviceMap
 ) -> dict[str, Any]:
     from reshard.pipeline.checkpoint.discover import read_file
     from reshard.pipeline.verifying.devices import plan_devices
@@ -135,33 +126,21 @@ def _of(
     }
 
 
-def device_text(checkpoints: list[dict[str, Any]]) -> RenderableType:
-    """The devices for people: what each holds and reads, and which blocks lie in several files."""
-    return Group(*(_text(facts) for facts in checkpoints))
-
-
-def _text(facts: dict[str, Any]) -> Text:
+def device_text(facts: dict[str, Any]) -> str:
+    """The devices of a checkpoint for people: what each holds and reads, and which blocks lie in several files."""
     if facts["result"] != "planned":
-        return Text(f"devices of {facts['checkpoint']}: {facts['result']}, {facts['reason']}")
+        return f"devices of {facts['checkpoint']}: {facts['result']}, {facts['reason']}"
     whole = ", ".join(facts["kept_whole"]) or "nothing: the class names no block that must stay whole"
-    rows = [
-        (
-            f"device {device['device']}",
-            human_bytes(device["bytes"]),
-            "" if device["limit"] is None else f"of {human_bytes(device['limit'])}",
-            f"reads {_span(device['files'])}" if device["files"] else "gets nothing",
-        )
-        for device in facts["devices"]
-    ]
-    straddling = [b for b in facts["blocks"] if len(b["files"]) > 1]
-    told = [Text(f"devices of {facts['checkpoint']}, a {facts['class']}; kept whole: {whole}"), lines(rows, {1}, "  ")]
-    spans = [f"{block['name'] or 'the rest'} lies in {_span(block['files'])}" for block in straddling]
-    spans = first(spans, STRADDLING_SHOWN, "blocks lie in several files")
-    told += [Text(f"  {line}") for line in [*spans, *facts["notes"]]]
-    return Text("\n").join(told)
+    rows = []
+    for device in facts["devices"]:
+        limit = "" if device["limit"] is None else f"of {human_bytes(device['limit'])}"
+        reads = f"reads {_span(device['files'])}" if device["files"] else "gets nothing"
+        rows.append((f"device {device['device']}", human_bytes(device["bytes"]), limit, reads))
+    head = f"devices of {facts['checkpoint']}, a {facts['class']}; kept whole: {whole}"
+    spans = [f"{b['name'] or 'the rest'} lies in {_span(b['files'])}" for b in facts["blocks"] if len(b["files"]) > 1]
+    rest = [*first(spans, STRADDLING_SHOWN, "blocks lie in several files"), *facts["notes"]]
+    return "\n".join([head, lines(rows, {1}, "  "), *(f"  {line}" for line in rest)])
 
 
 def _span(files: list[str]) -> str:
-    if len(files) < 2:
-        return "".join(files) or "no file"
-    return f"{len(files):,} files, {files[0]} to {files[-1]}"
+    return files[0] if len(files) == 1 else f"{len(files):,} files, {files[0]} to {files[-1]}"

@@ -6,8 +6,6 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
@@ -17,7 +15,6 @@ from reshard.pipeline.places import parse_place
 
 if TYPE_CHECKING:
     from reshard.pipeline.doctor.probes import Probe
-    from reshard.pipeline.errors import ReshardError
 
 SYMPTOMS_SHOWN = 30  # lines; --json has them all
 
@@ -35,10 +32,10 @@ def doctor(
 
     For a repository it shows which of them resharding would repair.
     """
-    if notify and place is not None:
-        raise UsageError(what="--notify and a repository exclude each other")
     if place is None:
         _installation(output, notify)
+    elif notify:
+        raise UsageError(what="--notify and a repository exclude each other")
     else:
         _repository(place, output)
 
@@ -54,26 +51,17 @@ def _installation(output: Output, notify: bool) -> None:
     else:
         context = Context.from_env()
         probes = [*this_machine(context), *hubs(context), *queue(settings())]
-    state = _state(probes)
+    state = max((probe.state for probe in probes), key=("ok", "warning", "trouble").index)
     facts = {"state": state, "probes": [probe.to_dict() for probe in probes]}
     output.result(facts, lines([_row(probe) for probe in probes]), state)
-    _fail_with([probe.error for probe in probes if probe.error])
-
-
-def _state(probes: list[Probe]) -> str:
-    found = {probe.state for probe in probes}
-    return "trouble" if "trouble" in found else "warning" if "warning" in found else "ok"
+    for probe in probes:  # a job would fail with the first error, so this does too
+        if probe.error:
+            raise probe.error
 
 
 def _row(probe: Probe) -> tuple[str, str, str]:
-    told = [probe.says, probe.warning, f"{probe.error} ({probe.error.next_step})" if probe.error else ""]
-    return probe.state, probe.name, "; ".join(part for part in told if part)
-
-
-def _fail_with(errors: list[ReshardError]) -> None:
-    """A job would fail with the first of them, so this does too."""
-    if errors:
-        raise errors[0]
+    parts = [probe.says, probe.warning, f"{probe.error} ({probe.error.next_step})" if probe.error else ""]
+    return probe.state, probe.name, "; ".join(filter(None, parts))
 
 
 def _repository(place: str, output: Output) -> None:
@@ -95,14 +83,14 @@ def _repository(place: str, output: Output) -> None:
         "symptoms": [asdict(symptom) for symptom in health.symptoms],
     }
     output.result(facts, _text(facts), facts["state"])
-    _fail_with([health.refused] if health.refused else [])
+    if health.refused:
+        raise health.refused
 
 
-def _text(facts: dict[str, Any]) -> RenderableType:
+def _text(facts: dict[str, Any]) -> str:
     symptoms = facts["symptoms"]
     head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
     if not symptoms:
-        return Text(f"{head}; no problems found")
-    shown: list[RenderableType] = [Text(f"{head}; {count(len(symptoms), 'problem')}")]
-    told = [f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}" for symptom in symptoms]
-    return Group(*shown, *(Text(line) for line in first(told, SYMPTOMS_SHOWN)))
+        return f"{head}; no problems found"
+    found = [f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}" for symptom in symptoms]
+    return "\n".join([f"{head}; {count(len(symptoms), 'problem')}", *first(found, SYMPTOMS_SHOWN)])

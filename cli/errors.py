@@ -21,52 +21,40 @@ PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") -> int:
     """Runs ``command``, as it is typed the ``name``, and returns the exit code.
 
-    Whatever goes wrong is said in one line and its hint.
+    An error is reported in one line and its hint.
     """
     try:
-        code = _told(command, as_json, name)
+        code = _run(command, as_json, name)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read our output has read enough
+    except BrokenPipeError:  # the reader of our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _told(command: Callable[[], Any], as_json: bool, name: str) -> int:
+def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     try:
         code = command()
-    except ReshardError as error:
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, Abort):
+        return INTERRUPTED
+    except ReshardError as known:
+        error = known
         if type(error) is UsageError:
             error.facts.setdefault("command", name)
-        return _tell(error, as_json)
-    except TyperException as error:
-        what, context = error.format_message(), getattr(error, "ctx", None)
+    except TyperException as typed:
+        what, context = typed.format_message(), getattr(typed, "ctx", None)
         if context and what == context.get_help():  # typed without anything behind it
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
-        path = context.command_path if context else name
-        return _tell(UsageError(what=what.removesuffix("."), command=path), as_json)
-    except (KeyboardInterrupt, Abort):
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
-        return _tell(_unexpected(error), as_json)
-    return code if isinstance(code, int) else 0
-
-
-def _tell(error: ReshardError, as_json: bool) -> int:
+        error = UsageError(what=what.removesuffix("."), command=context.command_path if context else name)
+    except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
+        with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
+            file.writelines(traceback.format_exception(unknown))
+        error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback in {file.name})")
     if as_json:
         sys.stdout.write(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str) + "\n")
     else:
-        sys.stderr.write(f"error[{error.code}]: {_line(str(error))}\nhint: {_line(error.next_step)}\n")
+        message, hint = (" ".join(text.split()) for text in (str(error), error.next_step))
+        sys.stderr.write(f"error[{error.code}]: {message}\nhint: {hint}\n")
     return error.exit_code
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _unexpected(error: Exception) -> ReshardError:
-    with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
-        file.writelines(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {error} (traceback in {file.name})"
-    return ReshardError(what=what)

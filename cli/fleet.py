@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
 from typer import Option, Typer
 
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.output import Output, count, human_bytes, lines
-from reshard.cli.queue import START, missing, moment, open_queue, pause_text, process_text, rest_text, worker_state
+from reshard.cli.queue import START, moment, open_queue, pause_text, process_text, rest_text, worker_state
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
@@ -26,29 +24,18 @@ command = commands(fleet)
 def status(output: Output) -> None:
     """Show the limits in force and the state of each worker."""
     with open_queue() as queue:
-        seen, held, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
-    workers = [process for process in processes if process.kind == "worker"]
-    told = [
-        ("service", pause_text(seen.paused) if seen.paused else "takes work"),
-        *_limits(seen),
-    ]
-    for process in workers:
-        told.append(("worker", process_text(process, process.name in seen.drained)))
-        told += [("", f"has {what}") for what in held.get(process.name, ())]
-    if "worker" in missing(processes):
-        told.append(("worker", f"none is running: {START.format('worker')}"))
-    facts = seen.to_dict() | {
-        "workers": [
-            {
-                "name": process.name,
-                "state": worker_state(process, process.name in seen.drained),
-                "concurrency": process.concurrency,
-                "at": held.get(process.name, []),
-            }
-            for process in workers
-        ]
-    }
-    output.result(facts, lines(told), "paused" if seen.paused else "takes work")
+        seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
+    rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
+    workers = []
+    for process in processes:
+        if process.kind == "worker":
+            drained, units = process.name in seen.drained, claims.get(process.name, [])
+            rows += [("worker", process_text(process, drained)), *(("", f"has {unit}") for unit in units)]
+            state = worker_state(process, drained)
+            workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})
+    if not workers:
+        rows.append(("worker", f"none is running: {START.format('worker')}"))
+    output.result(seen.to_dict() | {"workers": workers}, lines(rows), "paused" if seen.paused else "takes work")
 
 
 @command("pause")
@@ -64,8 +51,8 @@ def pause(
     with open_queue() as queue:
         was = queue.fleet.paused() is not None
         paused = queue.fleet.pause(asked_by(), reason)
-    said = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` continues it"
-    output.result({"paused": asdict(paused), "was_paused": was}, Text(said), "paused")
+    text = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` continues it"
+    output.result({"paused": asdict(paused), "was_paused": was}, text, "paused")
 
 
 @command("resume")
@@ -73,7 +60,7 @@ def resume(output: Output) -> None:
     """Let a paused service continue."""
     with open_queue() as queue:
         was = queue.fleet.resume()
-    output.result({"paused": None, "was_paused": was}, Text("resumed" if was else "it was not paused"), "resumed")
+    output.result({"paused": None, "was_paused": was}, "resumed" if was else "it was not paused", "resumed")
 
 
 @command("drain")
@@ -84,8 +71,8 @@ def drain(worker: Worker, output: Output) -> None:
     """
     with open_queue() as queue:
         name = queue.fleet.drain(worker)
-    said = f"worker {name} is drained; stop it once `reshard fleet status` shows it without work, or `undrain` it"
-    output.result({"worker": name, "drained": True}, Text(said), name)
+    text = f"worker {name} is drained; stop it once `reshard fleet status` shows it without work, or `undrain` it"
+    output.result({"worker": name, "drained": True}, text, name)
 
 
 @command("undrain")
@@ -93,8 +80,8 @@ def undrain(worker: Worker, output: Output) -> None:
     """Let a drained worker take work again."""
     with open_queue() as queue:
         name, was = queue.fleet.undrain(worker)
-    said = f"worker {name} takes work again" if was else f"worker {name} was not drained"
-    output.result({"worker": name, "drained": False, "was_drained": was}, Text(said), name)
+    text = f"worker {name} takes work again" if was else f"worker {name} was not drained"
+    output.result({"worker": name, "drained": False, "was_drained": was}, text, name)
 
 
 def _limit(metavar: str, help: str) -> Any:
@@ -105,9 +92,7 @@ def _limit(metavar: str, help: str) -> Any:
 def limit(
     *,
     bandwidth: Annotated[str | None, _limit("RATE", "Bandwidth limit of all copies together, as 200MB/s")] = None,
-    night_bytes: Annotated[
-        str | None, _limit("SIZE", "Limit of weights that bulk jobs read in a night, as 2TB")
-    ] = None,
+    night_bytes: Annotated[str | None, _limit("SIZE", "Limit of bytes that bulk jobs read in a night, as 2TB")] = None,
     window: Annotated[str | None, _limit("HOURS", "Run bulk work only in these hours, as 22:00-06:00")] = None,
     closed: Annotated[str | None, _limit("HOURS", "Run bulk work outside these hours, as 08:00-18:00")] = None,
     tz: Annotated[str | None, _limit("ZONE", "Time zone of hours and nights, as Europe/Berlin")] = None,
@@ -129,15 +114,11 @@ def _limits(seen: Seen) -> list[tuple[str, str]]:
     read = f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, tz)}"
     return [
         ("bulk work", rest_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")),
-        ("bandwidth", f"{_rate(round(seen.rate))} read now, {_most(limits.bandwidth, _rate)}"),
-        ("night", f"{read}, {_most(limits.night_bytes, human_bytes)}"),
+        ("bandwidth", f"{human_bytes(round(seen.rate))}/s read now, {_most(limits.bandwidth, '/s')}"),
+        ("night", f"{read}, {_most(limits.night_bytes)}"),
         ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),
     ]
 
 
-def _most(limit: int | None, say: Callable[[int], str]) -> str:
-    return "without a limit" if limit is None else f"at most {say(limit)}"
-
-
-def _rate(bytes_a_second: int) -> str:
-    return f"{human_bytes(bytes_a_second)}/s"
+def _most(limit: int | None, per: str = "") -> str:
+    return "without a limit" if limit is None else f"at most {human_bytes(limit)}{per}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from reshard.cli.output import ago, count, human_bytes, some
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
 
@@ -25,75 +23,65 @@ def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, 
 def outcome(
     target: str, checks: Iterable[Mapping[str, Any]], bytes_: Mapping[str, Sequence[str]], published: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """The end of a job for people, one ``what, figure`` after the other; as much of it as there is."""
-    told = [told_check(check) for check in checks]
-    idle = not told  # a commit that was found after checks is the job's own, whose answer was lost
-    told += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
+    """The end of a job for people, as rows of label and text; as much of it as there is."""
+    rows = [check_row(check) for check in checks]
+    idle = not rows  # a commit that was found after checks is the job's own, whose answer was lost
+    rows += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
     if published:
         ref = f", {published['ref']}" if published["ref"] else ""
         found = " was there already: nothing was done" if published["found"] and idle else ""
-        told.append(("commit", f"{published['commit']}{ref}{found}"))
-    return [*told, ("where", target)]
+        rows.append(("commit", f"{published['commit']}{ref}{found}"))
+    return [*rows, ("where", target)]
 
 
 def moved(read: int, uploaded: int, deduplicated: int, expected: int | None = None) -> tuple[str, str]:
-    """What moved, in bytes, beside what a plan had said."""
-    said = "" if expected is None else f" of about {expected:,} expected"
+    """What moved, in bytes, beside what a plan had expected."""
+    about = "" if expected is None else f" of about {expected:,} expected"
     there = f", {deduplicated:,} were there already" if deduplicated else ""
-    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{said}{there}"
+    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{about}{there}"
 
 
-def told_check(check: Mapping[str, Any]) -> tuple[str, str]:
+def check_row(check: Mapping[str, Any]) -> tuple[str, str]:
     """One check for people: its name, and how it ended, why and over how much."""
     figures = ", ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in check["figures"].items())
-    said = [f"{check['result']} ({check['level']})", check["reason"], figures]
-    return check["name"], "; ".join(part for part in said if part)
+    return check["name"], "; ".join(filter(None, (f"{check['result']} ({check['level']})", check["reason"], figures)))
 
 
-def checks_text(checks: Iterable[Mapping[str, Any]]) -> list[str]:
+def checks_text(checks: Iterable[Mapping[str, Any]]) -> str:
     """Each check in a line, and each of its findings in one below it."""
-    told = []
-    for check in checks:
-        told.append(": ".join(told_check(check)))
-        told += [f"    {finding}" for finding in check["findings"]]
-    return told
+    return "\n".join(": ".join(check_row(c)) + "".join(f"\n    {finding}" for finding in c["findings"]) for c in checks)
 
 
 def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
-    """A job for people, one ``what, figure`` after the other."""
+    """A job for people, as rows of label and text."""
     request = job.request
-    told = [
+    error = ReshardError.from_dict(job.error) if job.error else None
+    return [
         ("job", job.id),
         ("state", f"{progress_text(job)}, {ago(job.since)}"),
         ("source", str(request.source)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {ago(job.created)}"),
+        *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
+        *([moved(job.read, job.uploaded, job.deduplicated, job.expected)] if job.read else []),
+        *(("worker", f"{claim.worker} has {claim.unit}, {ago(claim.since)}") for claim in job.claims),
+        *(("waits", why) for why in (waits, job.note) if why),
+        *([("trouble", f"{job.last_error['message']} (tried again)")] if job.last_error and not error else []),
+        *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
+        *(("note", note) for note in job.notes),
+        *(("source bytes", text) for text in _attested(job.published)),
+        *outcome(str(request.target), job.checks, {}, job.published or {}),
+        *([("undone by", job.rolled_back)] if job.rolled_back else []),
     ]
-    if job.shards:
-        told.append(("files", f"{job.shards_done:,} of {job.shards:,} sealed"))
-    if job.read:
-        told.append(moved(job.read, job.uploaded, job.deduplicated, job.expected))
-    told += [("worker", f"{held.worker} has {held.unit}, {ago(held.since)}") for held in job.claims]
-    told += [("waits", why) for why in (waits, job.note) if why]
-    if job.last_error and not job.error:
-        told.append(("trouble", f"{job.last_error['message']} (tried again)"))
-    if job.error:
-        error = ReshardError.from_dict(job.error)
-        told += [("error", f"{error.code}: {error}"), ("next", error.next_step)]
-    told += [("note", note) for note in job.notes]
-    told += [("source bytes", said) for said in _attested(job.published)]
-    told += outcome(str(request.target), job.checks, {}, job.published or {})
-    return [*told, *([("undone by", job.rolled_back)] if job.rolled_back else [])]
 
 
 def report_of(job: Job) -> dict[str, Any]:
     """The checks of a job, JSON-able, and the error where one of them ended it."""
-    checks = job.checks
     error = ReshardError.from_dict(job.error) if job.error else None
-    failed = isinstance(error, ProofError | CheckpointError) or any(check["result"] == "failed" for check in checks)
+    failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
     result = "failed" if failed else "passed" if job.confirmed else "unfinished"
     attested = (job.published or {}).get("attested", {})
-    facts = {"job": job.id, "state": job.state, "result": result, "checks": checks, "attested": attested}
+    facts = {"job": job.id, "state": job.state, "result": result, "checks": job.checks, "attested": attested}
     return facts | {"error": job.error}
 
 
@@ -102,14 +90,14 @@ def _attested(published: Mapping[str, Any] | None) -> list[str]:
     return [f"{how}: {count(number, 'file')}" for how, number in (published or {}).get("attested", {}).items()]
 
 
-def report_text(facts: Mapping[str, Any]) -> Text:
+def report_text(facts: Mapping[str, Any]) -> str:
     """Every check with its findings below it."""
-    told = checks_text(facts["checks"])
-    told += [f"source bytes: {said}" for said in _attested(facts)]
+    text = [checks_text(facts["checks"])] if facts["checks"] else []
+    text += [f"source bytes: {attested}" for attested in _attested(facts)]
     if facts["error"]:
         error = ReshardError.from_dict(facts["error"])
-        told.append(f"{error.code}: {error}")
-    return Text("\n".join([*told, f"job {facts['job']}, {facts['state']}: {facts['result']}"]))
+        text.append(f"{error.code}: {error}")
+    return "\n".join([*text, f"job {facts['job']}, {facts['state']}: {facts['result']}"])
 
 
 def progress_text(job: Job) -> str:

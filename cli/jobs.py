@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from rich.text import Text
 from typer import Option
 
 from reshard.cli.arguments import argument, read_output, read_request, takes, value
@@ -43,10 +42,9 @@ def submit(
     request = request.model_copy(update={"priority": priority})
     with open_queue() as queue:
         job, existed = (submitted := queue.jobs.submit(request)).id, submitted.existed
-        said = "already has this request" if existed else "is queued"
-        text = Text(f"job {job} {said}: {request.source} -> {request.target}")
-        if not watch:
-            text.append(f"\nfollow it with `reshard watch {job}`")
+        state = "already has this request" if existed else "is queued"
+        hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
+        text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
         why = queue.warn(output, priority == "bulk")
         output.result({"job": job, "existed": existed, "waits": why}, text, job)
         if watch:
@@ -57,9 +55,7 @@ def submit(
 def status(
     *,
     job: Annotated[str | None, _JOB] = None,
-    report: Annotated[bool, Option("--report", help="Show each check of the job with its figures and findings.")] = (
-        False
-    ),
+    report: Annotated[bool, Option("--report", help="Show the figures and findings of each check.")] = False,
     output: Output,
 ) -> None:
     """Show one job, or without JOB the queue and its workers."""
@@ -91,11 +87,11 @@ def _show_service(queue: Queue, output: Output) -> None:
         "waits": why,
         "processes": [asdict(process) | {"drained": process.name in drained} for process in processes],
     }
-    told = [("broker", broker), *([("waits", why)] if why else [])]
-    told += [(process.kind, process_text(process, process.name in drained)) for process in processes]
-    told += [(kind, f"none is running: {START.format(kind)}") for kind in missing(processes)]
-    told.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
-    output.result(facts, lines(told))
+    rows = [("broker", broker), *([("waits", why)] if why else [])]
+    rows += [(process.kind, process_text(process, process.name in drained)) for process in processes]
+    rows += [(kind, f"none is running: {START.format(kind)}") for kind in missing(processes)]
+    rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
+    output.result(facts, lines(rows))
 
 
 @takes(output=read_output)
@@ -111,12 +107,9 @@ def list_(
         records = queue.jobs.recent(state or [], limit=sum(queue.jobs.counts().values()) if all_ else limit)
         why = queue.waits(bulk=False)
     if why:
-        output.say(Text(why))
-    output.listing(
-        [record.to_dict() for record in records],
-        lines([_row(record) for record in records]) if records else Text("no jobs"),
-        [record.id for record in records],
-    )
+        output.say(why)
+    text = lines([_row(record) for record in records]) or "no jobs"
+    output.listing([record.to_dict() for record in records], text, [record.id for record in records])
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
@@ -142,8 +135,8 @@ def cancel(job: Job, output: Output) -> None:
     with open_queue() as queue:
         id = queue.jobs.resolve(job)
         was = queue.jobs.cancel(id)
-    said = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
-    output.result({"job": id, "was": was, "state": "cancelled"}, Text(f"job {id} {said}"), id)
+    text = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
+    output.result({"job": id, "was": was, "state": "cancelled"}, f"job {id} {text}", id)
 
 
 @takes(output=read_output)
@@ -166,7 +159,7 @@ def retry(
         was = queue.jobs.retry(id, anew=anew, onto_head=overwrite or onto_head)
         why = queue.warn(output, queue.jobs.get(id).request.priority == "bulk")
         facts = {"job": id, "was": was, "state": "queued", "waits": why}
-        output.result(facts, Text(f"job {id} continues; it was {was}"), id)
+        output.result(facts, f"job {id} continues; it was {was}", id)
         if follow_it:
             follow(queue, id, output)
 
@@ -191,5 +184,5 @@ def rollback(job: Job, output: Output) -> None:
         options = request.options.model_copy(update={"pr": False, "branch": None})
         commit = undo(open_target(place, options, Context.from_env()), published["commit"])
         queue.jobs.rolled_back(record.id, commit)
-    said = Text(f"commit {published['commit']} of {request.target} is undone by {commit}")
-    output.result({"job": record.id, "undone": published["commit"], "commit": commit}, said, commit)
+    text = f"commit {published['commit']} of {request.target} is undone by {commit}"
+    output.result({"job": record.id, "undone": published["commit"], "commit": commit}, text, commit)

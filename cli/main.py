@@ -20,25 +20,14 @@ app = Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-app.command("plan")(plan.plan)
-app.command("run")(run.run)
-app.command("verify")(verify.verify)
-app.command("doctor")(doctor.doctor)
-app.command("submit")(jobs.submit)
-app.command("status")(jobs.status)
-app.command("list")(jobs.list_)
-app.command("watch")(jobs.watch)
-app.command("cancel")(jobs.cancel)
-app.command("retry")(jobs.retry)
-app.command("rollback")(jobs.rollback)
-app.add_typer(catalog.catalog)
-app.add_typer(schedule.schedule)
-app.add_typer(fleet.fleet)
-app.command("up")(service.up)
-app.command("down")(service.down)
-app.command("worker")(service.worker)
-app.command("control")(service.control)
+for command in (
+    *(plan.plan, run.run, verify.verify, doctor.doctor),
+    *(jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback),
+    *(service.up, service.down, service.worker, service.control),
+):
+    app.command(command.__name__.rstrip("_"))(command)
+for group in (catalog.catalog, schedule.schedule, fleet.fleet):
+    app.add_typer(group)
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,7 +47,7 @@ def reshard(
 
 def main() -> None:
     """The console script."""
-    gc.freeze()  # modules are no garbage, and to look them through takes a short command a sixth of its time
+    gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
     arguments = sys.argv[1:]
     name = _typed(arguments)
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))

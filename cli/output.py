@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.text import Text
+from rich.console import Console
+from rich.filesize import decimal
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where answers go: results to stdout; what is said on the way to stderr, so that results can be piped."""
+    """Where answers go: results to stdout; messages on the way to stderr, so that results can be piped."""
 
     json: bool = False
     quiet: bool = False
@@ -24,47 +24,37 @@ class Output:
     def human(self) -> bool:
         return not self.json and not self.quiet
 
-    def result(self, data: Mapping[str, Any], text: RenderableType, bare: str = "") -> None:
+    def result(self, data: Mapping[str, Any], text: str, bare: str = "") -> None:
         """One answer in its three forms: ``data`` for --json, ``text`` for people, ``bare`` for --quiet."""
-        if self.json:
-            self.document(data)
-        else:
-            self.text(text, bare)
+        self.listing([data], text, [bare] if bare else [])
 
-    def text(self, text: RenderableType, bare: str) -> None:
-        """``text`` for people, ``bare`` for --quiet."""
-        if not self.quiet:
-            console(sys.stdout).print(text)
-        elif bare:
-            sys.stdout.write(f"{bare}\n")
-
-    def listing(self, data: Sequence[Mapping[str, Any]], text: RenderableType, bare: Sequence[str]) -> None:
+    def listing(self, data: Iterable[Mapping[str, Any]], text: str, bare: Sequence[str]) -> None:
         """Many answers of one kind: a document for each, or all of them in ``text`` or in ``bare``."""
         if self.json:
             for one in data:
                 self.document(one)
-        else:
-            self.text(text, "\n".join(bare))
+        elif not self.quiet:
+            console(sys.stdout).print(text)
+        elif bare:
+            sys.stdout.write("\n".join([*bare, ""]))
 
     def document(self, data: Mapping[str, Any]) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
         sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
-    def say(self, text: RenderableType) -> None:
+    def say(self, text: str) -> None:
         """Something for a person to read on the way."""
         if self.human:
             console(sys.stderr).print(text)
 
 
-def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> Text:
+def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> str:
     """Rows under each other with aligned columns, those numbered in ``right`` to the right; never cut nor wrapped."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [
-        indent + "  ".join(f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row))
-        for row in rows
+    layout = [
+        f"{{:{'>' if i in right else '<'}{max(map(len, column))}}}" for i, column in enumerate(zip(*rows, strict=True))
     ]
-    return Text("\n".join(line.rstrip() for line in aligned))
+    return "\n".join((indent + "  ".join(layout).format(*row)).rstrip() for row in rows)
 
 
 def console(stream: Any) -> Console:
@@ -119,11 +109,4 @@ def succeeded(moment: float | None) -> str:
     return "no success yet" if moment is None else f"last success {ago(moment)}"
 
 
-def human_bytes(size: int) -> str:
-    """``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+human_bytes = decimal  # ``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte

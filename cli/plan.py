@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from rich.console import Group
-
 from reshard.cli.arguments import read_in_place, read_output, takes, value
 from reshard.cli.output import Output
 from reshard.pipeline.errors import UsageError
@@ -26,14 +24,12 @@ def plan(
     output: Output,
 ) -> None:
     """Show what a job would write and delete; change nothing."""
-    from reshard.cli.devices import check_placement, device_facts, device_text, parse_max_memory, read_device_map
+    from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.connect import Context, open_target
 
-    check_placement(device_map, max_memory)
-    memory = parse_max_memory(max_memory) if max_memory else None
-    placed = read_device_map(device_map) if device_map else None
+    placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     context = Context.from_env()
@@ -46,5 +42,5 @@ def plan(
     text = plan_text(facts)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)
-        text = Group(text, device_text(facts["device_maps"]))
+        text = "\n".join([text, *map(device_text, facts["device_maps"])])
     output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))

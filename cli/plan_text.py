@@ -6,9 +6,6 @@ import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
@@ -54,11 +51,8 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
         "edited": [edit.path for edit in plan.edits],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
-        "deletes": list(plan.deletes),
-        "kept": list(plan.kept),
-        "drift": list(plan.drift),
         "overwrite": plan.options.overwrite,
-        "notes": list(plan.notes),
+        **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "notes")},
     }
 
 
@@ -74,12 +68,9 @@ def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
     if not shards:
         return None
     file = max(shards, key=lambda shard: shard.size)
-    entries = (entry for shard in shards for entry in shard.entries)
-    tensor = max(entries, key=lambda entry: entry.size, default=None)
-    return {
-        "file": {"path": file.path, "size": file.size},
-        "tensor": tensor and {"name": tensor.name, "size": tensor.size},
-    }
+    tensor = max((entry for shard in shards for entry in shard.entries), key=lambda entry: entry.size, default=None)
+    sized = {"name": tensor.name, "size": tensor.size} if tensor else None
+    return {"file": {"path": file.path, "size": file.size}, "tensor": sized}
 
 
 def _ties(plan: Plan) -> list[dict[str, list[str]]]:
@@ -96,12 +87,12 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
     return facts
 
 
-def plan_text(facts: dict[str, Any]) -> RenderableType:
+def plan_text(facts: dict[str, Any]) -> str:
     """The plan for people: figures first, then every file, then what becomes of the rest."""
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
     head = [f"{facts['source']} -> {facts['target']}, {size}"]
     if facts["published"]:
-        return Text(f"{head[0]}\npublished already, in commit {facts['published']}: nothing is to be done")
+        return f"{head[0]}\npublished already, in commit {facts['published']}: nothing is to be done"
     files = facts["files"]
     came, goes = count(len(facts["reads"]), "file"), count(len(files), "file")
     groups = f", copied in {count(len(facts['groups']), 'group')}" if len(facts["groups"]) > 1 else ""
@@ -110,7 +101,7 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         f" -> {facts['bytes_written']:,} bytes in {goes}{groups}"
     )
     rest = [
-        *_travels(facts),
+        ("moves", _moves(facts)),
         *_extremes(facts),
         *(("index", path) for path in facts["indexes"]),
         *([("manifest", facts["manifest"])] if facts["manifest"] else []),
@@ -124,14 +115,14 @@ def plan_text(facts: dict[str, Any]) -> RenderableType:
         *(_needs(facts) if "needs" in facts else []),
         *(("note", note) for note in first(facts["notes"], NOTES_SHOWN)),
     ]
-    return Group(Text("\n".join(head)), *([_files(files)] if files else []), lines(rest))
+    return "\n".join([*head, *([_files(files)] if files else []), lines(rest)])
 
 
-def _files(files: Sequence[dict[str, Any]]) -> Text:
-    shown, last = (files, []) if len(files) <= FILES_SHOWN else (files[: FILES_SHOWN - 2], files[-1:])
-    rows = [_row(file) for file in shown]
-    if last:
-        rows += [("...", "", "", f"{len(files) - FILES_SHOWN + 1:,} more; --json has them all"), _row(last[0])]
+def _files(files: Sequence[dict[str, Any]]) -> str:
+    rows = [_row(file) for file in files]
+    if len(rows) > FILES_SHOWN:
+        more = f"{len(rows) - FILES_SHOWN + 1:,} more; --json has them all"
+        rows[FILES_SHOWN - 2 : -1] = [("...", "", "", more)]
     return lines(rows, right={1, 2}, indent="  ")
 
 
@@ -140,29 +131,24 @@ def _row(file: dict[str, Any]) -> tuple[str, str, str, str]:
     return file["path"], f"{file['size']:,} bytes", count(file["tensors"], "tensor"), alone
 
 
-def _travels(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """How the weights travel, and what of them is expected to."""
+def _moves(facts: dict[str, Any]) -> str:
+    """How many bytes of weights are expected to be read and sent, and by which transport."""
     source, target = facts["transports"]["source"], facts["transports"]["target"]
     expected = facts["forecast"]
     times = f", {expected['amplification']:.2f} times what is written" if expected["written"] else ""
-    moves = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
+    reads = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
     seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
-    return [
-        (
-            "moves",
-            f"{moves}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}",
-        )
-    ]
+    return f"{reads}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}"
 
 
 def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The largest file and tensor, and what is tied."""
     rows = []
     if largest := facts["largest"]:
-        said = [f"{largest['file']['path']}, {largest['file']['size']:,} bytes"]
+        text = f"{largest['file']['path']}, {largest['file']['size']:,} bytes"
         if tensor := largest["tensor"]:
-            said.append(f"of tensors {tensor['name']}, {tensor['size']:,} bytes")
-        rows.append(("largest", "; ".join(said)))
+            text += f"; of tensors {tensor['name']}, {tensor['size']:,} bytes"
+        rows.append(("largest", text))
     ties = []
     for tie in facts["ties"]:
         goes = "each is written" if tie["written"] == tie["names"] else f"{', '.join(tie['written'])} is written"
@@ -200,17 +186,16 @@ def needs_facts(plan: Plan, source: Source, target: Target, context: Context) ->
 
 def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     need = facts["needs"]
-    said = [f"{human_bytes(need['memory'])} of memory", f"{human_bytes(need['disk'])} of disk for each copy"]
+    text = f"{human_bytes(need['memory'])} of memory, {human_bytes(need['disk'])} of disk for each copy"
     if need["api_calls"]:
-        said.append(f"about {need['api_calls']:,} calls of the Hub and {need['resolver_calls']:,} of its resolver")
-    rows = [("needs", ", ".join(said))]
+        text += f", about {need['api_calls']:,} calls of the Hub and {need['resolver_calls']:,} of its resolver"
+    rows = [("needs", text)]
     if need["history"]:
         kept = f"{human_bytes(need['history'])} of old weights stay in the target's history until it is squashed"
         rows.append(("history", kept))
-    if facts["licence"]:
-        rows.append(("licence", facts["licence"]))
+    rows += [("licence", facts["licence"])] if facts["licence"] else []
     return [*rows, *(("warning", warning) for warning in facts["warnings"])]
 
 
-def _names(what: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(what, f"{count(len(names), 'file')}: {some(names)}")] if names else []
+def _names(label: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    return [(label, f"{count(len(names), 'file')}: {some(names)}")] if names else []

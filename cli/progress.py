@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-
-from rich.console import RenderableType
+from contextlib import ExitStack
 
 from reshard.cli.output import Output, console, human_bytes
 
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
-class Bar:
+class Bar(ExitStack):
     """Shows progress, and here nothing at all; ``done`` and ``total`` count bytes of the weights."""
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def show(self, step: str, done: int, total: int) -> None:
         pass
 
-    def say(self, text: RenderableType) -> None:
+    def say(self, text: str) -> None:
         """Something to read between two states of the bar."""
 
 
@@ -37,42 +30,24 @@ def bar(output: Output) -> Bar:
 
 class _Terminal(Bar):
     def __init__(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        super().__init__()
+        from rich import progress as rich
 
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console(sys.stderr),
-            transient=True,
-        )
+        columns = (rich.BarColumn(), rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+        self._progress = rich.Progress("{task.description}", *columns, console=console(sys.stderr), transient=True)
         self._task = self._progress.add_task("waiting", total=None)
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self.enter_context(self._progress)
 
     def show(self, step: str, done: int, total: int) -> None:
         self._progress.update(self._task, description=step, completed=done, total=total or None)
 
-    def say(self, text: RenderableType) -> None:
+    def say(self, text: str) -> None:
         self._progress.console.print(text)
 
 
 class _Lines(Bar):
     def __init__(self) -> None:
+        super().__init__()
         self._step = ""
         self._first = (0.0, 0)  # when this step was first seen, and the bytes done by then
         self._last = 0.0
@@ -87,7 +62,7 @@ class _Lines(Bar):
         sys.stderr.write(self._line(now, done, total) + "\n")
         sys.stderr.flush()
 
-    def say(self, text: RenderableType) -> None:
+    def say(self, text: str) -> None:
         console(sys.stderr).print(text)
 
     def _line(self, now: float, done: int, total: int) -> str:

@@ -9,8 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from rich.text import Text
-
 from reshard.cli.output import Output, ago, count
 from reshard.pipeline.errors import BadSchedule
 
@@ -64,9 +62,9 @@ class Queue:
     def warn(self, output: Output, bulk: bool) -> str | None:
         """Warns a person who submits of what is not running; returns ``waits``, which is in the warning, too."""
         for kind in missing(self.jobs.processes()):
-            output.say(Text(f"no {kind} is running: {START.format(kind)}"))
+            output.say(f"no {kind} is running: {START.format(kind)}")
         if why := self.waits(bulk):
-            output.say(Text(why))
+            output.say(why)
         return why
 
 
@@ -99,10 +97,10 @@ def missing(processes: Sequence[Process]) -> list[str]:
 
 def process_text(process: Process, drained: bool) -> str:
     """A process by its name, with a worker's state, and since when it runs."""
-    told = [process.version, f"started {ago(process.started)}"]
+    text = f"{process.version}, started {ago(process.started)}"
     if process.kind == "worker":
-        told = [worker_state(process, drained), *told, f"{count(process.concurrency, 'copy')} at once"]
-    return f"{process.name}: {', '.join(told)}"
+        text = f"{worker_state(process, drained)}, {text}, {count(process.concurrency, 'copy')} at once"
+    return f"{process.name}: {text}"
 
 
 def worker_state(process: Process, drained: bool) -> str:

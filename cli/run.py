@@ -6,8 +6,6 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from reshard.cli.arguments import read_output, read_request, takes
 from reshard.cli.job_text import checks_text, moved, outcome, source_bytes
 from reshard.cli.output import Output, lines
@@ -34,14 +32,11 @@ def run(request: Request, output: Output) -> None:
             report = reshard.run(request, watcher=watcher)
         except ProofError as error:
             if checks := error.facts.get("checks"):
-                shown.say(Text("\n".join(checks_text(checks))))
+                shown.say(checks_text(checks))
             raise
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
-    told = [
-        moved(**facts["moved"]),
-        *outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"]),
-    ]
-    output.result(facts, lines(told), report.published.commit)
+    rows = outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"])
+    output.result(facts, lines([moved(**facts["moved"]), *rows]), report.published.commit)
 
 
 class _View:

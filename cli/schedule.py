@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.text import Text
 from typer import Option, Typer
 
-from reshard.cli.arguments import Limits, argument, commands, read_request_or_catalog, value
+from reshard.cli.arguments import argument, commands, read_request_or_catalog, value
 from reshard.cli.catalog import read_definition
 from reshard.cli.output import Output, lines, succeeded
 from reshard.cli.queue import START, Queue, missing, moment, open_queue
@@ -31,7 +30,7 @@ command = commands(schedule)
 def add(
     *,
     name: Name,
-    submitted: Request | tuple[Path, Limits],
+    submitted: Request | tuple[Path, dict[str, int]],
     cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *'.")],
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
     missed: Annotated[
@@ -50,9 +49,9 @@ def add(
     with open_queue() as queue:
         first = queue.schedules.add(kept)
         if "control" in missing(queue.jobs.processes()):
-            output.say(Text(f"no control is running, so nothing fires: {START.format('control')}"))
-    said = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
-    output.result({"schedule": name, "next": first}, Text(said), name)
+            output.say(f"no control is running, so nothing fires: {START.format('control')}")
+    text = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
+    output.result({"schedule": name, "next": first}, text, name)
 
 
 @command("list")
@@ -61,11 +60,8 @@ def list_(output: Output) -> None:
     with open_queue() as queue:
         found = [(seen, _last(queue, seen)) for seen in queue.schedules.all()]
     rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
-    output.listing(
-        [seen.to_dict() | {"last": last} for seen, last in found],
-        lines(rows) if rows else Text("no schedules"),
-        [seen.schedule.name for seen, _ in found],
-    )
+    data = [seen.to_dict() | {"last": last} for seen, last in found]
+    output.listing(data, lines(rows) or "no schedules", [name for name, *_ in rows])
 
 
 @command("show")
@@ -75,17 +71,17 @@ def show(name: Name, output: Output) -> None:
         seen = queue.schedules.get(name)
         last = _last(queue, seen)
     kept = seen.schedule
-    told = [
+    rows = [
         ("schedule", kept.name),
         ("when", f"{kept.cron} in {kept.tz}; missed times run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
         ("last", last),
         ("success", succeeded(seen.success)),
         ("what", _what(kept)),
-        ("asked by", kept.request.asked_by if kept.request else kept.catalog.asked_by if kept.catalog else ""),
+        ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),
         *(("run", f"{moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
-    output.result(seen.to_dict() | {"last": last}, lines(told), _next(seen))
+    output.result(seen.to_dict() | {"last": last}, lines(rows), _next(seen))
 
 
 @command("run")
@@ -95,7 +91,7 @@ def run(name: Name, output: Output) -> None:
         done = queue.schedules.run(name)
         why = queue.warn(output, bulk=True)
     facts = {"schedule": name, "outcome": done.outcome, "job": done.job, "waits": why}
-    output.result(facts, Text(f"schedule {name}: {_outcome(done)}"), done.job or "")
+    output.result(facts, f"schedule {name}: {_outcome(done)}", done.job or "")
 
 
 @command("pause")
@@ -103,7 +99,7 @@ def pause(name: Name, output: Output) -> None:
     """Pause a schedule; a job that it fired continues."""
     with open_queue() as queue:
         queue.schedules.pause(name)
-    output.result({"schedule": name, "next": None}, Text(f"schedule {name} is paused"), name)
+    output.result({"schedule": name, "next": None}, f"schedule {name} is paused", name)
 
 
 @command("resume")
@@ -115,7 +111,7 @@ def resume(name: Name, output: Output) -> None:
     with open_queue() as queue:
         first = queue.schedules.resume(name)
         tz = queue.schedules.get(name).schedule.tz
-    output.result({"schedule": name, "next": first}, Text(f"schedule {name} resumes on {moment(first, tz)}"), name)
+    output.result({"schedule": name, "next": first}, f"schedule {name} resumes on {moment(first, tz)}", name)
 
 
 @command("remove")
@@ -123,7 +119,7 @@ def remove(name: Name, output: Output) -> None:
     """Remove a schedule; a job that it fired continues."""
     with open_queue() as queue:
         queue.schedules.remove(name)
-    output.result({"schedule": name, "removed": True}, Text(f"schedule {name} is removed"), name)
+    output.result({"schedule": name, "removed": True}, f"schedule {name} is removed", name)
 
 
 def _what(kept: Schedule) -> str:
@@ -144,26 +140,23 @@ def _last(queue: Queue, seen: Seen) -> str:
 
     if not seen.runs:
         return "never fired"
-    run = seen.runs[0]
-    if run.outcome == "fired" and seen.schedule.catalog is not None:
-        name = seen.schedule.catalog.name
-        try:
-            return f"catalog {name}, {queue.catalogs.get(name).state}"
-        except CatalogNotFound:
-            return f"catalog {name}, removed since"
-    if run.outcome != "fired" or run.job is None:
-        return _outcome(run)
+    run, catalog = seen.runs[0], seen.schedule.catalog
     try:
-        return f"job {run.job}, {queue.jobs.get(run.job).state}"
+        if run.outcome == "fired" and catalog is not None:
+            return f"catalog {catalog.name}, {queue.catalogs.get(catalog.name).state}"
+        if run.outcome == "fired" and run.job is not None:
+            return f"job {run.job}, {queue.jobs.get(run.job).state}"
+    except CatalogNotFound as error:
+        return f"catalog {error.facts['name']}, removed since"
     except JobNotFound:
         return f"job {run.job}, deleted since"
+    return _outcome(run)
 
 
 def _outcome(run: Run) -> str:
-    said = {
+    return {
         "fired": f"job {run.job}" if run.job else "its catalog was submitted",
         "missed": "missed: no control was running",
         "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
         "busy": f"left out: job {run.job} had the target, with another request",
-    }
-    return said[run.outcome]
+    }[run.outcome]

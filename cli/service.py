@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-from rich.text import Text
 from typer import Option
 
 from reshard.cli.arguments import read_output, takes
@@ -26,11 +25,11 @@ def up(output: Output) -> None:
     has_token = any(known.credential for known in Credentials.from_env().references())
     service = local.up(settings())
     notes = _notes(service.started, service.found, has_token)
-    told = [("broker", service.broker)]
-    told += [("started", name) for name in service.started] + [("found", name) for name in service.found]
-    told += [("logs", str(service.data_dir)), *(("note", note) for note in notes)]
+    rows = [("broker", service.broker)]
+    rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
+    rows += [("logs", str(service.data_dir)), *(("note", note) for note in notes)]
     facts = asdict(service) | {"data_dir": str(service.data_dir), "notes": notes}
-    output.result(facts, lines(told), service.broker)
+    output.result(facts, lines(rows), service.broker)
 
 
 def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
@@ -54,7 +53,7 @@ def down(output: Output) -> None:
     from reshard.worker.settings import settings
 
     stopped = local.down(settings())
-    output.result({"stopped": stopped}, Text(f"stopped {', '.join(stopped) or 'nothing: none was running'}"))
+    output.result({"stopped": stopped}, f"stopped {', '.join(stopped) or 'nothing: none was running'}")
 
 
 def worker(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.text import Text
 from typer import Option
 
 from reshard.cli.arguments import PLACE, argument, read_output, takes, value
-from reshard.cli.job_text import told_check
+from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
@@ -89,37 +87,30 @@ def verify(
 def _load_options(
     load: bool, loader: Loader | None, device_map: str | None, max_memory: str | None, memory: str | None
 ) -> LoadOptions | None:
-    """How to load, or None where nobody asked for it; raises UsageError."""
-    from reshard.cli.devices import check_placement, parse_max_memory, read_device_map
+    """How to load, or None without --load; raises UsageError."""
+    from reshard.cli.devices import read_placement
     from reshard.pipeline.verifying.load import LoadOptions
 
     if not load:
         if loader or device_map or max_memory or memory:
             raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
         return None
-    check_placement(device_map, max_memory)
+    placed, limits = read_placement(device_map, max_memory)
+    most = parse_size(memory, "--memory") if memory else None
     return LoadOptions(
-        loader=loader or "transformers",
-        device_map=read_device_map(device_map) if device_map else "auto",
-        max_memory=parse_max_memory(max_memory) if max_memory else None,
-        memory=parse_size(memory, "--memory") if memory else None,
+        loader=loader or "transformers", device_map="auto" if placed is None else placed, max_memory=limits, memory=most
     )
 
 
-def _text(facts: dict[str, Any]) -> RenderableType:
-    shown: list[RenderableType] = []
+def _text(facts: dict[str, Any]) -> str:
+    """Each check with its findings, then how it ended, and how many checks did not pass, if any."""
+    shown: list[str] = []
     width = max(len(check["name"]) for check in facts["checks"])
     for check in facts["checks"]:
-        name, said = told_check(check)
-        shown.append(Text(f"{name:<{width}}  {said}"))
-        shown += [Text(f"    {finding}") for finding in first(check["findings"], FINDINGS_SHOWN)]
+        name, result = check_row(check)
+        shown += [f"{name:<{width}}  {result}", *(f"    {f}" for f in first(check["findings"], FINDINGS_SHOWN))]
     against = f" against {facts['against']}" if facts["against"] else ""
-    shown.append(Text(f"{facts['place']}{against}: {_end(facts)}"))
-    return Group(*shown)
-
-
-def _end(facts: dict[str, Any]) -> str:
-    """How it ended, and how many checks did not pass, if any."""
     ends = Counter(check["result"] for check in facts["checks"])
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
-    return f"{facts['result']} ({', '.join(others)}, of {ends.total():,} checks)" if others else str(facts["result"])
+    counted = f" ({', '.join(others)}, of {ends.total():,} checks)" if others else ""
+    return "\n".join([*shown, f"{facts['place']}{against}: {facts['result']}{counted}"])

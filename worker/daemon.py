@@ -19,7 +19,7 @@ from typing import Any
 
 from reshard.pipeline.errors import BadSetting, NotStarted
 
-POLL = 0.02  # seconds between two looks at a process that starts or stops
+POLL = 0.02  # seconds between two checks of a process that starts or stops
 LOG_TAIL = 400  # bytes of a log that an error shows
 
 
@@ -33,7 +33,7 @@ def make_folder(folder: Path) -> None:
 
 
 class Daemon:
-    """One process by its name in a data folder: ``<name>.lock`` says who it is, ``<name>.log`` what it said."""
+    """One process by its name in a data folder: ``<name>.lock`` has its facts, ``<name>.log`` its output."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Daemon:
             return None
 
     def running(self) -> dict[str, Any] | None:
-        """Its facts if it is alive; raises BadSetting where this user may not look."""
+        """Its facts if it is alive; raises BadSetting where this user has no access."""
         try:
             file = os.open(self._lock, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
@@ -83,24 +83,19 @@ class Daemon:
             except BlockingIOError:
                 if (running := self.running()) is not None:
                     return running
-                fcntl.flock(file, fcntl.LOCK_EX)  # whoever only looked is gone in a moment
+                fcntl.flock(file, fcntl.LOCK_EX)  # `running` holds it for a moment only
             with self.log.open("ab") as log:
                 process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **(env or {})},
-                    cwd="/",
-                    start_new_session=True,
-                    pass_fds=(file,),
-                )
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env={**os.environ, **(env or {})}, cwd="/", start_new_session=True, pass_fds=(file,),
+                )  # fmt: skip
             noted = {**(facts or {}), "pid": process.pid}
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps(noted).encode(), 0)
         finally:
             os.close(file)
-        self._wait_until(ready, process, timeout)
+        if not _wait_until(lambda: self._check(ready, process), timeout):
+            raise NotStarted(what=self.name, why=f"it was not ready after {timeout:.0f} s", log=str(self.log))
         return noted
 
     def stop(self, timeout: float) -> bool:
@@ -108,33 +103,30 @@ class Daemon:
         running = self.running()
         if running is None:
             return False
-        with suppress(ProcessLookupError):
-            os.kill(running["pid"], signal.SIGTERM)
-        if not self._gone_within(timeout):
+        for end, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGKILL)):
             with suppress(ProcessLookupError):
-                os.killpg(running["pid"], signal.SIGKILL)
-            self._gone_within(timeout)
+                end(running["pid"], number)
+            if _wait_until(lambda: self.running() is None, timeout):
+                break
         return True
 
-    def _gone_within(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while self.running() is not None:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL)
-        return True
+    def _check(self, ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+        """Whether it is ready; raises NotStarted when it ended before."""
+        if ready():
+            return True
+        if (status := process.poll()) is not None:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - LOG_TAIL))
+                last_line = log.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise NotStarted(what=self.name, why=f"it ended with {status}: {last_line}", log=str(self.log))
+        return False
 
-    def _wait_until(self, ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not ready():
-            status = process.poll()
-            if status is not None:
-                raise NotStarted(what=self.name, why=f"it ended with {status}: {self._last_words()}", log=str(self.log))
-            if time.monotonic() > deadline:
-                raise NotStarted(what=self.name, why=f"it was not ready after {timeout:.0f} s", log=str(self.log))
-            time.sleep(POLL)
 
-    def _last_words(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - LOG_TAIL))
-            return log.read().decode(errors="replace").strip().rpartition("\n")[2]
+def _wait_until(done: Callable[[], bool], timeout: float) -> bool:
+    """Whether it was ``done`` within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True

@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,27 +36,21 @@ class Service:
 
 def up(settings: Settings) -> Service:
     """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``check_server``."""
-    ran = {name for name in ("broker", "control", "worker") if Daemon(settings.data_dir, name).running()}
+    names = ("broker", "control", "worker")
+    ran = {name for name in names if Daemon(settings.data_dir, name).running()}
+    env = {"RESHARD_DATA_DIR": str(settings.data_dir)}
     if settings.broker_url is None:
         url = broker.start(settings)
     else:
-        url = broker.broker_url(settings)
+        url = env["RESHARD_BROKER_URL"] = broker.broker_url(settings)
         ran.add("broker")
     with JobStore.at(url) as store:
         store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
             daemon = Daemon(settings.data_dir, name)
-            env = {"RESHARD_DATA_DIR": str(settings.data_dir)}
-            if settings.broker_url is not None:
-                env["RESHARD_BROKER_URL"] = url
             daemon.start(command, env=env, ready=partial(_alive, store, daemon), timeout=READY)
-    names = ("broker", "control", "worker")
-    return Service(
-        without_password(url),
-        tuple(name for name in names if name not in ran),
-        tuple(name for name in names if name in ran),
-        settings.data_dir,
-    )
+    started, found = (tuple(name for name in names if (name in ran) is there) for there in (False, True))
+    return Service(without_password(url), started, found, settings.data_dir)
 
 
 def down(settings: Settings) -> tuple[str, ...]:
@@ -82,19 +77,13 @@ def control_command() -> list[str]:
 
 def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
     """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does."""
-    _refuse_without_celery()
+    if find_spec("celery") is None:
+        raise QueueError(what="celery is not installed: run `pip install 'reshard[worker]'`")
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
         store.check_server()
     command = worker_command(concurrency or settings.concurrency)
     os.execv(command[0], command)
-
-
-def _refuse_without_celery() -> None:
-    try:
-        import celery  # noqa: F401
-    except ImportError:
-        raise QueueError(what="celery is not installed: run `pip install 'reshard[worker]'`") from None
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

@@ -41,26 +41,27 @@ def notices(settings: Settings) -> Iterator[Probe]:
     """Each hook that is set, tried with a notice that says that it is a test."""
     tried = hooks(settings)
     if not tried:
-        yield Probe("notices", "no hook is set", "nobody is told: set RESHARD_NOTIFY_COMMAND or RESHARD_NOTIFY_URL")
+        yield Probe(
+            "notices", "no hook is set", "no notices are sent: set RESHARD_NOTIFY_COMMAND or RESHARD_NOTIFY_URL"
+        )
     for hook in tried:
         try:
             hook.tell(Notice.test())
+            yield Probe(f"notify {hook.name}", "it took a test notice")
         except NoticeFailed as error:
             yield Probe(f"notify {hook.name}", "it was tried", error=error)
-        else:
-            yield Probe(f"notify {hook.name}", "it took a test notice")
 
 
 def durability(client: redis.Redis, url: str) -> Probe:
     """What a crash of the broker's machine loses, as its own configuration tells."""
     server = client.info("server")
     name = f"{server.get('server_name', 'redis')} {server.get('valkey_version') or server.get('redis_version')}"
-    said = f"{url}, {name}"
+    about = f"{url}, {name}"
     try:
         wanted = ("appendonly", "appendfsync", "maxmemory-policy")
         config = {key: cast("dict[str, str]", client.config_get(key)).get(key, "") for key in wanted}
     except redis.ResponseError:
-        return Probe("broker", said, "it does not show its configuration: ask its operator what a crash would lose")
+        return Probe("broker", about, "it does not show its configuration: ask its operator what a crash would lose")
     warnings = []
     if config["appendonly"] != "yes":
         warnings.append("it keeps nothing on disk between snapshots: a crash loses jobs (set appendonly yes)")
@@ -71,7 +72,7 @@ def durability(client: redis.Redis, url: str) -> Probe:
         )
     if config["maxmemory-policy"] not in {"", "noeviction"}:
         warnings.append(f"when its memory is full it evicts keys of running jobs ({config['maxmemory-policy']})")
-    return Probe("broker", said, "; ".join(warnings), facts=config)
+    return Probe("broker", about, "; ".join(warnings), facts=config)
 
 
 def _clock(client: redis.Redis) -> Probe:
@@ -85,8 +86,8 @@ def _processes(processes: list[Process], paused: Pause | None, drained: Collecti
     ours = version("reshard")
     workers = [process.name for process in processes if process.kind == "worker"]
     if paused:
-        why = f"by {paused.by}" + (f": {paused.reason}" if paused.reason else "")
-        yield Probe("fleet", f"paused {why}", "jobs wait: `reshard fleet resume` lets them go on")
+        why = f": {paused.reason}" if paused.reason else ""
+        yield Probe("fleet", f"paused by {paused.by}{why}", "jobs wait: `reshard fleet resume` lets them go on")
     elif workers and all(name in drained for name in workers):
         yield Probe("fleet", "every worker is drained", f"jobs wait: `reshard fleet undrain {workers[0]}`")
     for kind in ("worker", "control"):
@@ -95,6 +96,6 @@ def _processes(processes: list[Process], paused: Pause | None, drained: Collecti
             yield Probe(kind, "none is running", f"jobs wait: start one with `reshard {kind}`")
         others = sorted({process.version for process in found} - {ours})
         for process in found:
-            said = f"{process.name}, {process.version}" + (", drained" if process.name in drained else "")
+            about = f"{process.name}, {process.version}" + (", drained" if process.name in drained else "")
             warning = f"this command is {ours}: the older of the two may hand jobs back" if others else ""
-            yield Probe(kind, said, warning, facts={"version": process.version, "concurrency": process.concurrency})
+            yield Probe(kind, about, warning, facts={"version": process.version, "concurrency": process.concurrency})

@@ -7,7 +7,7 @@
         size: 1GB
       - query: {author: them, tags: [text-generation], limit: 100}
 
-Reading one is pure: it asks nobody anything. What a query finds is a matter of `reshard.pipeline.catalogs.expand`.
+Reading one is pure: it makes no request. What a query finds is a matter of `reshard.pipeline.catalogs.expand`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
 from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
-from reshard.pipeline.request import Options, Request, key_of, parse_size
+from reshard.pipeline.request import Options, Request, parse_size
 
 VERSION: Literal[1] = 1
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
@@ -127,9 +127,9 @@ class CatalogEntry(Cut):
         try:
             if value is not None:
                 _hub(value)
-            return value
         except BadPlace as error:
             raise ValueError(f"{value}: {error.facts['why']}") from None
+        return value
 
     @model_validator(mode="after")
     def _either(self) -> CatalogEntry:
@@ -163,11 +163,10 @@ def parse(text: str, file: str) -> Catalog:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; nesting without end
         mark = getattr(error, "problem_mark", None)
         why = getattr(error, "problem", None) or str(error)
-        raise BadCatalog(
-            file=file, line=mark.line + 1 if mark else 1, key="YAML", why=why, fix="mend the YAML"
-        ) from None
+        line = mark.line + 1 if mark else 1
+        raise BadCatalog(file=file, line=line, key="YAML", why=why, fix="correct the YAML") from None
     if not isinstance(root, yaml.MappingNode):
-        raise BadCatalog(file=file, line=1, key="file", why="it is no mapping", fix="begin with `name:` and `entries:`")
+        raise BadCatalog(file=file, line=1, key="file", why="not a mapping", fix="begin with `name:` and `entries:`")
     _refuse_doubles(root, file)
     try:
         return Catalog.model_validate(data)
@@ -185,10 +184,6 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of the file, for editors; https://json-schema.org/draft/2020-12"""
     found = Catalog.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "A catalog of reshard"}
-
-
-def digest(text: str) -> str:
-    return key_of(text)
 
 
 def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
@@ -239,38 +234,31 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 def _refuse_doubles(node: yaml.Node, file: str) -> None:
     """A key that stands twice would silently win over the first."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            line = key.start_mark.line + 1
+    seen: dict[str, int] = {}
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(node, yaml.MappingNode):
+            key, child = child
+            name, line = str(key.value), key.start_mark.line + 1
             if name in seen:
-                raise BadCatalog(
-                    file=file,
-                    line=line,
-                    key=name,
-                    why=f"it stands in line {seen[name]} already",
-                    fix="keep one of them",
-                )
+                why = f"it stands in line {seen[name]} already"
+                raise BadCatalog(file=file, line=line, key=name, why=why, fix="keep one of them")
             seen[name] = line
-            _refuse_doubles(value, file)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_doubles(value, file)
+        _refuse_doubles(child, file)
 
 
 def _line(root: yaml.Node, path: Sequence[int | str]) -> int:
     """The line of the node that ``path`` leads to, as far as it leads."""
     node, line = root, root.start_mark.line
     for step in path:
-        found = None
+        children: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
         if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == step), None)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            found = (node.value[step], node.value[step])
-        if found is None:
+            children = {key.value: (key, value) for key, value in node.value}
+        elif isinstance(node, yaml.SequenceNode):
+            children = {number: (value, value) for number, value in enumerate(node.value)}
+        if step not in children:
             break
-        line, node = found[0].start_mark.line, found[1]
+        start, node = children[step]
+        line = start.start_mark.line
     return line + 1
 
 
@@ -281,15 +269,16 @@ def _dotted(path: Sequence[int | str]) -> str:
 
 def _fix(error: Any) -> str:
     """What to do about one of pydantic's errors."""
-    kind, path = error["type"], error["loc"]
-    if kind == "extra_forbidden":
-        known = sorted({*Catalog.model_fields, *CatalogEntry.model_fields, *Query.model_fields})
-        near = difflib.get_close_matches(str(path[-1]), known, 1)
-        return f"did you mean `{near[0]}`?" if near else "remove it; docs/guides/catalogs.md lists every key"
-    if kind == "missing":
-        return f"add `{path[-1]}:`"
-    if kind == "literal_error":
-        return f"choose one of {error['ctx']['expected']}"
+    path = error["loc"]
+    match error["type"]:
+        case "extra_forbidden":
+            known = sorted({*Catalog.model_fields, *CatalogEntry.model_fields, *Query.model_fields})
+            near = difflib.get_close_matches(str(path[-1]), known, 1)
+            return f"did you mean `{near[0]}`?" if near else "remove it; docs/guides/catalogs.md lists every key"
+        case "missing":
+            return f"add `{path[-1]}:`"
+        case "literal_error":
+            return f"choose one of {error['ctx']['expected']}"
     return f"change {_dotted(path)}; docs/guides/catalogs.md says what it may be"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any
@@ -91,13 +91,14 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     for request, repo in asked.items():
         source, target = sources[_address(request.source)], targets[_address(request.target)]
         others = [str(rival.source) for rival in rivals[request.slot(default)][: NAMED + 1] if rival != request][:NAMED]
-        wrong = source if isinstance(source, ReshardError) else None
-        if wrong is None and isinstance(target, AccessError):
-            wrong = target
-        if wrong is None and others:
-            wrong = TargetsCollide(target=str(request.target), source=repo, others=", ".join(others))
-        one = Wanted(repo, request, _there(source), _there(target), wrong)
-        wanted.append(replace(one, error=_too_visible(request, one)) if wrong is None else one)
+        found, there = (answer if isinstance(answer, Listed) else None for answer in (source, target))
+        errors = (
+            source if isinstance(source, ReshardError) else None,
+            target if isinstance(target, AccessError) else None,
+            TargetsCollide(target=str(request.target), source=repo, others=", ".join(others)) if others else None,
+            _too_visible(request, found, there),
+        )
+        wanted.append(Wanted(repo, request, found, there, next(filter(None, errors), None)))
     return Expansion(wanted + refused, empty)
 
 
@@ -142,16 +143,13 @@ def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tu
             yield entry, entry.repo
         elif entry.query is not None:
             cut = merged(catalog.defaults, entry)
-            none = True
             try:
-                for repo in islice(_found(entry.query, cut, context), entry.query.limit):
-                    none = False
-                    if repo not in by_id:
-                        yield entry, repo
+                found = list(islice(_found(entry.query, cut, context), entry.query.limit))
             except Refusal as refusal:
                 asked = entry.query.collection or entry.query.author or "a query"
                 raise refusal.as_source(asked) from refusal
-            empty += [number] if none else []
+            empty += [] if found else [number]
+            yield from ((entry, repo) for repo in found if repo not in by_id)
 
 
 def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:
@@ -236,9 +234,8 @@ def _listed(item: Mapping[str, Any]) -> Listed:
     return Listed(item["id"], item["sha"], bool(item["private"]), bool(item.get("gated")), item.get("usedStorage") or 0)
 
 
-def _too_visible(request: Request, wanted: Wanted) -> TargetMoreVisible | None:
-    """What a job would refuse: a copy where more see it than may see its source, and nobody asked for that."""
-    source, target = wanted.source, wanted.target
+def _too_visible(request: Request, source: Listed | None, target: Listed | None) -> TargetMoreVisible | None:
+    """What a job would refuse: a copy that more may see than its source, without --public."""
     if source is None or target is None or request.options.visibility == "public":
         return None
     if reach(target.visibility) <= reach(source.visibility):
@@ -246,10 +243,6 @@ def _too_visible(request: Request, wanted: Wanted) -> TargetMoreVisible | None:
     return TargetMoreVisible(
         target=str(request.target), shown=target.visibility, source=str(request.source), visibility=source.visibility
     )
-
-
-def _there(answer: Listed | ReshardError | None) -> Listed | None:
-    return answer if isinstance(answer, Listed) else None
 
 
 def _hub(place: Hub | Folder) -> Hub:

@@ -114,8 +114,8 @@ def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
 def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:
     places: dict[str, Any] = {"source": "a/b", "to": "c/d"}
     assert read_request(**places).options.size == 5_000_000_000
-    for use, profile in PROFILES.items():
-        assert read_request(**places, for_=use).options.size == profile.size
+    for use, size in PROFILES.items():
+        assert read_request(**places, for_=use).options.size == size
     assert read_request(**places, single=True).options.size == SINGLE
     for typed in ({"size": "1GB", "single": True}, {"for_": "hub", "size": "1GB"}, {"for_": "hub", "single": True}):
         with pytest.raises(UsageError, match="--single"):

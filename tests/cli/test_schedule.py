@@ -47,7 +47,7 @@ def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     for done, code, said in (
         (add(queue, "taken"), 10, "error[queue.schedule_exists]: there is a schedule taken already"),
         (add(queue, "zone", "--tz", "Mars/Base"), 2, "error[usage.schedule]: --tz 'Mars/Base' is not a time zone"),
-        (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is no name"),
+        (add(queue, "Big"), 2, "error[usage.schedule]: 'Big' is not a valid name"),
         (queue("schedule", "show", "nobody"), 10, "error[queue.no_schedule]: no schedule nobody"),
     ):
         assert done.code == code

@@ -103,7 +103,7 @@ def test_a_cancel_ends_the_wait() -> None:
 
 
 def test_a_limit_that_is_taken_off_or_raised_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "LOOK", 0.01)
+    monkeypatch.setattr(bandwidth, "CHECK", 0.01)
     limit = iter([1, 1, 1, None, None])
     seen: list[None] = []
     one = BandwidthLimiter(lambda: next(limit), lambda count: Share(count, 1e9), lambda: seen.append(None))

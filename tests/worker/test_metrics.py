@@ -19,10 +19,10 @@ from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BrokerUnavailable, HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.control import Control
+from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import serve
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
-from reshard.worker.followers.records import Ended
 from reshard.worker.followers.schedules import LATE, Schedules
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Leases
@@ -199,16 +199,24 @@ def test_a_catalogs_models_are_counted_by_how_they_ended(store: JobStore, leases
     assert seen["reshard_catalog_trouble_timestamp_seconds"] == {}
 
 
-def test_a_catalog_that_is_expanded_again_is_counted_once(store: JobStore, port: int) -> None:
+def test_a_catalog_that_is_expanded_again_is_counted_once(
+    store: JobStore, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalogs = Cursor(store)
     wanted = definition(2)
     catalogs.submit(wanted)
     run = catalogs.claim("mirror", "one")
     absent = SourceNotFound(repo="them/m0", endpoint="https://hub")
     (entry, _), other = rows(wanted)
-    ended = Ended("failed", error=absent.to_dict())
-    # It died over it after its first rows.
-    assert catalogs._fill("mirror", (run, "one"), 0, [(entry, ended)], last=False, empty=[])
+
+    def died(*_: object) -> None:
+        raise ConnectionError("a control that died after its first rows")
+
+    with monkeypatch.context() as patched, pytest.raises(ConnectionError):
+        patched.setattr(cursor, "FILL", 1)
+        steps = iter([catalogs._change, died])
+        patched.setattr(catalogs, "_change", lambda *step: next(steps)(*step))
+        catalogs.fill("mirror", run, "one", [(entry, absent), other])
     assert scrape(port).one("reshard_catalog_failures", "mirror", "source.not_found") == 1
     assert catalogs.fill("mirror", run, "one", [(entry, absent), other])
     seen = scrape(port)

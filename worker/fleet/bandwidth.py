@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 
 SHARE = 0.1  # seconds of the whole bandwidth in one share: ten calls a second for all copies, however many there are
-LOOK = 0.2  # seconds between two signs of life while it waits, and looks whether the limit has changed
+CHECK = 0.2  # seconds between two signs of life, and two reads of the limit, while it waits
 
 
 class Share(NamedTuple):
@@ -21,10 +21,7 @@ class BandwidthLimiter:
     """Counts what a copy reads, and has it wait for its turn."""
 
     def __init__(
-        self,
-        bandwidth: Callable[[], int | None],
-        take: Callable[[int], Share],
-        check: Callable[[], None],
+        self, bandwidth: Callable[[], int | None], take: Callable[[int], Share], check: Callable[[], None]
     ) -> None:
         """``bandwidth`` is in bytes a second, None without a limit; ``take`` has a share of at least so many bytes.
 
@@ -48,9 +45,9 @@ class BandwidthLimiter:
         try:
             share, self._wait = self._take(-self._allowed)
         except BROKER_UNAVAILABLE:
-            share = -self._allowed  # nobody to ask: as slow as it was
+            share = -self._allowed  # as slow as it was
         self._allowed += share
         until = time.monotonic() + self._wait
         while (left := until - time.monotonic()) > 0 and self._bandwidth() == bandwidth:
             self._check()
-            time.sleep(min(left, LOOK))
+            time.sleep(min(left, CHECK))

@@ -1,4 +1,4 @@
-"""How a worker is told to end: one byte that the main process shares with its children, and the signals that set it.
+"""How a worker is drained: one byte that the main process shares with its children, and the signals that set it.
 
 SIGTERM (or Ctrl-C) once: take nothing new, copies hand back at once, shorter steps finish; what has not ended after the
 drain time is handed back unfinished. A second time: everything is handed back at once.
@@ -27,16 +27,16 @@ _RUN, _DRAIN, _NOW = 0, 1, 2
 
 _shared = mmap.mmap(-1, 2)  # anonymous and shared: what the parent writes, its forked children read
 _SIGNAL, _AFAR = 0, 1  # what the signals say, and whether an operator has it drained for now (fleet.py)
-_own = _RUN  # what this process alone was told
+_own = _RUN  # the level that only this process was signalled
 _since: float | None = None  # when this process first saw that it shall end
 
 
 def wanted() -> bool:
     """Whether this process shall take nothing new and hand back what it has."""
-    return bool(_told_to_end() or _shared[_AFAR])
+    return bool(_level() or _shared[_AFAR])
 
 
-def _told_to_end() -> int:
+def _level() -> int:
     return max(_shared[_SIGNAL], _own)
 
 
@@ -46,7 +46,7 @@ def overdue(limit: float) -> bool:
     if not wanted():
         _since = None
         return False
-    if _told_to_end() == _NOW:
+    if _level() == _NOW:
         return True
     _since = _since or time.monotonic()
     return time.monotonic() - _since > limit
@@ -78,9 +78,9 @@ def heeded() -> Iterator[None]:
     Celery installs that handler after every hook that it offers, so ours is here.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # a pool of threads has one main process, which is told
+        yield  # a pool of threads has one main process, which has the signal
         return
-    before = signal.signal(signal.SIGTERM, _told)
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         yield
     finally:
@@ -89,6 +89,6 @@ def heeded() -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _told(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     global _own
     _own = min(_own + 1, _NOW)

@@ -1,4 +1,4 @@
-"""What operators say to all workers at once: rest, rest alone, no faster, no more in a night, at these hours only.
+"""What operators set for all workers at once: a pause, drained workers, limits of bandwidth and bytes, and hours.
 
     reshard:fleet            hash: paused, reason, paused_by, bandwidth, night_bytes, window, tz
     reshard:fleet:drained    hash: worker -> since
@@ -7,25 +7,26 @@
     reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
     reshard:held             sorted set: bulk job -> since when it waits until bulk work may be done
 
-The steps that hand out work (claim, due) and take it back (renew) look at these themselves, so nothing is begun once a
-pause stands. What needs a clock that knows time zones is worked out here and told to them: when the night began, and
+The steps that hand out work (claim, due) and take it back (renew) read these themselves, so nothing is begun once a
+pause stands. What needs a clock that knows time zones is worked out here and passed to them: when the night began, and
 whether the window is shut.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFound
 from reshard.pipeline.request import parse_size
 from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
-from reshard.worker.queue.jobs import JobStore, Process
-from reshard.worker.queue.scripts import PREFIX, job_key, ms, texts
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.scripts import PREFIX, decoded, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import ring
 
@@ -61,13 +62,11 @@ class Limits:
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Limits:
         """From what is stored."""
-        bandwidth, night_bytes, window = (fields.get(name) for name in ("bandwidth", "night_bytes", "window"))
-        return cls(
-            int(bandwidth) if bandwidth else None,
-            int(night_bytes) if night_bytes else None,
-            Window.parse(window) if window else None,
-            fields.get("tz", "UTC"),
+        bandwidth, night_bytes = (
+            int(fields[name]) if name in fields else None for name in ("bandwidth", "night_bytes")
         )
+        window = Window.parse(fields["window"]) if "window" in fields else None
+        return cls(bandwidth, night_bytes, window, fields.get("tz", "UTC"))
 
     def shut(self, moment: float) -> bool:
         """Whether the window is, at ``moment`` in seconds since the epoch. Raises BadSchedule for an unknown zone."""
@@ -90,8 +89,7 @@ class Limits:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        window = str(self.window) if self.window else None
-        return {"bandwidth": self.bandwidth, "night_bytes": self.night_bytes, "window": window, "tz": self.tz}
+        return asdict(self) | {"window": str(self.window) if self.window else None}
 
 
 def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
@@ -103,40 +101,30 @@ def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
         raise BadLimit(what="no limit is named")
     if {"window", "closed"} <= given.keys():
         raise BadLimit(what="--window and --closed exclude each other: each is what the other leaves of the day")
-    read: dict[str, Callable[[str], tuple[str, str]]] = {
-        "bandwidth": lambda text: ("bandwidth", str(_bandwidth(text))),
-        "night_bytes": lambda text: ("night_bytes", str(_size("--night-bytes", text, text))),
-        "window": lambda text: ("window", str(Window.parse(text))),
-        "closed": lambda text: ("window", str(Window.parse(text).others())),
-        "tz": lambda text: ("tz", _zone(text)),
+    return {
+        "window" if name == "closed" else name: None if text.strip().lower() == OFF else _parse(name, text)
+        for name, text in given.items()
     }
-    stored: dict[str, str | None] = {}
-    for name, text in given.items():
-        if text.strip().lower() == OFF:
-            stored["window" if name == "closed" else name] = None
-        else:
-            kept, value = read[name](text)
-            stored[kept] = value
-    return stored
 
 
-def _bandwidth(text: str) -> int:
-    size, slash, second = text.strip().rpartition("/")
-    if not slash or second != "s":
-        raise BadLimit(what=f"--bandwidth {text}: bytes a second are meant, as in 200MB/s")
-    return _size("--bandwidth", text, size)
-
-
-def _size(option: str, text: str, size: str) -> int:
+def _parse(name: str, text: str) -> str:
+    match name:
+        case "window":
+            return str(Window.parse(text))
+        case "closed":
+            return str(Window.parse(text).others())
+        case "tz":
+            check_zone(text)
+            return text
+    option, size = f"--{name.replace('_', '-')} {text}", text
+    if name == "bandwidth":
+        size, slash, second = text.strip().rpartition("/")
+        if not slash or second != "s":
+            raise BadLimit(what=f"{option}: bytes a second are meant, as in 200MB/s")
     try:
-        return parse_size(size)
+        return str(parse_size(size))
     except BadSize as error:
-        raise BadLimit(what=f"{option} {text}: {error.facts['why']}") from None
-
-
-def _zone(text: str) -> str:
-    check_zone(text)
-    return text
+        raise BadLimit(what=f"{option}: {error.facts['why']}") from None
 
 
 # --------------------------------------------------------------------------------------------------------- the state
@@ -193,7 +181,7 @@ class Fleet:
     def pause(self, by: str, reason: str | None = None) -> Pause:
         """Let nothing more be begun; copies are handed back at their next shard, other steps end.
 
-        Paused again, it is by whom and why it was, unless there is a new reason.
+        Paused again, it keeps its author and reason, unless there is a new reason.
         """
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hsetnx(FLEET, "paused", ms(self._now()))
@@ -233,7 +221,7 @@ class Fleet:
 
     def drain(self, name: str) -> str:
         """Have one worker hand back what it holds and take nothing more; returns its name. Raises WorkerNotFound."""
-        alive = [process.name for process in self._workers()]
+        alive = self._workers()
         worker = _one(name, alive)
         gone = set(texts(self._redis.hkeys(DRAINED))) - set(alive)
         with self._redis.pipeline(transaction=True) as pipeline:
@@ -245,7 +233,7 @@ class Fleet:
 
     def undrain(self, name: str) -> tuple[str, bool]:
         """Have it take work again; its name, and whether it was drained. Raises WorkerNotFound."""
-        worker = _one(name, [process.name for process in self._workers()])
+        worker = _one(name, self._workers())
         return worker, self.begin(worker)
 
     def seen(self) -> FleetStatus:
@@ -273,22 +261,21 @@ class Fleet:
 
     def claims_by_worker(self) -> dict[str, list[str]]:
         """What each worker is at: ``<job> <unit>``, by its name."""
-        found: dict[str, list[str]] = {}
+        found = defaultdict[str, list[str]](list)
         for state in AT_WORK:
             for job in texts(self._redis.zrange(f"{PREFIX}jobs:{state}", 0, -1)):
-                units = cast("dict[bytes, bytes]", self._redis.hgetall(job_key(job, "units")))
-                for unit in sorted(name.removesuffix(b".token") for name in units if name.endswith(b".token")):
-                    worker = units[unit + b".worker"].decode().rpartition(".")[0]
-                    found.setdefault(worker, []).append(f"{job} {unit.decode()}")
+                units = decoded(self._redis.hgetall(job_key(job, "units")))
+                for unit in sorted(name.removesuffix(".token") for name in units if name.endswith(".token")):
+                    found[units[f"{unit}.worker"].rpartition(".")[0]].append(f"{job} {unit}")
         return found
 
-    def _workers(self) -> list[Process]:
-        return [process for process in self._store.processes() if process.kind == "worker"]
+    def _workers(self) -> list[str]:
+        return [process.name for process in self._store.processes() if process.kind == "worker"]
 
     # --------------------------------------------------------------------------------------------------- for workers
 
     def look(self) -> tuple[int, int]:
-        """What the steps that hand out work are told: when the night began, in ms, and 1 if bulk work's window is shut.
+        """What the steps that hand out work need: when the night began, in ms, and 1 if bulk work's window is shut.
 
         Where the time zone is not known, which only another machine can have set, bulk work waits for one that does.
         """
@@ -338,7 +325,7 @@ class Fleet:
             pipeline.hgetall(FLEET)
             pipeline.time()
             stored, (seconds, micros) = pipeline.execute()
-        fields = {name.decode(): value.decode() for name, value in stored.items()}
+        fields = decoded(stored)
         self._limits = Limits.of(fields)
         return fields, self._clock() if self._clock else seconds + micros / 1e6
 

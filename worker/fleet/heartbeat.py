@@ -13,7 +13,7 @@ from reshard.worker.settings import PRESUMED_DEAD
 
 
 def announce(client: redis.Redis, process: Process) -> None:
-    """Say that ``process`` lives; to be said again before PRESUMED_DEAD seconds are over."""
+    """Record that ``process`` lives, for the next PRESUMED_DEAD seconds."""
     with client.pipeline(transaction=False) as pipeline:
         pipeline.sadd(f"{PREFIX}processes", process.name)
         pipeline.set(f"{PREFIX}process:{process.name}", json.dumps(asdict(process)), px=round(PRESUMED_DEAD * 1000))
@@ -21,7 +21,7 @@ def announce(client: redis.Redis, process: Process) -> None:
 
 
 def withdraw(client: redis.Redis, process: Process) -> None:
-    """Say that ``process`` has ended in order."""
+    """Record that ``process`` has ended in order."""
     with client.pipeline(transaction=False) as pipeline:
         pipeline.srem(f"{PREFIX}processes", process.name)
         pipeline.delete(f"{PREFIX}process:{process.name}")

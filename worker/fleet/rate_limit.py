@@ -1,4 +1,4 @@
-"""How fast workers call the Hub: as it asks, interactive work first, and never so patiently that a cancel goes unheard.
+"""How fast workers call the Hub: as it asks, interactive work first; a wait never outlasts a cancel.
 
 All workers spend one budget for each endpoint and credential, which is kept in Redis:
 
@@ -16,7 +16,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import redis
 
@@ -26,13 +27,13 @@ from reshard.worker.queue.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
 
-SLICE = 1.0  # seconds between two looks whether the work shall go on
-ASK_AGAIN = 5.0  # seconds after which who waits for calls asks whether there are some; an answer may have corrected it
+SLICE = 1.0  # seconds between two checks whether the work shall go on
+ASK_AGAIN = 5.0  # seconds between two tries for calls; an answer of the Hub may have corrected how many are left
 RESERVE = 0.2  # of a window's calls, for interactive work; of the Hub's 1,000 that is twenty small jobs
 
 
 class SharedRateLimiter(LocalRateLimiter):
-    """A wait that the Hub asked for is life, not a hang, and is cut short by whatever ``check`` raises."""
+    """A wait that the Hub asked for counts as progress; what ``check`` raises ends it."""
 
     def __init__(
         self,
@@ -58,22 +59,17 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def update(self, window: RateLimitWindow) -> None:
         """Tell the others what is left."""
-        ends = min(window.seconds, WAIT_MAX)
-        try:
+        ends, length = min(window.seconds, WAIT_MAX), round(window.window * 1000)
+        with _tolerated(f"tell other workers that {window.left} calls are left"):
             self._run(
-                "rate_limit_update", self._budget, window.kind, window.left, round(ends * 1000), window.quota,
-                round(window.window * 1000),
-            )  # fmt: skip
-        except redis.RedisError as error:
-            log.warning("cannot tell other workers that %s calls are left: %s", window.left, error)
+                "rate_limit_update", self._budget, window.kind, window.left, round(ends * 1000), window.quota, length
+            )
 
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)
-        longest = max(seconds, self._others_wait())
-        try:
-            self._redis.set(self._key, "", px=math.ceil(longest * 1000))
-        except redis.RedisError as error:
-            log.warning("cannot tell other workers to wait %.0f s: %s", seconds, error)
+        with _tolerated(f"tell other workers to wait {seconds:.0f} s"):
+            others = int(str(self._redis.pttl(self._key)))
+            self._redis.set(self._key, "", px=max(math.ceil(seconds * 1000), others))
 
     def sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -88,25 +84,24 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def _take(self, kind: str) -> float:
         """Seconds to wait for a call; after 0 it is ours."""
-        try:
+        with _tolerated("ask how long other workers wait"):
             return int(self._run("rate_limit_take", self._budget, kind, int(self._bulk), str(RESERVE))) / 1000
-        except redis.RedisError as error:
-            log.warning("cannot ask how long other workers wait: %s", error)
-            return 0.0
+        return 0.0
 
-    def _others_wait(self) -> float:
-        try:
-            left = self._redis.pttl(self._key)
-        except redis.RedisError as error:
-            log.warning("cannot ask how long other workers wait: %s", error)
-            return 0.0
-        return max(0, int(str(left))) / 1000
+
+@contextmanager
+def _tolerated(what: str) -> Iterator[None]:
+    """While Redis is away each process waits on its own."""
+    try:
+        yield
+    except redis.RedisError as error:
+        log.warning("cannot %s: %s", what, error)
 
 
 def rate_limiters(
     client: redis.Redis, check: Callable[[], None], alive: Callable[[], None], bulk: bool = False
 ) -> Callable[[str], SharedRateLimiter]:
-    """One pace for each budget, all of which heed ``check`` when they wait and tell ``alive`` when bytes go out.
+    """One limiter for each budget; each calls ``check`` while it waits, and ``alive`` when bytes go out.
 
     ``bulk`` work leaves calls to interactive work.
     """

@@ -25,24 +25,19 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 import redis
 
 from reshard.pipeline.catalogs.definition import parse
-from reshard.pipeline.errors import (
-    CatalogNotFound,
-    CatalogState,
-    JobNotFound,
-    WrongState,
-)
+from reshard.pipeline.errors import CatalogNotFound, CatalogState, JobNotFound, WrongState
 from reshard.worker.followers import records
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, known_fields, server_ms, texts, transact
+from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, known_fields, server_ms, texts, transact
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +63,7 @@ class Now(NamedTuple):
     at: int  # ms, by the server's clock
     state: State | None  # None: there is no such catalog
     run: str
-    expander: str  # the token of who expands it
+    expander: str  # the token of the control that expands it
     expander_until: int  # ms
     failures: int
     bytes: int
@@ -81,15 +76,13 @@ class Now(NamedTuple):
     @classmethod
     def read(cls, pipe: Pipeline, name: str) -> Now:
         """From a pipeline that watches the catalog and has not begun to write."""
-        fields = ("state", "run", "expander", "expander_until", "failures", "bytes", "fired_by")
-        state, run, expander, until, failures, read, schedule = (
-            value.decode() if value is not None else "" for value in pipe.hmget(key(name), fields)
-        )
-        counts = {field.decode(): int(number) for field, number in pipe.hgetall(key(name, "counts")).items()}
+        fields = ("state", "run", "expander", "fired_by", "expander_until", "failures", "bytes")
+        state, run, expander, schedule, *numbers = (value and value.decode() for value in pipe.hmget(key(name), fields))
+        until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), cast(State, state) or None, run, expander, int(until or 0),
-            int(failures or 0), int(read or 0), schedule, pipe.hlen(key(name, "entries")),
-            pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")), Counter(counts),
+            server_ms(pipe), state, run or "", expander or "", until, failures, read, schedule or "",
+            pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
+            Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
         )  # fmt: skip
 
     @property
@@ -110,8 +103,7 @@ class Catalogs:
         """Begin a run; False when this very catalog is under way already. Raises BadCatalog, CatalogState."""
         parse(definition.text, definition.name)
 
-        def step(pipe: Pipeline) -> bool:
-            now = Now.read(pipe, definition.name)
+        def step(pipe: Pipeline, now: Now) -> bool:
             pipe.multi()
             if not now.busy:
                 start(pipe, definition, now)
@@ -119,10 +111,10 @@ class Catalogs:
 
         if self._change(definition.name, step):
             return True
-        seen = self.get(definition.name)
-        if seen.definition.digest == definition.digest and seen.state in UNDER_WAY:
+        status = self.get(definition.name)
+        if status.definition.digest == definition.digest and status.state in UNDER_WAY:
             return False
-        raise CatalogState(name=definition.name, state=seen.state, why="its jobs have not all ended")
+        raise CatalogState(name=definition.name, state=status.state, why="its jobs have not all ended")
 
     def names(self) -> list[str]:
         return sorted(texts(self._redis.smembers(ALL)))
@@ -138,22 +130,22 @@ class Catalogs:
             fields, entries, active, ended, todo, success = pipeline.execute()
         if not fields:
             raise CatalogNotFound(name=name)
-        asked = {number: json.loads(entry) for number, entry in entries.items()}
-        how = sorted(ended.items(), key=_numbered)
+        fields, asked = decoded(fields), {number: json.loads(entry) for number, entry in entries.items()}
+        outcomes = sorted(ended.items(), key=_numbered)
         return CatalogStatus(
-            definition=Definition.known(fields[b"definition"])[0],
-            state=cast(State, fields[b"state"].decode()),
-            run=fields[b"run"].decode(),
-            started=int(fields[b"started"]) / 1000,
-            since=int(fields[b"since"]) / 1000,
-            note=fields[b"note"].decode() if b"note" in fields else None,
+            definition=Definition.known(fields["definition"])[0],
+            state=cast(State, fields["state"]),
+            run=fields["run"],
+            started=int(fields["started"]) / 1000,
+            since=int(fields["since"]) / 1000,
+            note=fields.get("note"),
             entries=len(entries),
             todo=todo,
             active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
-            ended=tuple((asked[number]["repo"], known_fields(Ended, data)) for number, data in how),
-            targets=tuple(records.target_text(asked[number]["request"]) for number, _ in how),
+            ended=tuple((asked[number]["repo"], known_fields(Ended, data)) for number, data in outcomes),
+            targets=tuple(records.target_text(asked[number]["request"]) for number, _ in outcomes),
             success=None if success is None else int(success) / 1000,
-            empty=tuple(json.loads(fields.get(b"empty", b"[]"))),
+            empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
 
     def pause(self, name: str) -> None:
@@ -182,22 +174,23 @@ class Catalogs:
     def retry(self, name: str, only: str | None = None) -> int:
         """Give what failed, or failed with this code, another turn; returns how many. Raises as ``resume``.
 
-        What only the file can mend stays as it is.
+        What only the file can correct stays as it is.
         """
 
-        def step(pipe: Pipeline) -> int:
-            now = Now.read(pipe, name)
-            if now.state is None:
-                raise CatalogNotFound(name=name)
+        def step(pipe: Pipeline, now: Now) -> int:
             if now.state == "expanding":
                 raise CatalogState(name=name, state=now.state, why="it is not expanded yet")
             again: dict[str, Ended] = {}
-            for number, kept in sorted(hash_of(pipe, key(name, "ended")).items(), key=_numbered):
+            for number, kept in hash_of(pipe, key(name, "ended")).items():
                 ended = known_fields(Ended, kept)
                 if ended.error is not None and not ended.in_file and only in {None, ended.error["code"]}:
-                    again[number.decode()] = ended
-            # A job that goes on tells at its end all that it ever read.
-            counted = self._read_by_jobs(again.values())
+                    again[number] = ended
+            # A job that goes on reports at its end all that it ever read, if it is still there.
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for ended in again.values():
+                    pipeline.exists(job_key(ended.job or ""))
+                there = pipeline.execute()
+            counted = sum(ended.read for ended, kept in zip(again.values(), there, strict=True) if kept)
             pipe.multi()
             for entry, ended in again.items():
                 pipe.hdel(key(name, "ended"), entry)
@@ -212,22 +205,12 @@ class Catalogs:
                     enter(pipe, name, now, "running")
             return len(again)
 
-        return self._change(name, step)
-
-    def _read_by_jobs(self, ended: Collection[Ended]) -> int:
-        """The bytes that entries read whose jobs are still there."""
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for one in ended:
-                pipeline.exists(job_key(one.job or ""))
-            return sum(one.read for one, there in zip(ended, pipeline.execute(), strict=True) if there)
+        return self._change(name, step, must_exist=True)
 
     def remove(self, name: str) -> None:
         """Forget it and what it knows of its targets, which stay. Raises CatalogNotFound, CatalogState."""
 
-        def step(pipe: Pipeline) -> None:
-            now = Now.read(pipe, name)
-            if now.state is None:
-                raise CatalogNotFound(name=name)
+        def step(pipe: Pipeline, now: Now) -> None:
             if now.busy:
                 raise CatalogState(name=name, state=now.state, why="only one whose jobs have all ended can be removed")
             pipe.multi()
@@ -236,7 +219,7 @@ class Catalogs:
             pipe.hdel(SUCCESS, name)
             pipe.hdel(TROUBLE, name)
 
-        self._change(name, step)
+        self._change(name, step, must_exist=True)
 
     def standings(self, name: str, entries: Iterable[Entry]) -> list[Standing]:
         """How each entry stands against the last job that carried it out."""
@@ -249,15 +232,12 @@ class Catalogs:
         self._redis.hset(key(name, "record"), entry.request.key(), json.dumps([entry.source, entry.target]))
 
     def _record(self, name: str) -> dict[str, list[str]]:
-        return {key.decode(): json.loads(data) for key, data in hash_of(self._redis, key(name, "record")).items()}
+        return {request: json.loads(data) for request, data in hash_of(self._redis, key(name, "record")).items()}
 
     def _turn(self, name: str, state: State, why: str, note: str = "", *expander: str) -> None:
         """``expander`` is the run and the token of who expands it, perhaps one that was begun anew meanwhile."""
 
-        def step(pipe: Pipeline) -> None:
-            now = Now.read(pipe, name)
-            if now.state is None:
-                raise CatalogNotFound(name=name)
+        def step(pipe: Pipeline, now: Now) -> None:
             cut_short = state == now.state == "cancelled" and now.active > 0
             if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):
                 raise CatalogState(name=name, state=now.state, why=why)
@@ -271,11 +251,21 @@ class Catalogs:
             over = state == "running" and now.todo + now.active == 0
             enter(pipe, name, now, "done" if over else state, note=note)
 
-        self._change(name, step)
+        self._change(name, step, must_exist=True)
 
-    def _change(self, name: str, step: Callable[[Pipeline], T], *watched: str) -> T:
-        """Carry out ``step``, again when the catalog or what else is watched changed while it read."""
-        return transact(self._redis, step, key(name), *watched)
+    def _change(self, name: str, step: Callable[[Pipeline, Now], T], *watched: str, must_exist: bool = False) -> T:
+        """Carry out ``step``, again when the catalog or what else is watched changed while it read.
+
+        Raises CatalogNotFound when the catalog ``must_exist`` and does not.
+        """
+
+        def carry_out(pipe: Pipeline) -> T:
+            now = Now.read(pipe, name)
+            if must_exist and now.state is None:
+                raise CatalogNotFound(name=name)
+            return step(pipe, now)
+
+        return transact(self._redis, carry_out, key(name), *watched)
 
 
 def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") -> None:
@@ -315,8 +305,8 @@ def _numbered(item: tuple[bytes, bytes]) -> int:
     return int(item[0])
 
 
-def hash_of(client: redis.Redis, key: str) -> dict[bytes, bytes]:
-    return cast("dict[bytes, bytes]", client.hgetall(key))
+def hash_of(client: redis.Redis, key: str) -> dict[str, str]:
+    return decoded(client.hgetall(key))
 
 
 def key(name: str, part: str | None = None) -> str:

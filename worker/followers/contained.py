@@ -29,16 +29,12 @@ class Contained:
             log.info("it was removed or restarted meanwhile: %s", error)
         except (*BROKER_UNAVAILABLE, BrokerUnavailable):
             raise
-        except (ValidationError, BadSchedule) as error:  # a newer release's, or its time zone is unknown here
-            if self._is_news(name):
-                log.error("%s %s cannot be read here and is left to another control: %s", self._what, name, error)
-        except Exception:
-            if self._is_news(name):
-                log.exception("%s %s failed for an unknown reason, and waits", self._what, name)
+        except Exception as error:
+            if name not in self._broken:
+                if isinstance(error, ValidationError | BadSchedule):  # a newer release's, or an unknown time zone here
+                    log.error("%s %s cannot be read here and is left to another control: %s", self._what, name, error)
+                else:
+                    log.exception("%s %s failed for an unknown reason, and waits", self._what, name)
+            self._broken.add(name)
         else:
             self._broken.discard(name)
-
-    def _is_news(self, name: str) -> bool:
-        known = name in self._broken
-        self._broken.add(name)
-        return not known

@@ -15,14 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import cast
 
-from reshard.pipeline.errors import (
-    BadPlace,
-    CatalogNotFound,
-    JobNotFound,
-    ReshardError,
-    TargetBusy,
-    WrongState,
-)
+from reshard.pipeline.errors import BadPlace, CatalogNotFound, JobNotFound, ReshardError, TargetBusy, WrongState
 from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key
 from reshard.worker.followers.contained import Contained
@@ -51,14 +44,14 @@ class Cursor(Catalogs):
         """Note how jobs ended, and admit what there is room for, also where a run was begun or resumed."""
         for event in events:
             if event.kind == "ended":
-                self._each(partial(self._look_at, job=event.fields["job"]))
+                self._each(partial(self._advance, job=event.fields["job"]))
             elif event.kind == "catalog" and event.fields["state"] == "running":
-                self._each(self._look_at, [event.fields["name"]])
+                self._each(self._advance, [event.fields["name"]])
             reader.acknowledge(event)
 
     def reconcile(self) -> None:
         """Look at all jobs of all runs, for what the stream no longer has, and for jobs that were deleted."""
-        self._each(self._look_at)
+        self._each(self._advance)
 
     def expanding(self) -> list[str]:
         """The catalogs that wait to be expanded."""
@@ -72,8 +65,7 @@ class Cursor(Catalogs):
     def claim(self, name: str, token: str) -> str:
         """The run that this control is to expand now, or an empty string; claimed again, it stays this control's."""
 
-        def step(pipe: Pipeline) -> str:
-            now = Now.read(pipe, name)
+        def step(pipe: Pipeline, now: Now) -> str:
             pipe.multi()
             if now.state != "expanding" or (now.expander not in {"", token} and now.expander_until > now.at):
                 return ""
@@ -105,59 +97,44 @@ class Cursor(Catalogs):
         """
         record = self._record(name)
         found = [(entry, records.settled(entry, error, record)) for entry, error in rows]
-        return all(
-            self._fill(name, (run, token), first, found[first : first + FILL], first + FILL >= len(found), empty)
-            for first in range(0, max(1, len(found)), FILL)
-        )
 
-    def _fill(
-        self,
-        name: str,
-        expander: tuple[str, str],
-        first: int,
-        rows: Sequence[tuple[Entry, Ended | None]],
-        last: bool,
-        empty: Sequence[int],
-    ) -> bool:
-        def step(pipe: Pipeline) -> bool:
-            now = Now.read(pipe, name)
+        def step(first: int, pipe: Pipeline, now: Now) -> bool:
             pipe.multi()
-            if now.state != "expanding" or expander != (now.run, now.expander):
+            if now.state != "expanding" or (now.run, now.expander) != (run, token):
                 return False
-            if first == 0:  # somebody may have died over it before
+            if first == 0:  # an earlier expander may have died before its end
                 pipe.delete(*(key(name, part) for part in ("entries", "todo", "ended", "counts")))
                 now = now._replace(counts=Counter(), entries=0, todo=0)
-            for number, (entry, ended) in enumerate(rows, first):
+            todo = now.todo
+            for number, (entry, ended) in enumerate(found[first : first + FILL], first):
                 pipe.hset(key(name, "entries"), str(number), entry.model_dump_json(exclude_defaults=True))
                 if ended is None:
                     pipe.zadd(key(name, "todo"), {str(number): number})
+                    todo += 1
                 else:
                     pipe.hset(key(name, "ended"), str(number), json.dumps(asdict(ended)))
                     count(pipe, name, ended, 1)
-            settled = [ended for _, ended in rows if ended is not None]
-            now.counts.update(part for ended in settled for part in records.tally(ended))
-            todo = now.todo + len(rows) - len(settled)
+                    now.counts.update(records.tally(ended))
             pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
-            if last:
+            if first + FILL >= len(found):
                 pipe.hdel(key(name), "expander", "expander_until", "note")
-                now = now._replace(entries=now.entries + len(rows))
-                enter(pipe, name, now, "running" if todo else "done")
+                enter(pipe, name, now._replace(entries=len(found)), "running" if todo else "done")
             return True
 
-        return self._change(name, step)
+        return all(self._change(name, partial(step, first)) for first in range(0, max(1, len(found)), FILL))
 
-    def _each(self, look: Callable[[str], object], names: Iterable[str] | None = None) -> None:
-        """``look`` at each catalog; what breaks one is no reason to leave the others."""
+    def _each(self, visit: Callable[[str], object], names: Iterable[str] | None = None) -> None:
+        """``visit`` each catalog; what breaks one is no reason to leave the others."""
         for name in texts(self._redis.smembers(LOOKED_AT)) if names is None else names:
             with self._contained(name):
-                look(name)
+                visit(name)
 
-    def _look_at(self, name: str, job: str | None = None) -> None:
+    def _advance(self, name: str, job: str | None = None) -> None:
         """Note how its jobs ended, all or this one, and admit what there is room for."""
         definition, state, run = self._run(name)
         if state == "expanding":
             return
-        active = {number.decode(): id.decode() for number, id in hash_of(self._redis, key(name, "active")).items()}
+        active = hash_of(self._redis, key(name, "active"))
         mine = {number: id for number, id in active.items() if job in {None, id}}
         if job is not None and not mine:
             return
@@ -171,19 +148,16 @@ class Cursor(Catalogs):
             for job in active.values():
                 pipeline.hget(job_key(job), "state")
             states = pipeline.execute()
-        ended = 0
-        for (number, job), state in zip(active.items(), states, strict=True):
-            if state is not None and not JobState(state.decode()).ended:
-                continue
-            ended += 1
+        pairs = zip(active.items(), states, strict=True)
+        ended = [one for one, state in pairs if state is None or JobState(state.decode()).ended]
+        for number, id in ended:
             entry = self._entry(definition.name, number)
             try:
-                seen = self._store.get(job)
+                seen = self._store.get(id)
+                self._end(definition, run, number, records.how(entry, seen), records.kept(entry, seen))
             except JobNotFound as error:
-                self._end(definition, run, number, Ended("failed", job, error=error.to_dict()))
-                continue
-            self._end(definition, run, number, records.how(entry, seen), records.kept(entry, seen))
-        return ended
+                self._end(definition, run, number, Ended("failed", id, error=error.to_dict()))
+        return len(ended)
 
     def _admit(self, definition: Definition, run: str, room: int) -> None:
         name = definition.name
@@ -207,8 +181,7 @@ class Cursor(Catalogs):
         """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
         name = definition.name
 
-        def step(pipe: Pipeline) -> str:
-            now = Now.read(pipe, name)
+        def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             there, same = ("", True) if job else occupant(pipe, submitted)
             pipe.multi()
@@ -232,25 +205,24 @@ class Cursor(Catalogs):
         """The job, when it goes on; empty when a new one must be made."""
         try:
             self._store.retry(job)
-        except WrongState:  # it was told so already, by a control that died then
-            return job
+        except WrongState:  # retried already, by a control that died then
+            pass
         except (JobNotFound, TargetBusy):
             return ""
         return job
 
     def _end(
         self, definition: Definition, run: str, number: str, ended: Ended, kept: tuple[str, str] = ("", "")
-    ) -> bool:
-        """Note how an entry ended, once; whether it was this call that did."""
+    ) -> None:
+        """Note how an entry ended, once."""
         name = definition.name
 
-        def step(pipe: Pipeline) -> bool:
-            now = Now.read(pipe, name)
+        def step(pipe: Pipeline, now: Now) -> None:
             was_active = pipe.hexists(key(name, "active"), number)
             waited = pipe.zscore(key(name, "todo"), number) is not None
             pipe.multi()
             if now.run != run or now.state is None or not (was_active or waited):
-                return False
+                return
             now.counts.update(records.tally(ended))
             now = now._replace(active=now.active - was_active, todo=now.todo - waited)
             failures, read = now.failures + (ended.error is not None), now.bytes + ended.read
@@ -262,11 +234,10 @@ class Cursor(Catalogs):
             pipe.hset(key(name), mapping={"failures": failures, "bytes": read} | ({"note": note} if note else {}))
             if kept[0]:
                 pipe.hset(key(name, "record"), *kept)
-            if state != now.state or state not in UNDER_WAY:  # with its last job it need not be looked at any more
+            if state != now.state or state not in UNDER_WAY:  # with its last job nothing more can change
                 enter(pipe, name, now, state, note=note)
-            return True
 
-        return self._change(name, step)
+        self._change(name, step)
 
     def _entry(self, name: str, number: str) -> Entry:
         data = cast("bytes | None", self._redis.hget(key(name, "entries"), number))

@@ -35,13 +35,12 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
     take longer than this process lives.
     """
     found = expand(parse(definition.text, definition.name), context)
-    wanted = interleaved(found.models)
-    entries = [entry_of(one) for one in wanted]
-    standings = catalogs.standings(definition.name, entries)
-    for one, entry, standing in zip(wanted, entries, standings, strict=True):
+    wanted = [(one, entry_of(one)) for one in interleaved(found.models)]
+    standings = catalogs.standings(definition.name, [entry for _, entry in wanted])
+    for (one, entry), standing in zip(wanted, standings, strict=True):
         if standing == "unknown" and stands(one, context):
             catalogs.remember(definition.name, entry)
-    return [(entry, one.error) for entry, one in zip(entries, wanted, strict=True)], found.empty
+    return [(entry, one.error) for one, entry in wanted], found.empty
 
 
 class Expander:

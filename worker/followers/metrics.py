@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
 
@@ -33,7 +35,7 @@ TIMEOUT = 3.0  # seconds for one answer of the broker; Prometheus gives a scrape
 
 
 class Metrics(Collector):
-    """Reads all figures; when the broker does not answer, only that is said."""
+    """Reads all figures; when the broker does not answer, that is the only one."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -44,7 +46,7 @@ class Metrics(Collector):
         except redis.RedisError as error:
             log.warning("the broker did not answer a scrape: %s", error)
             found = []
-        yield _gauge("reshard_broker_up", "Whether the broker answered this scrape.", float(bool(found)))
+        yield _gauges("broker_up", "Whether the broker answered this scrape.", "", [(float(bool(found)),)])
         yield from found
 
     def _jobs(self) -> Iterator[Metric]:
@@ -55,32 +57,25 @@ class Metrics(Collector):
                 pipeline.llen(queue)
             pipeline.hgetall(TOTALS)
             *numbers, kept = pipeline.execute()
-        states, queues = numbers[: len(JobState)], numbers[len(JobState) :]
-        totals = {name.decode(): float(value) for name, value in kept.items()}
-        yield _gauges("reshard_jobs", "Jobs that are remembered.", "state", zip(JobState, states, strict=True))
-        waiting = zip((queue.removeprefix(PREFIX) for queue in QUEUES), queues, strict=True)
-        yield _gauges("reshard_queue_length", "Wakes that no worker has taken yet.", "queue", waiting)
-        for what, said in (
+        totals = defaultdict(float, _numbers(kept))
+        yield _gauges("jobs", "Jobs that are remembered.", "state", zip(JobState, numbers, strict=False))
+        waiting = zip((queue.removeprefix(PREFIX) for queue in QUEUES), numbers[len(JobState) :], strict=True)
+        yield _gauges("queue_length", "Wakes that no worker has taken yet.", "queue", waiting)
+        for what, about in (
             ("read", "Bytes of sources that sealed shards were read from."),
             ("uploaded", "Bytes sent to the stores of targets."),
             ("deduplicated", "Bytes that these stores had already."),
         ):
-            yield CounterMetricFamily(f"reshard_{what}_bytes", said, totals.get(what, 0.0))
-        ended = {state: totals.get(f"ended:{state}", 0.0) for state in JobState if state.ended}
-        yield _counters("reshard_jobs_ended", "Jobs that ended, each time that they did.", "state", ended.items())
-        yield _counters("reshard_job_failures", "Jobs that failed.", "code", _under("failed", totals))
-        yield _counters(
-            "reshard_step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals)
-        )
+            yield _counters(f"{what}_bytes", about, "", [(totals[what],)])
+        ended = [(state, totals[f"ended:{state}"]) for state in JobState if state.ended]
+        yield _counters("jobs_ended", "Jobs that ended, each time that they did.", "state", ended)
+        yield _counters("job_failures", "Jobs that failed.", "code", _under("failed", totals))
+        yield _counters("step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals))
         left = notices.waiting(self._redis).items()
-        yield _gauges("reshard_notices_waiting", "Notices that are still to be told.", "hook", left)
-        told = CounterMetricFamily(
-            "reshard_notices", "Notices by what became of them; failed counts tries.", labels=["hook", "result"]
-        )
-        for hook in HOOKS:
-            for result in ("told", "failed", "dropped"):
-                told.add_metric([hook, result], totals.get(f"notices:{hook}:{result}", 0.0))
-        yield told
+        yield _gauges("notices_waiting", "Notices that are still to be delivered.", "hook", left)
+        results = product(HOOKS, ("told", "failed", "dropped"))
+        rows = [(hook, result, totals[f"notices:{hook}:{result}"]) for hook, result in results]
+        yield _counters("notices", "Notices by what became of them; failed counts tries.", "hook result", rows)
 
     def _processes(self) -> Iterator[Metric]:
         names = texts(self._redis.smembers(f"{PREFIX}processes"))
@@ -90,15 +85,15 @@ class Metrics(Collector):
                 pipeline.get(f"{PREFIX}process:{name}")
                 pipeline.pttl(f"{PREFIX}process:{name}")
             (seconds, _), *answers = pipeline.execute()
-        count, seen = Counter(worker=0, control=0), dict[str, float]()
+        running, newest = {"worker": 0, "control": 0}, defaultdict[str, float](float)
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
                 kind = known_fields(Process, data).kind
-                count[kind] += 1
-                seen[kind] = max(seen.get(kind, 0.0), seconds - PRESUMED_DEAD + left / 1000)
-        yield _gauges("reshard_processes", "Processes that gave a sign of life.", "kind", count.items())
-        said = "The newest sign of life, of any process of this kind."
-        yield _gauges("reshard_heartbeat_timestamp_seconds", said, "kind", seen.items())
+                running[kind] += 1
+                newest[kind] = max(newest[kind], seconds - PRESUMED_DEAD + left / 1000)
+        yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
+        about = "The newest sign of life, of any process of this kind."
+        yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())
 
     def _schedules(self) -> Iterator[Metric]:
         names = sorted(texts(self._redis.hkeys(schedules.ALL)))
@@ -109,49 +104,43 @@ class Metrics(Collector):
             for name in names:
                 pipeline.lindex(schedules.runs_key(name), 0)
             success, trouble, unmet, due, *runs = pipeline.execute()
-        looked = {name: json.loads(run)["at"] for name, run in zip(names, runs, strict=True) if run is not None}
-        for what, said, moments in (
-            ("last_success", "When what it fired last ended well.", _decoded(success)),
-            ("last_run", "When its last time was looked at, whatever came of it.", looked),
-            ("next", "When it is due next; none while it is paused.", _decoded(dict(due))),
-            ("unmet", "The first of its times since its last success; none when there is none.", _decoded(unmet)),
-            ("trouble", "When it last failed or was missed; none after a success.", _decoded(trouble)),
+        fired = {name: json.loads(run)["at"] for name, run in zip(names, runs, strict=True) if run is not None}
+        for what, about, moments in (
+            ("last_success", "When what it fired last ended well.", _numbers(success)),
+            ("last_run", "When its last time was handled, whatever came of it.", fired),
+            ("next", "When it is due next; none while it is paused.", _numbers(dict(due))),
+            ("unmet", "The first of its times since its last success; none when there is none.", _numbers(unmet)),
+            ("trouble", "When it last failed or was missed; none after a success.", _numbers(trouble)),
         ):
-            yield _moments(f"reshard_schedule_{what}_timestamp_seconds", said, "schedule", moments)
+            yield _moments(f"schedule_{what}_timestamp_seconds", about, "schedule", moments)
 
     def _catalogs(self) -> Iterator[Metric]:
-        names = sorted(texts(self._redis.smembers(f"{PREFIX}catalogs")))
+        names = sorted(texts(self._redis.smembers(catalogs.ALL)))
         with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.hgetall(catalogs.SUCCESS)
             pipeline.hgetall(catalogs.TROUBLE)
             for name in names:
-                pipeline.hgetall(f"{PREFIX}catalog:{name}:counts")
-                pipeline.hlen(f"{PREFIX}catalog:{name}:active")
-                pipeline.zcard(f"{PREFIX}catalog:{name}:todo")
+                pipeline.hgetall(catalogs.key(name, "counts"))
+                pipeline.hlen(catalogs.key(name, "active"))
+                pipeline.zcard(catalogs.key(name, "todo"))
             success, trouble, *answers = pipeline.execute()
-        entries = GaugeMetricFamily(
-            "reshard_catalog_entries", "Models of its last run, by how they ended.", labels=["catalog", "outcome"]
-        )
-        failures = GaugeMetricFamily(
-            "reshard_catalog_failures", "Models of its last run that failed.", labels=["catalog", "code"]
-        )
-        for i, name in enumerate(names):
-            counts, active, todo = answers[3 * i : 3 * i + 3]
-            totals = {key.decode(): float(value) for key, value in counts.items()} | {"active": active, "todo": todo}
+        entries, failures = [], []
+        for name, counts, active, todo in zip(names, answers[::3], answers[1::3], answers[2::3], strict=True):
+            totals = _numbers(counts) | {"active": active, "todo": todo}
             for outcome in ("published", "same", "unchanged", "failed", "cancelled", "active", "todo"):
-                entries.add_metric([name, outcome], totals.get(outcome, 0.0))
-            for code, number in _under("failed", totals):
-                failures.add_metric([name, code], number)
-        yield from (entries, failures)
-        said = "When a run of it last ended with nothing failed."
-        yield _moments("reshard_catalog_last_success_timestamp_seconds", said, "catalog", _decoded(success))
-        said = "When a run of it last ended otherwise; none after a success."
-        yield _moments("reshard_catalog_trouble_timestamp_seconds", said, "catalog", _decoded(trouble))
+                entries.append((name, outcome, totals.get(outcome, 0.0)))
+            failures += [(name, code, number) for code, number in _under("failed", totals)]
+        yield _gauges("catalog_entries", "Models of its last run, by how they ended.", "catalog outcome", entries)
+        yield _gauges("catalog_failures", "Models of its last run that failed.", "catalog code", failures)
+        about = "When a run of it last ended with nothing failed."
+        yield _moments("catalog_last_success_timestamp_seconds", about, "catalog", _numbers(success))
+        about = "When a run of it last ended otherwise; none after a success."
+        yield _moments("catalog_trouble_timestamp_seconds", about, "catalog", _numbers(trouble))
 
     def _broker(self) -> Iterator[Metric]:
         memory = cast("Mapping[str, Any]", self._redis.info("memory"))
-        yield _gauge("reshard_broker_memory_bytes", "Memory that the broker uses.", memory["used_memory"])
-        yield _gauge("reshard_broker_memory_limit_bytes", "What it may use; 0: no limit.", memory["maxmemory"])
+        yield _gauges("broker_memory_bytes", "Memory that the broker uses.", "", [(memory["used_memory"],)])
+        yield _gauges("broker_memory_limit_bytes", "What it may use; 0: no limit.", "", [(memory["maxmemory"],)])
 
 
 def serve(client: redis.Redis, port: int, address: str) -> WSGIServer:
@@ -171,31 +160,25 @@ def expose(url: str, port: int, address: str) -> None:
         log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
 
 
-def _gauge(name: str, said: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, said, value)
-
-
-def _gauges(
-    name: str, said: str, label: str, rows: Iterable[tuple[str, float]], family: type[Metric] = GaugeMetricFamily
-) -> Metric:
-    made = family(name, said, labels=[label])  # type: ignore[call-arg]
-    for value, number in rows:
-        made.add_metric([value], number)  # type: ignore[attr-defined]
+def _family(kind: type[Metric], name: str, about: str, labels: str, rows: Iterable[Sequence[Any]]) -> Metric:
+    """Rows of the values of ``labels``, which blanks separate, and the figure."""
+    made = kind(f"reshard_{name}", about, labels=labels.split())  # type: ignore[call-arg]
+    for *values, figure in rows:
+        made.add_metric(values, figure)  # type: ignore[attr-defined]
     return made
 
 
-def _counters(name: str, said: str, label: str, rows: Iterable[tuple[str, float]]) -> Metric:
-    return _gauges(name, said, label, rows, CounterMetricFamily)
+_gauges, _counters = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
-def _moments(name: str, said: str, label: str, moments: Mapping[str, float]) -> Metric:
+def _moments(name: str, about: str, label: str, moments: Mapping[str, float]) -> Metric:
     """``moments`` in milliseconds since the epoch, as they are kept."""
-    return _gauges(name, said, label, ((key, value / 1000) for key, value in sorted(moments.items())))
+    return _gauges(name, about, label, [(key, value / 1000) for key, value in sorted(moments.items())])
 
 
 def _under(prefix: str, totals: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted((key.partition(":")[2], value) for key, value in totals.items() if key.startswith(f"{prefix}:"))
 
 
-def _decoded(fields: Mapping[bytes, Any]) -> dict[str, float]:
+def _numbers(fields: Mapping[bytes, Any]) -> dict[str, float]:
     return {key.decode(): float(value) for key, value in fields.items()}

@@ -43,7 +43,9 @@ def migrate(client: redis.Redis) -> None:
             pipe.delete(f"{PREFIX}outbox:{hook}", f"{PREFIX}hooked:{hook}")
             for id in ids:
                 pipe.delete(f"{PREFIX}notice:{hook}:{id}")
-        pipe.delete(*(f"{PREFIX}unacked{part}" for part in ("", "_index", "_mutex")))  # nobody reads them any more
+        pipe.delete(
+            *(f"{PREFIX}unacked{part}" for part in ("", "_index", "_mutex"))
+        )  # of Celery's records, which are off by now
         pipe.set(LAYOUT_KEY, LAYOUT)
         if old or awaited:
             log.info("the queue of an earlier release was taken over, with %s notices", len(old))

@@ -1,10 +1,10 @@
-"""Notices: what operators are told by a command or a URL when a night failed, went well again, or did not happen.
+"""Notices: what a command or a URL of the operators gets when a night failed, went well again, or did not happen.
 
     reshard:notices:stream   the last day's notices, 1,000 at most; each hook is a consumer group that reads it
 
 Outcomes (outcomes.py) appends a notice in the transaction that notes what happened. Each hook's group tells it, tries
 again after pauses that double, and gives up when the stream no longer has it. What a process was telling when it died
-is told by the next after ``NOTIFY_LEASE``, so a notice may be told twice, under one id.
+is sent by the next after ``NOTIFY_LEASE``, so a notice may come twice, under one id.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from reshard.pipeline.stores.retry import describe
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.queue.events import create_group
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, ms
+from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
 from reshard.worker.settings import (
     NOTIFY_FIRST,
     NOTIFY_FOR,
@@ -53,13 +54,13 @@ IN_ENVIRONMENT = ("id", "kind", "what", "name", "text", "next")
 STDERR = 2  # a command's own words belong in control's log, and a person's --json stays JSON
 
 # failed: a job or a catalog's run did not end well; recovered: the first that did after that; missed: a time passed and
-# fired nothing, or too late; test: somebody tries the hooks
+# fired nothing, or too late; test: a trial of the hooks
 Kind = Literal["failed", "recovered", "missed", "test"]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to tell. ``id`` stays the same however often it is told; ``at`` in seconds since the epoch."""
+    """One thing to tell. ``id`` stays the same however often it is sent; ``at`` in seconds since the epoch."""
 
     id: str
     at: float
@@ -109,22 +110,21 @@ class Notice:
 
 
 def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mapping[str, int]) -> str:
-    who, kind = f"{fields['what']} {fields['name']}", fields["kind"]
+    subject, kind = f"{fields['what']} {fields['name']}", fields["kind"]
     if kind == "recovered":
-        return f"{who} ended well again"
+        return f"{subject} ended well again"
     if kind == "missed":
         due = datetime.fromtimestamp(int(fields["due"]) / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return f"{who}, due on {due}: {_MISSED[fields['outcome']].format(job=fields['job'])}"
+        return f"{subject}, due on {due}: {_MISSED[fields['outcome']].format(job=fields['job'])}"
     if error is not None:
-        return f"{who} failed: job {fields['job']}: {error['code']}: {error['message']}"
+        return f"{subject} failed: job {fields['job']}: {error['code']}: {error['message']}"
     if fields.get("state") == "failed":
-        return f"{who} could not be expanded: {fields['note']}"
-    told = [f"stopped: {fields['note']}"] if fields.get("state") == "stopped" else []
+        return f"{subject} could not be expanded: {fields['note']}"
+    parts = [f"stopped: {fields['note']}"] if fields.get("state") == "stopped" else []
     if codes:
-        ranked = sorted(codes.items(), key=lambda item: -item[1])
-        models = f"{sum(codes.values()):,} of {int(fields['entries']):,} models failed"
-        told.append(f"{models}: {', '.join(f'{code} {number:,}' for code, number in ranked)}")
-    return f"{who}: {'; '.join(told)}"
+        ranked = ", ".join(f"{code} {number:,}" for code, number in Counter(codes).most_common())
+        parts.append(f"{sum(codes.values()):,} of {int(fields['entries']):,} models failed: {ranked}")
+    return f"{subject}: {'; '.join(parts)}"
 
 
 _MISSED = {
@@ -204,12 +204,9 @@ HOOKS = (Command.name, Url.name)
 
 def hooks(settings: Settings) -> list[Hook]:
     """Those that are set."""
-    found: list[Hook] = []
-    if settings.notify_command is not None:
-        found.append(Command(shlex.split(settings.notify_command.get_secret_value())))
-    if settings.notify_url is not None:
-        found.append(Url(settings.notify_url.get_secret_value()))
-    return found
+    command, url = settings.notify_command, settings.notify_url
+    found: list[Hook] = [Command(shlex.split(command.get_secret_value()))] if command else []
+    return [*found, *([Url(url.get_secret_value())] if url else [])]
 
 
 def keep(at: int, **fields: str) -> Callable[[Pipeline], Any]:
@@ -277,7 +274,7 @@ class Notifier:
     def _next(self, hook: str) -> tuple[str, dict[str, str], int] | None:
         """The id, the fields and the try of a notice that is this process's to tell now; no fields: it is gone."""
         for _, new in self._redis.xreadgroup(hook, self._me, {NOTICES: ">"}, count=1):
-            return new[0][0].decode(), _text_fields(new[0][1]), 1
+            return new[0][0].decode(), decoded(new[0][1]), 1
         for entry in self._redis.xpending_range(NOTICES, hook, "-", "+", NOTICES_MAX):
             id, tries = entry["message_id"].decode(), entry["times_delivered"]
             wait = _pause(tries) if entry["consumer"] == WAITING.encode() else NOTIFY_LEASE
@@ -286,7 +283,7 @@ class Notifier:
                     return id, {}, tries
             elif entry["time_since_delivered"] >= ms(wait):
                 for _, data in self._redis.xclaim(NOTICES, hook, self._me, ms(wait), [id]):
-                    return id, _text_fields(data), tries + 1
+                    return id, decoded(data), tries + 1
         return None
 
     def _end(self, hook: str, id: str, how: str) -> bool:
@@ -298,7 +295,7 @@ class Notifier:
 
 
 def waiting(client: redis.Redis) -> dict[str, int]:
-    """How many notices each hook is still to tell."""
+    """How many notices each hook has still to send."""
     found = dict.fromkeys(HOOKS, 0)
     if client.exists(NOTICES):
         for group in client.xinfo_groups(NOTICES):
@@ -309,10 +306,6 @@ def waiting(client: redis.Redis) -> dict[str, int]:
 def _pause(tries: int) -> float:
     """Seconds between the last of so many tries and the next."""
     return float(min(NOTIFY_FIRST * 2 ** (tries - 1), NOTIFY_MAX))
-
-
-def _text_fields(data: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in data.items()}
 
 
 def _plain(text: str) -> str:

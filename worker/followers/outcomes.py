@@ -1,11 +1,11 @@
-"""How schedules and catalogs fare: when each last ended well, whether it is in trouble, and what operators are told.
+"""How schedules and catalogs fare: when each last ended well, whether it is in trouble, and the notices of it.
 
     reshard:<what>s:success   hash: schedule or catalog -> when it last ended well, in ms
     reshard:<what>s:trouble   hash: the same -> when it last did not, until it ends well again
     reshard:schedules:unmet   hash: schedule -> the first of its times since it last ended well
     reshard:schedules:awaited hash: schedule -> the last job that it fired, of the events that were handled
 
-Only the last job that a schedule fired says how it fares. Whoever cancels a job or a run knows, and is not told.
+Only the last job that a schedule fired counts. A cancelled job or run leaves no notice: its operator knows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from reshard.worker.followers import catalogs, schedules
 from reshard.worker.followers.notices import NOTICES, keep
 from reshard.worker.followers.schedules import ALL, AWAITED, UNMET
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.scripts import Pipeline
+from reshard.worker.queue.scripts import Pipeline, decoded
 from reshard.worker.queue.states import JobState
 
 Write = Callable[[Pipeline], Any]
-
+Subjects = Sequence[tuple[str, str]]  # schedule or catalog, and its name
 
 SUCCESS = {"schedule": schedules.SUCCESS, "catalog": catalogs.SUCCESS}
 TROUBLE = {"schedule": schedules.TROUBLE, "catalog": catalogs.TROUBLE}
@@ -30,7 +30,7 @@ WATCHED = (ALL, AWAITED, NOTICES, *TROUBLE.values())
 
 
 class Outcomes:
-    """Notes how what schedules fired and catalogs ran has ended, and leaves a notice where somebody is to be told."""
+    """Notes how what schedules fired and catalogs ran has ended, and leaves a notice where operators should know."""
 
     group = "outcomes"
 
@@ -55,60 +55,55 @@ def _fired(pipe: Pipeline, event: Event) -> Iterator[Write]:
 
 def _job_ended(pipe: Pipeline, event: Event) -> Iterator[Write]:
     job, state = event.fields["job"], event.fields["state"]
-    names = [name.decode() for name, last in pipe.hgetall(AWAITED).items() if last.decode() == job]
-    if state == JobState.cancelled:
-        return
-    for name in names:
-        about = {"what": "schedule", "name": name, "job": job}
-        if state == JobState.done:
-            recovered = pipe.hexists(TROUBLE["schedule"], name)
-            yield from _well("schedule", name, event.at)
-            if recovered:
-                yield keep(event.at, kind="recovered", **about)
-        else:
-            yield _wrong("schedule", name, event.at)
-            yield keep(event.at, kind="failed", error=event.fields["error"], **about)
+    names = [name for name, last in decoded(pipe.hgetall(AWAITED)).items() if last == job]
+    for name in names if state != JobState.cancelled else []:
+        about, failure = {"what": "schedule", "name": name, "job": job}, {"error": event.fields["error"]}
+        yield from _ended(pipe, event.at, state == JobState.done, [("schedule", name)], about, failure)
 
 
 def _catalog_ended(pipe: Pipeline, event: Event) -> Iterator[Write]:
     """A run ended well when no entry failed; its schedule fares as it does."""
-    name, state, counts = event.fields["name"], event.fields["state"], json.loads(event.fields["counts"])
+    name, state, schedule = event.fields["name"], event.fields["state"], event.fields["schedule"]
     if state not in {"done", "stopped", "failed"} or not pipe.sismember(catalogs.ALL, name):
         return
-    schedule = event.fields["schedule"]
     if schedule and not pipe.hexists(ALL, schedule):
         schedule = ""
-    fare = [("catalog", name), *([("schedule", schedule)] if schedule else [])]
+    well = state == "done" and not json.loads(event.fields["counts"]).get("failed")
+    subjects = [("catalog", name), *([("schedule", schedule)] if schedule else [])]
     about = {"what": "catalog", "name": name, "schedule": schedule}
-    if state == "done" and not counts.get("failed"):
-        recovered = any([pipe.hexists(TROUBLE[what], which) for what, which in fare])
-        for what, which in fare:
-            yield from _well(what, which, event.at)
-        if recovered:
-            yield keep(event.at, kind="recovered", **about)
-        return
-    for what, which in fare:
-        yield _wrong(what, which, event.at)
-    told = {part: event.fields[part] for part in ("state", "note", "entries", "counts")}
-    yield keep(event.at, kind="failed", **about, **told)
+    failure = {part: event.fields[part] for part in ("state", "note", "entries", "counts")}
+    yield from _ended(pipe, event.at, well, subjects, about, failure)
 
 
 def _missed(pipe: Pipeline, event: Event) -> Iterator[Write]:
     name = event.fields["name"]
     if pipe.hexists(ALL, name):
-        yield _wrong("schedule", name, event.at)
+        yield _note(event.at, False, [("schedule", name)])
         yield keep(event.at, kind="missed", what="schedule", **event.fields)
 
 
-def _well(what: str, name: str, at: int) -> Iterator[Write]:
-    yield lambda pipe: pipe.hset(SUCCESS[what], name, at)
-    yield lambda pipe: pipe.hdel(TROUBLE[what], name)
-    if what == "schedule":
-        yield lambda pipe: pipe.hdel(UNMET, name)
+def _ended(
+    pipe: Pipeline, at: int, well: bool, subjects: Subjects, about: dict[str, str], failure: dict[str, str]
+) -> Iterator[Write]:
+    """Notes how these fare; a notice tells a failure, and the first success after one."""
+    recovered = well and any([pipe.hexists(TROUBLE[what], name) for what, name in subjects])
+    yield _note(at, well, subjects)
+    if recovered:
+        yield keep(at, kind="recovered", **about)
+    if not well:
+        yield keep(at, kind="failed", **about, **failure)
 
 
-def _wrong(what: str, name: str, at: int) -> Write:
-    return lambda pipe: pipe.hset(TROUBLE[what], name, at)
+def _note(at: int, well: bool, subjects: Subjects) -> Write:
+    def write(pipe: Pipeline) -> None:
+        for what, name in subjects:
+            pipe.hset((SUCCESS if well else TROUBLE)[what], name, at)
+            if well:
+                pipe.hdel(TROUBLE[what], name)
+            if well and what == "schedule":
+                pipe.hdel(UNMET, name)
+
+    return write
 
 
 DECIDE = {"fired": _fired, "ended": _job_ended, "catalog": _catalog_ended, "missed": _missed}

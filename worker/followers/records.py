@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from reshard.pipeline.catalogs.definition import digest
 from reshard.pipeline.errors import BadPlace, ReshardError, TargetsCollide
 from reshard.pipeline.places import Hub, Strict
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import Request, key_of
 from reshard.worker.queue.jobs import Job
 from reshard.worker.queue.states import JobState
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
 
-# What only the file can mend: another turn finds it as it was, and of two that want one target the last would win.
+# What only the file can correct: a retry finds it as it was, and of two that want one target the last would win.
 IN_FILE = frozenset({BadPlace.code, TargetsCollide.code})
 
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
@@ -43,7 +43,7 @@ class Definition(Strict):
 
     @property
     def digest(self) -> str:
-        return digest(self.text)
+        return key_of(self.text)
 
 
 class Entry(Strict):
@@ -68,7 +68,7 @@ class Ended:
 
     @property
     def in_file(self) -> bool:
-        """Whether it failed by what only the catalog's file can mend."""
+        """Whether it failed by what only the catalog's file can correct."""
         return self.error is not None and self.error["code"] in IN_FILE
 
 
@@ -91,10 +91,7 @@ class CatalogStatus:
     empty: tuple[int, ...] = ()  # numbers of the file's entries that find no model
 
     def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for _, ended in self.ended:
-            found[ended.outcome] = found.get(ended.outcome, 0) + 1
-        return found
+        return dict(Counter(ended.outcome for _, ended in self.ended))
 
     def failures(self) -> dict[str, list[tuple[str, Ended]]]:
         """What failed, by error code; the most frequent first."""
@@ -106,36 +103,24 @@ class CatalogStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
+        ended = zip(self.ended, self.targets, strict=True)
+        same = ("state", "note", "started", "since", "success", "entries", "todo", "active")
         return {
             "catalog": self.definition.name,
             "digest": self.definition.digest,
-            "state": self.state,
-            "note": self.note,
-            "started": self.started,
-            "since": self.since,
-            "success": self.success,
-            "entries": self.entries,
+            **{name: getattr(self, name) for name in same},
             "empty": list(self.empty),
-            "todo": self.todo,
-            "active": self.active,
             "counts": self.counts(),
             "read": sum(ended.read for _, ended in self.ended),
             "uploaded": sum(ended.uploaded for _, ended in self.ended),
-            "ended": [
-                {"repo": repo, "target": target, **asdict(ended)}
-                for (repo, ended), target in zip(self.ended, self.targets, strict=True)
-            ],
+            "ended": [{"repo": repo, "target": target, **asdict(one)} for (repo, one), target in ended],
         }
 
 
 def entry_of(wanted: Wanted) -> Entry:
     """What is kept of a model that a catalog wants."""
-    return Entry(
-        repo=wanted.repo,
-        request=wanted.request,
-        source=wanted.source.sha if wanted.source else None,
-        target=wanted.target.sha if wanted.target else None,
-    )
+    source, target = (listed.sha if listed else None for listed in (wanted.source, wanted.target))
+    return Entry(repo=wanted.repo, request=wanted.request, source=source, target=target)
 
 
 def settled(entry: Entry, error: ReshardError | None, record: dict[str, list[str]]) -> Ended | None:
@@ -149,12 +134,10 @@ def standing(entry: Entry, record: dict[str, list[str]]) -> Standing:
     request = entry.request
     if request is None or request.options.force or not _default_branch(request) or None in (entry.source, entry.target):
         return "unknown"
-    if (last := record.get(request.key())) is None:
+    source, target = record.get(request.key(), (None, None))
+    if target is None:
         return "unknown"
-    source, target = last
-    if target != entry.target:
-        return "target"
-    return "unchanged" if source == entry.source else "source"
+    return "target" if target != entry.target else "unchanged" if source == entry.source else "source"
 
 
 def target_text(request: dict[str, Any] | None) -> str | None:
@@ -167,15 +150,14 @@ def target_text(request: dict[str, Any] | None) -> str | None:
 
 
 def how(entry: Entry, job: Job) -> Ended:
-    published = job.published or {}
-    if job.state == JobState.done:
-        outcome: Outcome = "published" if _made_one(entry, job) else "same"
-        return Ended(outcome, job.id, published.get("commit"), job.read, job.uploaded)
     if job.state == JobState.cancelled:
         return Ended("cancelled", job.id, None, job.read, job.uploaded)
+    ended = Ended("same", job.id, (job.published or {}).get("commit"), job.read, job.uploaded)
+    if job.state == JobState.done:
+        return replace(ended, outcome="published") if _made_one(entry, job) else ended
     # The same hint for all that failed in the same way.
     error = job.error and {**job.error, "hint": job.error["hint"].replace(job.id, "JOB")}
-    return Ended("failed", job.id, published.get("commit"), job.read, job.uploaded, error)
+    return replace(ended, outcome="failed", error=error)
 
 
 def _made_one(entry: Entry, job: Job) -> bool:
@@ -190,7 +172,7 @@ def _made_one(entry: Entry, job: Job) -> bool:
 def kept(entry: Entry, job: Job) -> tuple[str, str]:
     """The key of what was asked, and what source and target are now that it is carried out; empty where unknown.
 
-    After a job that made no commit the target is what it was, whoever else committed to it since. The source is at the
+    Without a commit of the job the target is what it was, even if others committed to it since. The source is at the
     commit that the job read: one that stood in line may have been planned before the source moved.
     """
     request, published = entry.request, job.published or {}

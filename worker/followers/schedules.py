@@ -6,7 +6,7 @@
     reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see outcomes.py
     reshard:schedule:<name>:runs list: what became of each time, the newest first
 
-Control looks at what is due. Firing moves the due time on and queues the job in one transaction, so that two controls
+Control fires what is due. Firing moves the due time on and queues the job in one transaction, so that two controls
 never fire twice, and none of a time is lost between the two.
 """
 
@@ -33,7 +33,7 @@ from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
 
-PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: nobody waits for it
+PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: no person waits for it
 RUNS_MAX = 100  # of one schedule; after that the oldest go
 LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -62,7 +62,9 @@ class Schedule(Strict):
         if (self.request is None) == (self.catalog is None):
             raise BadSchedule(what="a schedule submits either one request or a catalog")
         if not NAME.fullmatch(self.name):
-            raise BadSchedule(what=f"{self.name!r} is no name: small letters, digits, dots, - and _, at most 63")
+            raise BadSchedule(
+                what=f"{self.name!r} is not a valid name: small letters, digits, dots, - and _, at most 63"
+            )
         self.next_after(0.0)
 
     def next_after(self, moment: float) -> float:
@@ -74,10 +76,19 @@ class Schedule(Strict):
 class Run:
     """What became of one time; times in seconds since the epoch."""
 
-    at: float  # when control looked
+    at: float  # when control handled it
     due: float
     outcome: Outcome
     job: str | None  # the one that was fired, or that stood in the way; None for a catalog
+
+    @classmethod
+    def read(cls, text: str) -> Run:
+        """What ``to_json`` wrote."""
+        data = json.loads(text)
+        return cls(data["at"] / 1000, data["due"] / 1000, data["outcome"], data["job"] or None)
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "at": ms(self.at), "due": ms(self.due), "job": self.job or ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class Schedules:
         """``clock`` gives seconds since the epoch; left out, it is the Redis server's, which all controls share."""
         self._store = store
         self._redis = store.redis
-        self._clock = clock or self._server_time
+        self._clock = clock or (lambda: server_ms(self._redis) / 1000)
         self._contained = Contained("schedule")
 
     def add(self, schedule: Schedule) -> float:
@@ -120,10 +131,9 @@ class Schedules:
     def remove(self, name: str) -> None:
         """Forget it; a job that it fired goes on. Raises ScheduleNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hdel(ALL, name)
-            pipeline.zrem(DUE, name)
-            for kept in (LAST_JOB, AWAITED, SUCCESS, TROUBLE, UNMET):
+            for kept in (ALL, LAST_JOB, AWAITED, SUCCESS, TROUBLE, UNMET):
                 pipeline.hdel(kept, name)
+            pipeline.zrem(DUE, name)
             pipeline.delete(runs_key(name))
             removed, *_ = pipeline.execute()
         if not removed:
@@ -152,15 +162,10 @@ class Schedules:
     def get(self, name: str) -> ScheduleStatus:
         """Raises ScheduleNotFound."""
         schedule = self._schedule(name)
-        score = self._redis.zscore(DUE, name)
-        success = self._redis.hget(SUCCESS, name)
-        runs = texts(self._redis.lrange(runs_key(name), 0, -1))
-        return ScheduleStatus(
-            schedule,
-            None if score is None else score / 1000,
-            tuple(_run(json.loads(text)) for text in runs),
-            None if success is None else int(success) / 1000,
-        )
+        score, success = self._redis.zscore(DUE, name), self._redis.hget(SUCCESS, name)
+        due, ended = (None if moment is None else float(moment) / 1000 for moment in (score, success))
+        runs = tuple(Run.read(text) for text in texts(self._redis.lrange(runs_key(name), 0, -1)))
+        return ScheduleStatus(schedule, due, runs, ended)
 
     def all(self) -> list[ScheduleStatus]:
         """By name."""
@@ -181,7 +186,8 @@ class Schedules:
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
         name, late = schedule.name, due is not None and now - due / 1000 > LATE
-        submitted = _submission(schedule)
+        asked = {"priority": PRIORITY, "asked_by": f"schedule {name}"}
+        submitted = submission(schedule.request.model_copy(update=asked)) if schedule.request else ()
         watched = catalogs.key(schedule.catalog.name) if schedule.catalog else ACTIVE
 
         def step(pipe: Pipeline) -> Run | None:
@@ -190,7 +196,8 @@ class Schedules:
             outcome, job, fire = self._decide(pipe, schedule, submitted, skip=late and schedule.missed == "skip")
             at = server_ms(pipe)
             pipe.multi()
-            fire(pipe)
+            if fire:
+                fire(pipe)
             if outcome == "fired" and job:
                 pipe.hset(LAST_JOB, name, job)
                 append(pipe, "fired", at, name=name, job=job)
@@ -200,7 +207,7 @@ class Schedules:
                 if late or outcome != "fired":
                     append(pipe, "missed", at, name=name, job=job, due=str(round(due)), outcome=outcome)
             run = Run(now, now if due is None else due / 1000, outcome, job or None)
-            pipe.lpush(runs_key(name), json.dumps({**asdict(run), "at": ms(run.at), "due": ms(run.due), "job": job}))
+            pipe.lpush(runs_key(name), run.to_json())
             pipe.ltrim(runs_key(name), 0, RUNS_MAX - 1)
             return run
 
@@ -208,22 +215,22 @@ class Schedules:
 
     def _decide(
         self, pipe: Pipeline, schedule: Schedule, submitted: Sequence[str], skip: bool
-    ) -> tuple[Outcome, str, Callable[[Pipeline], None]]:
-        """What becomes of a time, the job that was fired or stands in the way, and what fires it."""
+    ) -> tuple[Outcome, str, Callable[[Pipeline], None] | None]:
+        """What becomes of a time, the job that was fired or stands in the way, and what fires it, if anything."""
         if skip:
-            return "missed", "", _nothing
+            return "missed", "", None
         if (catalog := schedule.catalog) is not None:
             run = catalogs.Now.read(pipe, catalog.name)
             if run.busy:
-                return "overlap", "", _nothing
+                return "overlap", "", None
             return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)
         last = pipe.hget(LAST_JOB, schedule.name)
         state = pipe.hget(job_key(last.decode()), "state") if last else None
         if last and state and not JobState(state.decode()).ended:
-            return "overlap", last.decode(), _nothing
+            return "overlap", last.decode(), None
         there, same = occupant(pipe, submitted)
         if there:
-            return ("fired" if same else "busy"), there, _nothing
+            return ("fired" if same else "busy"), there, None
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _schedule(self, name: str) -> Schedule:
@@ -237,27 +244,6 @@ class Schedules:
         if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
             raise ScheduleNotFound(name=name)
         return stored
-
-    def _server_time(self) -> float:
-        return server_ms(self._redis) / 1000
-
-
-def _submission(schedule: Schedule) -> tuple[str, ...]:
-    """What queues its job; nothing for a catalog."""
-    if schedule.catalog is not None:
-        return ()
-    assert schedule.request is not None, "a schedule submits something"
-    return submission(
-        schedule.request.model_copy(update={"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"})
-    )
-
-
-def _nothing(pipe: Pipeline) -> None:
-    pass
-
-
-def _run(data: dict[str, Any]) -> Run:
-    return Run(data["at"] / 1000, data["due"] / 1000, data["outcome"], data["job"] or None)
 
 
 def runs_key(name: str) -> str:

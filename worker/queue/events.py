@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, Pipeline, transact
+from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, transact
 
 EVENTS = f"{PREFIX}events"
 EVENTS_MAX = 100_000  # as common.lua has it; what is older is gone, and followers that need it look for themselves
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
     @classmethod
     def read(cls, id: bytes, data: Mapping[bytes, bytes]) -> Event:
-        fields = {name.decode(): value.decode() for name, value in data.items()}
+        fields = decoded(data)
         return cls(id.decode(), fields.pop("kind"), int(fields.pop("at")), fields)
 
 

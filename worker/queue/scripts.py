@@ -92,6 +92,11 @@ def known_fields(kind: Callable[..., T], data: str | bytes) -> T:
     return kind(**{name: value for name, value in json.loads(data).items() if name in names})
 
 
+def decoded(fields: Any) -> dict[str, str]:
+    """A hash, or the fields of a stream's entry, as text."""
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
 @cache
 def _text(name: str) -> str:
     ended, states = (", ".join(f"{state} = true" for state in sorted(kind)) for kind in (ENDED, JobState))

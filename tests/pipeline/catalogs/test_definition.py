@@ -62,7 +62,7 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
 @pytest.mark.parametrize(
     "text, line, key, why, fix",
     [
-        ("name: n\nentries: [}\n", 2, "YAML", "", "mend the YAML"),
+        ("name: n\nentries: [}\n", 2, "YAML", "", "correct the YAML"),
         ("- a", 1, "file", "no mapping", "begin with"),
         ("", 1, "file", "no mapping", "begin with"),
         (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "not permitted", "did you mean `size`?"),
