@@ -147,7 +147,9 @@ class Step:
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
         pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
-        self._context = replace(Context.from_env(pace), tmpdir=self._tmpdir)
+        context = Context.from_env(pace)
+        hubs = policy.endpoints(self._settings, context.credentials)
+        self._context = replace(context, tmpdir=self._tmpdir, endpoints=hubs)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {

@@ -109,6 +109,10 @@ class ProofError(ReshardError):
     hint = "nothing was published; to read everything again, {again}"
 
 
+# What errors say was read instead: a hash would tell of what a redirect led to, which may be nobody else's business.
+OTHER_BYTES = "other bytes"
+
+
 class SourceCorrupt(ProofError):
     code = "proof.source_corrupt"
     message = "{file} at {place} does not match its checksum: expected {expected}, read {actual}"

@@ -193,6 +193,12 @@ class SourceNotAllowed(AccessError):
     hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
 
 
+class EndpointNotAllowed(AccessError):
+    code = "access.endpoint_not_allowed"
+    message = "{endpoint} is not among the Hubs that this worker may call ({allowed})"
+    hint = "ask its operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
+
+
 class FolderNotAllowed(AccessError):
     code = "access.folder_not_allowed"
     message = "{path} is outside the folders that workers may use ({allowed})"

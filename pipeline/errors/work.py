@@ -101,6 +101,12 @@ class HubRefused(HubError):
     hint = "read what it says; nothing was published"
 
 
+class UnsafeRedirect(HubRefused):
+    code = "hub.redirect"
+    message = "{endpoint} {what}, {why}"
+    hint = "nothing was sent there; if the Hub is your own, its storage needs a public address, as the Hub itself has"
+
+
 class HubQuota(HubError):
     code = "hub.quota"
     retryable = False

@@ -135,11 +135,13 @@ class HubSource:
         if response.status_code == 206:
             range_, _, total = response.headers.get("content-range", "").partition("/")
             if range_ != f"bytes {at}-{stop - 1}":
-                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, got {range_ or 'no range'}")
+                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, and got others")
         else:
             total = response.headers.get("content-length", "")
             if at != 0:
                 raise HubRefused(endpoint=self.api.endpoint, what=f"a range of {file.path}", why="it sends whole files")
+        if signed and not _fits(total, file.size):
+            raise self._changed(f"the content of {file.path} has another length")  # of another host nothing is told
         self._same(file, None if signed else response.headers.get("etag"), total)
 
     def _same(self, file: StoredFile, etag: str | None, size: str | None) -> None:
@@ -148,7 +150,7 @@ class HubSource:
         expected = file.sha256 or file.oid
         if found and expected and found != expected:
             raise self._changed(f"{file.path} is now {found}, and was {expected}")
-        if size and size.isdigit() and int(size) != file.size:
+        if not _fits(size, file.size):
             raise self._changed(f"{file.path} is now {size} bytes long, and was {file.size}")
 
     def _refused(self, file: StoredFile, response: httpx2.Response, signed: bool) -> Exception:
@@ -167,6 +169,11 @@ class HubSource:
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=str(self.place), what=what)
+
+
+def _fits(told: str | None, size: int) -> bool:
+    """Whether a header may be of a file of ``size`` bytes; one that holds no number says nothing."""
+    return not told or not told.isdecimal() or (told.lstrip("0") or "0") == str(size)
 
 
 def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:

@@ -41,6 +41,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
+from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 
@@ -58,8 +59,10 @@ class Refusal(Exception):
 
     def __init__(self, response: httpx2.Response, call: HubApi) -> None:
         self.status = response.status_code
-        self.code = response.headers.get("x-error-code", "")
-        self.why = _why(response)
+        own = call.own(str(response.request.url))
+        self.code = response.headers.get("x-error-code", "") if own else ""
+        # What another host says is not repeated: it may be one that only this machine can reach.
+        self.why = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         self.endpoint = call.endpoint
         self.signed_in = call.credential is not None
@@ -126,6 +129,7 @@ class HubApi:
         self.endpoint = endpoint.rstrip("/")
         self.credential = credential
         self.limiter = limiter
+        self.guard = Guard(self.endpoint)
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
         self._pid = 0
@@ -147,7 +151,8 @@ class HubApi:
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._client = httpx2.Client(
+                self._client = GuardedClient(
+                    self.guard,
                     verify=_trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),

@@ -1,4 +1,4 @@
-"""What a worker's operator allows: which targets, sources and folders a job may name.
+"""What a worker's operator allows: which Hubs, targets, sources and folders a job may name.
 
 A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`).
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
 from reshard.pipeline.places import Folder, Hub, check_repo
 from reshard.pipeline.request import Request
+from reshard.pipeline.stores.credentials import Credentials
 from reshard.worker.settings import Settings
 
 
@@ -38,6 +39,17 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
+
+
+def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
+    """The Hubs that a queue's jobs and catalogs may call: a name is one's own only on the Hub that gave it.
+
+    >>> sorted(endpoints(Settings(), Credentials("https://hub.example")))
+    ['https://hub.example']
+    """
+    if settings.allowed_endpoints is not None:
+        return frozenset(endpoint.rstrip("/") for endpoint in settings.allowed_endpoints)
+    return credentials.endpoints
 
 
 def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
