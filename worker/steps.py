@@ -351,7 +351,7 @@ def namespaces(target: Hub, context: Context) -> list[str]:
             account = api.whoami()
         except Refusal as refusal:
             raise refusal.as_target(target.repo) from refusal
-        names = [account["name"], *(org["name"] for org in account.get("orgs", ()))]
+        names = [account.name, *(org.name for org in account.orgs)]
         _accounts[api.endpoint, api.credential.id] = time.monotonic(), names
     return names
 

@@ -150,7 +150,7 @@ def open_source(
     route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
     try:
-        offered = stored_so and api.gives_token(route)
+        offered = stored_so and api.xet_token(route) is not None
     except Refusal as refusal:
         raise refusal.as_source(place.repo, place.revision) from refusal
     if offered:
@@ -180,7 +180,7 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
             return lfs
         route = write_token_route(place.repo, ref, options.pr)
         try:
-            if api.gives_token(route):
+            if api.xet_token(route) is not None:
                 return XetSink(api, place.repo, route, context.memory_limit)
         except Refusal as refusal:
             raise refusal.as_target(place.repo) from refusal

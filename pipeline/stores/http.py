@@ -17,6 +17,7 @@ from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STA
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -121,7 +122,13 @@ class HubSource:
     def _learn(self, file: StoredFile, asked: str, response: httpx2.Response) -> None:
         """Keep where a redirect leads, if what it leads to is still the file that was listed."""
         self._same(file, response.headers.get("x-linked-etag"), response.headers.get("x-linked-size"))
-        url = urljoin(asked, response.headers["location"])
+        try:
+            url = urljoin(asked, response.headers["location"])
+        except ValueError:
+            url = ""
+        if not is_url(url):
+            why = "it redirects to something that is not a URL"
+            raise HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=why)
         with self._lock:
             self._urls[file.path] = url
 

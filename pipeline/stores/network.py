@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +63,13 @@ class Guard:
         """Raises UnsafeRedirect unless calls may go by this scheme to this host; its addresses are not looked up."""
         if not self._is_own(url.host, url.port or _port(url.scheme)) and not self._is_private and url.scheme != "https":
             raise self._refused(url.host, "by https")
+
+    def check(self, url: str) -> None:
+        """``check_url`` for who connects without this module, and of what its host resolves to just now."""
+        parts = httpx2.URL(url)
+        self.check_url(parts)
+        with suppress(OSError, UnicodeError):
+            self.addresses(parts.host, parts.port or _port(parts.scheme))
 
     def addresses(self, host: str, port: int) -> list[str]:
         """What may be connected to of ``host``; the endpoint itself goes by name. Raises UnsafeRedirect, OSError."""

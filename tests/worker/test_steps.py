@@ -15,7 +15,7 @@ import pytest
 
 from reshard.pipeline import errors
 from reshard.pipeline.errors import ReshardError
-from reshard.pipeline.places import parse_place
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -108,6 +108,14 @@ def test_what_a_worker_may_not_use_ends_the_job(bench: Bench) -> None:
     bench.step()
     assert bench.job.error is not None and bench.job.error["code"] == "access.folder_not_allowed"
     assert not bench.target.exists()
+
+
+def test_a_hub_that_the_operator_did_not_name_is_not_called(bench: Bench) -> None:
+    source = Hub(repo="alice/bait", endpoint="http://127.0.0.2:1")
+    bench.settings = Settings(allowed_folders=(bench.folder,), allowed_sources=("alice",))
+    bench.id = bench.store.submit(Request(source=source, target=parse_place(str(bench.folder / "other")))).id
+    bench.step()
+    assert bench.job.error is not None and bench.job.error["code"] == "access.endpoint_not_allowed"
 
 
 def test_a_permanent_error_ends_the_job_at_once(bench: Bench) -> None:
