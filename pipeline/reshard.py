@@ -59,7 +59,19 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 
 T = TypeVar("T")
 
-__all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
+__all__ = [
+    "Report",
+    "check",
+    "check_receipts",
+    "confirm",
+    "copy",
+    "draft",
+    "exposed",
+    "plan",
+    "publish",
+    "run",
+    "source_of",
+]
 
 
 def source_of(request: Request, context: Context, plan: Plan | None = None) -> Source:
@@ -266,6 +278,12 @@ def _check_visibility(request: Request, source: Source, target: Target, state: T
         )
 
 
+def exposed(request: Request, source: Source) -> Source | None:
+    """The private or gated repository that ``request`` asks to be shown to everyone, if it does."""
+    hidden = _most_hidden(source)
+    return hidden if hidden and hidden.visibility != "public" and request.options.visibility == "public" else None
+
+
 def _most_hidden(source: Source) -> Source | None:
     """Of the repositories that are read the one that the fewest may see; folders may go where their owner says."""
     both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
@@ -292,8 +310,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What `run` tells while it works: the plan once it stands, bytes read, and each step by name."""
+    """What `run` tells while it works: the plan once it stands, bytes read, and each step by name.
 
+    ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
+    """
+
+    exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
@@ -315,6 +337,8 @@ def run(
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)
+    if (hidden := exposed(request, source)) is not None:
+        watcher.exposing(hidden)
     target = open_target(request.target, request.options, context)
     watcher.step("plan")
     made = plan(request, source, target, meta_loader)

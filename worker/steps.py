@@ -163,6 +163,7 @@ class Step:
 
     def _plan(self) -> None:
         source, target = self._source(), self._target()
+        policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
         plan = pipeline.plan(self._request, source, target, _reload())
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)

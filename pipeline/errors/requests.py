@@ -199,6 +199,12 @@ class EndpointNotAllowed(AccessError):
     hint = "ask its operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
 
 
+class PublicNotAllowed(AccessError):
+    code = "access.public_not_allowed"
+    message = "{source} is {visibility}, and this worker makes nothing public that its source is not"
+    hint = "leave out --public, or ask its operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
+
+
 class FolderNotAllowed(AccessError):
     code = "access.folder_not_allowed"
     message = "{path} is outside the folders that workers may use ({allowed})"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed
 from reshard.pipeline.places import Folder, Hub, check_repo
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.worker.settings import Settings
@@ -39,6 +40,12 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
+
+
+def check_exposed(exposed: Source | None, settings: Settings) -> None:
+    """Raises PublicNotAllowed where a request would show ``exposed`` to everyone, unless the operator allows that."""
+    if exposed is not None and not settings.allow_public:
+        raise PublicNotAllowed(source=str(exposed.place), visibility=exposed.visibility)
 
 
 def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
