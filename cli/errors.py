@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,7 +11,9 @@ from typing import Any
 
 from typer import Abort, TyperException
 
+from reshard.cli.output import json_line
 from reshard.pipeline.errors import ReshardError, UsageError
+from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
@@ -55,14 +56,14 @@ def _told(command: Callable[[], Any], as_json: bool, name: str) -> int:
 
 def _tell(error: ReshardError, as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(json_line({"error": error.to_dict()}) + "\n")
     else:
         sys.stderr.write(f"error[{error.code}]: {_line(str(error))}\nhint: {_line(error.next_step)}\n")
     return error.exit_code
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _unexpected(error: Exception) -> ReshardError:

@@ -9,8 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
+
+from reshard.pipeline.text import printable, printable_json, printable_lines
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Output:
         if not self.quiet:
             console(sys.stdout).print(text)
         elif bare:
-            sys.stdout.write(f"{bare}\n")
+            sys.stdout.write(f"{printable_lines(bare)}\n")
 
     def listing(self, data: Sequence[Mapping[str, Any]], text: RenderableType, bare: Sequence[str]) -> None:
         """Many answers of one kind: a document for each, or all of them in ``text`` or in ``bare``."""
@@ -48,7 +50,7 @@ class Output:
 
     def document(self, data: Mapping[str, Any]) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
-        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(data) + "\n")
         sys.stdout.flush()
 
     def say(self, text: RenderableType) -> None:
@@ -59,6 +61,7 @@ class Output:
 
 def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> Text:
     """Rows under each other with aligned columns, those numbered in ``right`` to the right; never cut nor wrapped."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [
         indent + "  ".join(f"{cell:{'>' if i in right else '<'}{widths[i]}}" for i, cell in enumerate(row))
@@ -67,22 +70,45 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     return Text("\n".join(line.rstrip() for line in aligned))
 
 
+def json_line(data: Mapping[str, Any]) -> str:
+    """A document on one line, which a terminal shows and does not obey."""
+    return printable_json(json.dumps(data, ensure_ascii=False, default=str))
+
+
+class _Console(Console):
+    """Escapes what it is given to print: names in it come from outside."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*map(_shown, objects), **options)
+
+
+def _shown(text: Any) -> Any:
+    if isinstance(text, Group):
+        return Group(*map(_shown, text.renderables))
+    if isinstance(text, Text):
+        return Text(printable_lines(text.plain))
+    return printable_lines(text) if isinstance(text, str) else text
+
+
 def console(stream: Any) -> Console:
     """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe."""
     is_terminal = stream.isatty()
-    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
+    return _Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
 
 
 def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:
     """The first ``most`` of them, and a line that counts the rest."""
     more = len(rows) - most
-    return [*rows[:most], *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else [])]
+    return [
+        *map(printable, rows[:most]),
+        *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else []),
+    ]
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
     """``a, b and 3 more``."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def count(number: int, noun: str) -> str:

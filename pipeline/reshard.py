@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from posixpath import join
 from typing import TypeVar
 from uuid import uuid4
@@ -42,7 +41,7 @@ from reshard.pipeline.errors import (
     TargetNotFound,
 )
 from reshard.pipeline.limits import CONFIG_MAX, COPIES, INDEX_MAX
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
@@ -253,11 +252,11 @@ def _refuse_nested_folders(request: Request) -> None:
     """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
     if not isinstance(request.target, Folder):
         return
-    target = Path(request.target.path).resolve()
+    target = resolved(request.target.path)
     for place in (request.source, request.options.config_from):
         if not isinstance(place, Folder):
             continue
-        source = Path(place.path).resolve()
+        source = resolved(place.path)
         if source in target.parents:
             what = "the result would become part of its own source"
             raise FoldersNested(inner=request.target.path, outer=place.path, what=what)

@@ -51,6 +51,18 @@ class UnsafePath(CheckpointError):
         super().__init__(why=why, **facts)
 
 
+class NameTooLong(CheckpointError):
+    code = "checkpoint.name_too_long"
+    message = "{file}: a part of its path has {bytes} bytes, and file systems take {most}"
+    hint = "rename the source file that it is called after, or leave it out with --exclude"
+
+
+class PathTaken(CheckpointError):
+    code = "checkpoint.path_taken"
+    message = "{file} and {other} cannot both be written: {why}"
+    hint = "rename one of them at the source, or leave it out with --exclude"
+
+
 class DuplicateTensor(CheckpointError):
     code = "checkpoint.duplicate_tensor"
     message = "{tensor} is in {file} and again in {other}"

@@ -12,13 +12,11 @@ import logging
 import os
 import ssl
 import threading
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import count
-from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -41,7 +39,7 @@ from reshard.pipeline.errors import (
     TokenRefused,
     UnsafePath,
 )
-from reshard.pipeline.limits import COMPONENT_MAX, CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT
+from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.answers import (
     Access,
@@ -62,6 +60,7 @@ from reshard.pipeline.stores.answers import (
 from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.text import unsafe_path
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.credentials import Credential
@@ -405,26 +404,6 @@ class HubApi:
             why = f"its answer says nothing of the object {unanswered[0]}"
             raise HubRefused(endpoint=self.endpoint, what=f"POST {path}", why=why)
         return found
-
-
-def unsafe_path(path: object) -> str:
-    """Why a path that a Hub lists must not be put into a URL, a folder or a commit; empty for one that may.
-
-    >>> unsafe_path("unet/model.safetensors"), unsafe_path("../../other/repo/resolve/main/secret")
-    ('', 'leaves the repository')
-    """
-    if not isinstance(path, str) or not path:
-        return "is not a path"
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts or PureWindowsPath(path).drive:
-        return "leaves the repository"
-    if "" in parts or "." in parts:
-        return "has an empty component"
-    if "\\" in path or any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
-        return "has a character that no path may have"
-    if max(len(part.encode()) for part in parts) > COMPONENT_MAX:
-        return f"has a component of more than {COMPONENT_MAX} bytes"
-    return ""
 
 
 @cache

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import Folder, Hub, check_repo
+from reshard.pipeline.places import Folder, Hub, check_repo, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import Credentials
@@ -61,7 +61,7 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
 
 def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
     """Links are followed first, so that one inside an allowed folder leads nowhere else."""
-    real = Path(place.path).resolve()
+    real = resolved(place.path)
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
 
