@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,7 +11,9 @@ from typing import Any
 
 from typer import Abort, TyperException
 
+from reshard.cli.output import json_line
 from reshard.pipeline.errors import ReshardError, UsageError
+from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
@@ -53,8 +54,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
             file.writelines(traceback.format_exception(unknown))
         error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback in {file.name})")
     if as_json:
-        sys.stdout.write(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(json_line({"error": error.to_dict()}) + "\n")
     else:
-        message, hint = (" ".join(text.split()) for text in (str(error), error.next_step))
+        message, hint = (printable(" ".join(text.split())) for text in (str(error), error.next_step))
         sys.stderr.write(f"error[{error.code}]: {message}\nhint: {hint}\n")
     return error.exit_code

@@ -12,6 +12,7 @@ from typer import Exit, Option, Typer, echo
 
 from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify
 from reshard.cli.errors import guarded
+from reshard.pipeline.text import escape_logs
 
 app = Typer(
     name="reshard",
@@ -47,6 +48,7 @@ def reshard(
 
 def main() -> None:
     """The console script."""
+    escape_logs()
     gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
     arguments = sys.argv[1:]
     name = _typed(arguments)

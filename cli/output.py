@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 
+from reshard.pipeline.text import printable, printable_json, printable_lines
+
 
 @dataclass(frozen=True)
 class Output:
@@ -36,11 +38,11 @@ class Output:
         elif not self.quiet:
             console(sys.stdout).print(text)
         elif bare:
-            sys.stdout.write("\n".join([*bare, ""]))
+            sys.stdout.write("\n".join([*map(printable_lines, bare), ""]))
 
     def document(self, data: Mapping[str, Any]) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
-        sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(data) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
@@ -51,28 +53,44 @@ class Output:
 
 def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> str:
     """Rows under each other with aligned columns, those numbered in ``right`` to the right; never cut nor wrapped."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     layout = [
         f"{{:{'>' if i in right else '<'}{max(map(len, column))}}}" for i, column in enumerate(zip(*rows, strict=True))
     ]
     return "\n".join((indent + "  ".join(layout).format(*row)).rstrip() for row in rows)
 
 
+def json_line(data: Mapping[str, Any]) -> str:
+    """A document on one line, which a terminal shows and does not obey."""
+    return printable_json(json.dumps(data, ensure_ascii=False, default=str))
+
+
+class _Console(Console):
+    """Escapes the text that it is given to print: names in it come from outside."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable_lines(text) if isinstance(text, str) else text for text in objects), **options)
+
+
 def console(stream: Any) -> Console:
     """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe."""
     is_terminal = stream.isatty()
-    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
+    return _Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
 
 
 def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:
     """The first ``most`` of them, and a line that counts the rest."""
     more = len(rows) - most
-    return [*rows[:most], *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else [])]
+    return [
+        *map(printable, rows[:most]),
+        *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else []),
+    ]
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
     """``a, b and 3 more``."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def count(number: int, noun: str) -> str:

@@ -20,6 +20,10 @@ class Bar(ExitStack):
     def say(self, text: str) -> None:
         """Something to read between two states of the bar."""
 
+    def agrees(self, question: str) -> bool:
+        """The answer of who sits at the terminal; where nobody does, yes."""
+        return True
+
 
 def bar(output: Output) -> Bar:
     """The bar that fits ``output`` and the terminal that stderr is or is not."""
@@ -43,6 +47,17 @@ class _Terminal(Bar):
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)
+
+    def agrees(self, question: str) -> bool:
+        from typer import confirm
+
+        if not sys.stdin.isatty():
+            return True
+        self._progress.stop()
+        try:
+            return confirm(question, err=True)
+        finally:
+            self._progress.start()
 
 
 class _Lines(Bar):

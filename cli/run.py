@@ -15,6 +15,7 @@ from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
     from reshard.pipeline.planning.model import Plan
+    from reshard.pipeline.protocols import Source
     from reshard.pipeline.reshard import Report
 
 STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": "publishing", "confirm": "confirming"}
@@ -22,12 +23,15 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 
 @takes(request=read_request, output=read_output)
 def run(request: Request, output: Output) -> None:
-    """Reshard SRC into DST now, without a broker."""
+    """Reshard SRC into DST now, without a broker.
+
+    On a terminal it asks before --public shows a private or gated SRC to everyone.
+    """
     from reshard.pipeline import reshard
 
     with bar(output) as shown:
         view = _View(request, output, shown)
-        watcher = reshard.Watcher(planned=view.planned, moved=view.moved, step=view.step)
+        watcher = reshard.Watcher(exposing=view.exposing, planned=view.planned, moved=view.moved, step=view.step)
         try:
             report = reshard.run(request, watcher=watcher)
         except ProofError as error:
@@ -46,6 +50,14 @@ class _View:
         self.started = time.monotonic()
         self._request, self._output, self._bar = request, output, shown
         self._step, self._done, self._total = "", 0, 0
+
+    def exposing(self, source: Source) -> None:
+        """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
+        from typer import Abort
+
+        question = f"{source.place} is {source.visibility}. Publish it in {self._request.target} for everyone to see?"
+        if not self._bar.agrees(question):
+            raise Abort
 
     def planned(self, plan: Plan) -> None:
         from reshard.cli.plan_text import show_plan

@@ -21,6 +21,7 @@ HUB_FILE_MAX = 50 * GB  # bytes; larger files are refused by the Hub over LFS an
 HUB_CALLS_MAX, HUB_RESOLVES_MAX = 1000, 5000  # calls of the API and of the resolver, for an account without a plan ...
 HUB_WINDOW = 300.0  # ... in this many seconds (hub-docs, "Rate limits")
 TREE_PAGE = 1000  # entries of one page of a listing
+PAGES_MAX = 10_000  # pages of one listing; of 1,000 entries each, a Hub has none that long
 HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
 
 # ---------------------------------------------------------------------------------------------------------- copy

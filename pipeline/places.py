@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -174,6 +176,22 @@ def redacted(url: str) -> str:
     'https://***@hub.example/a'
     """
     return re.sub(r"(^|//)[^/]*@", r"\1***@", url)
+
+
+def resolved(path: str) -> Path:
+    """``path`` with its links followed, whether or not something is there.
+
+    Raises BadPlace for a path that no system call takes: too long, a link that leads back to itself, a NUL in it.
+    """
+    try:
+        real = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            real.stat()
+    except OSError as error:
+        raise BadPlace(value=path, why=error.strerror or str(error)) from error
+    except ValueError as error:
+        raise BadPlace(value=path, why=str(error)) from error
+    return real
 
 
 def is_http(url: str) -> bool:

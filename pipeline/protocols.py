@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -138,7 +139,11 @@ class HeadMoved(Exception):
 
 
 class AnswerLost(Exception):
-    """The commit was sent and no answer came: whether it stands must be looked up."""
+    """The commit was sent and no answer came, or one that is ``refused``: whether it stands must be looked up."""
+
+    def __init__(self, what: str, refused: ReshardError | None = None) -> None:
+        super().__init__(what)
+        self.refused = refused
 
 
 class HistoryRewritten(Exception):

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from posixpath import join
 from typing import TypeVar
 from uuid import uuid4
@@ -42,7 +41,7 @@ from reshard.pipeline.errors import (
     TargetNotFound,
 )
 from reshard.pipeline.limits import CONFIG_MAX, COPIES, INDEX_MAX
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
@@ -59,7 +58,19 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 
 T = TypeVar("T")
 
-__all__ = ["Report", "check", "check_receipts", "confirm", "copy", "draft", "plan", "publish", "run", "source_of"]
+__all__ = [
+    "Report",
+    "check",
+    "check_receipts",
+    "confirm",
+    "copy",
+    "draft",
+    "exposed",
+    "plan",
+    "publish",
+    "run",
+    "source_of",
+]
 
 
 def source_of(request: Request, context: Context, plan: Plan | None = None) -> Source:
@@ -241,11 +252,11 @@ def _refuse_nested_folders(request: Request) -> None:
     """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
     if not isinstance(request.target, Folder):
         return
-    target = Path(request.target.path).resolve()
+    target = resolved(request.target.path)
     for place in (request.source, request.options.config_from):
         if not isinstance(place, Folder):
             continue
-        source = Path(place.path).resolve()
+        source = resolved(place.path)
         if source in target.parents:
             what = "the result would become part of its own source"
             raise FoldersNested(inner=request.target.path, outer=place.path, what=what)
@@ -264,6 +275,12 @@ def _check_visibility(request: Request, source: Source, target: Target, state: T
         raise TargetMoreVisible(
             target=str(target.place), shown=state.visibility, source=str(hidden.place), visibility=hidden.visibility
         )
+
+
+def exposed(request: Request, source: Source) -> Source | None:
+    """The private or gated repository that ``request`` asks to be shown to everyone, if it does."""
+    hidden = _most_hidden(source)
+    return hidden if hidden and hidden.visibility != "public" and request.options.visibility == "public" else None
 
 
 def _most_hidden(source: Source) -> Source | None:
@@ -292,8 +309,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What `run` tells while it works: the plan once it stands, bytes read, and each step by name."""
+    """What `run` tells while it works: the plan once it stands, bytes read, and each step by name.
 
+    ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
+    """
+
+    exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
@@ -315,6 +336,8 @@ def run(
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)
+    if (hidden := exposed(request, source)) is not None:
+        watcher.exposing(hidden)
     target = open_target(request.target, request.options, context)
     watcher.step("plan")
     made = plan(request, source, target, meta_loader)

@@ -64,7 +64,7 @@ ROOMS = {
         {"planning", "stores"},
         {"checkpoint", "request"},
         {"check", "protocols"},
-        {"places", "tensors"},
+        {"places", "tensors", "text"},
         {"limits", "errors"},
     ],
     "cli": [
@@ -74,7 +74,8 @@ ROOMS = {
         {"watch", "catalog_report"},
         {"queue", "plan_text", "job_text", "devices"},
         {"arguments", "progress"},
-        {"output", "profiles", "errors"},
+        {"errors"},
+        {"output", "profiles"},
     ],
 }
 LINES_MAX = 450

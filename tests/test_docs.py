@@ -22,9 +22,15 @@ from safetensors.numpy import save_file
 from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import GO_ON, by_code
-from reshard.pipeline.request import parse_size
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.connect import _Settings as StoreSettings
 from reshard.worker.broker import find_server
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition
+from reshard.worker.probes import durability
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -157,8 +163,43 @@ def test_the_compose_file_runs_a_broker_two_workers_and_control() -> None:
     ours = {name: service for name, service in services.items() if name != "broker"}
     assert sorted(service["command"][0] for service in ours.values()) == ["control", "worker", "worker"]
     assert all(service["stop_grace_period"] == "60s" for service in ours.values())
-    assert all(service["environment"]["RESHARD_BROKER_URL"] == "redis://broker:6379/0" for service in ours.values())
+    url = "redis://:${BROKER_PASSWORD:?set it}@broker:6379/0"
+    assert all(service["environment"]["RESHARD_BROKER_URL"] == url for service in ours.values())
     assert len({str(service.get("volumes")) for service in ours.values()}) == 3, "workers share no disk"
+
+
+def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_else(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["broker"]["command"][2:]
+    given = {"/data": str(tmp_path), "${BROKER_PASSWORD:?set it}": "whole", "* -::*": "127.0.0.1"}
+    words = [given.get(word, word.replace("${BROKER_CLIENT_PASSWORD:?set it}", "part")) for word in words]
+    server = subprocess.Popen(
+        [str(find_server()), str(ROOT / "deploy/redis.conf"), *words, "--port", str(port)], stdout=subprocess.DEVNULL
+    )
+    try:
+        retry = Retry(ConstantBackoff(0.05), 200)
+        whole = redis.Redis(port=port, password="whole", retry=retry, retry_on_error=[redis.ConnectionError])
+        assert whole.ping()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+        with JobStore.at(f"redis://client:part@127.0.0.1:{port}/0") as store:
+            job = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))).id
+            assert [known.id for known in store.recent()] == [job] and store.processes() == []
+            store.cancel(job)
+            assert store.get(job).state == "cancelled"
+            assert durability(store.redis, "here").state == "ok"
+            Fleet(store).paused()
+            catalogs = Catalogs(store)
+            catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
+            catalogs.cancel("mine")
+            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG SET save 1", "ACL LIST", "DEBUG SLEEP 0"]
+            for command in [*forbidden, "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
+                with pytest.raises(redis.NoPermissionError):
+                    store.redis.execute_command(*command.split())
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def test_the_commands_of_deployments_exist() -> None:

@@ -16,6 +16,7 @@ from kombu import Queue
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel
 
+from reshard.pipeline.text import escape_logs
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 # Its INFO lines hold whole URLs, and a signed one lets whoever reads the log fetch or write what it names.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
+escape_logs()
 
 WAKE = "reshard.wake"
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from types import FrameType
 
@@ -22,6 +23,7 @@ from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
@@ -60,6 +62,7 @@ class Control:
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))
+        self._settings = settings
         self._keep = settings.keep_days * 86400
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
@@ -108,7 +111,8 @@ class Control:
 
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
         context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))
-        return expanded(definition, context, self._catalogs)
+        hubs = endpoints(self._settings, context.credentials)
+        return expanded(definition, replace(context, endpoints=hubs), self._catalogs)
 
     def _check(self) -> None:
         if self._ending.is_set():

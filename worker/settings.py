@@ -87,9 +87,11 @@ class Settings(BaseSettings):
     # Trust. None and empty differ: no list of targets means the token's own namespaces, an empty one means nobody's.
     allowed_targets: Annotated[tuple[str, ...] | None, NoDecode] = None
     allowed_sources: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: whatever the token may read
+    allowed_endpoints: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: HF_ENDPOINT, and the credentials'
+    allow_public: bool = False  # --public for what is private or gated: a submitter need not be among those who see it
     allowed_folders: Annotated[tuple[Path, ...], NoDecode] = ()  # workers use no folders unless told
 
-    @field_validator("allowed_targets", "allowed_sources", "allowed_folders", mode="before")
+    @field_validator("allowed_targets", "allowed_sources", "allowed_endpoints", "allowed_folders", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -147,7 +147,9 @@ class Step:
     def run(self) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
         pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
-        self._context = replace(Context.from_env(pace), tmpdir=self._tmpdir)
+        context = Context.from_env(pace)
+        hubs = policy.endpoints(self._settings, context.credentials)
+        self._context = replace(context, tmpdir=self._tmpdir, endpoints=hubs)
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
@@ -161,6 +163,7 @@ class Step:
 
     def _plan(self) -> None:
         source, target = self._source(), self._target()
+        policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
         plan = pipeline.plan(self._request, source, target, _reload())
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
@@ -349,7 +352,7 @@ def namespaces(target: Hub, context: Context) -> list[str]:
             account = api.whoami()
         except Refusal as refusal:
             raise refusal.as_target(target.repo) from refusal
-        names = [account["name"], *(org["name"] for org in account.get("orgs", ()))]
+        names = [account.name, *(org.name for org in account.orgs)]
         _accounts[api.endpoint, api.credential.id] = time.monotonic(), names
     return names
 

@@ -8,7 +8,7 @@ last commit says it, which is one call for each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -22,6 +22,7 @@ from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import DEFAULT_BRANCH, Request, parse_size
+from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -159,25 +160,25 @@ def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:
     place = Hub(repo=f"{owner or 'any'}/any", endpoint=cut.endpoint, credential=cut.credential if owner else None)
     api = context.api(place, "read")
     if query.collection is not None:
-        for item in api.data("GET", f"/api/collections/{quote(query.collection)}")["items"]:
-            if item["type"] == "model" and _fits(query, item):
-                yield item["id"]
+        for entry in api.data(Collection, "GET", f"/api/collections/{quote(query.collection)}").items:
+            if entry.type == "model" and _fits(query, entry):
+                yield entry.id
         return
     params: dict[str, Any] = {"limit": str(PAGE), "sort": "downloads", "direction": "-1", "expand": LIST_FIELDS}
     tags = [*query.tags, *([query.library] if query.library else [])]
     params |= {name: value for name in ("author", "search") if (value := getattr(query, name))}
     params |= {"filter": tags} if tags else {}
-    for item in api.pages("/api/models", params):
-        if query.min_downloads is not None and item.get("downloads", 0) < query.min_downloads:
+    for item in api.pages(ListedModel, "/api/models", params):
+        if query.min_downloads is not None and (item.downloads or 0) < query.min_downloads:
             return  # the rest has fewer
         if _fits(query, item):
-            yield item["id"]
+            yield item.id
 
 
-def _fits(query: Query, item: Mapping[str, Any]) -> bool:
-    stored = item.get("usedStorage") or 0
+def _fits(query: Query, item: ListedModel | CollectionItem) -> bool:
+    stored = item.usedStorage or 0
     return (
-        (query.name is None or fnmatchcase(item["id"].partition("/")[2], query.name))
+        (query.name is None or fnmatchcase(item.id.partition("/")[2], query.name))
         and (query.min_size is None or stored >= parse_size(query.min_size))
         and (query.max_size is None or stored <= parse_size(query.max_size))
     )
@@ -212,9 +213,9 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
     params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     most = PAGE * len(wanted)
     try:
-        for count, item in enumerate(islice(api.pages("/api/models", params), most), 1):
-            if item["id"] in wanted:
-                found[item["id"]] = _listed(item)
+        for count, item in enumerate(islice(api.pages(ListedModel, "/api/models", params), most), 1):
+            if item.id in wanted:
+                found[item.id] = _listed(item)
             if count == most or len(found) == len(wanted):
                 return found, False
     except Refusal:
@@ -225,13 +226,14 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
 def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
     revision = quote(place.revision or DEFAULT_BRANCH, safe="")
     try:
-        return _listed(api.data("GET", f"/api/models/{place.repo}/revision/{revision}", params={"expand": LIST_FIELDS}))
+        path = f"/api/models/{place.repo}/revision/{revision}"
+        return _listed(api.data(ListedModel, "GET", path, params={"expand": LIST_FIELDS}))
     except Refusal as refusal:
         return refusal.as_source(place.repo, place.revision)
 
 
-def _listed(item: Mapping[str, Any]) -> Listed:
-    return Listed(item["id"], item["sha"], bool(item["private"]), bool(item.get("gated")), item.get("usedStorage") or 0)
+def _listed(item: ListedModel) -> Listed:
+    return Listed(item.id, item.sha, item.private, bool(item.gated), item.usedStorage or 0)
 
 
 def _too_visible(request: Request, source: Listed | None, target: Listed | None) -> TargetMoreVisible | None:

@@ -11,7 +11,7 @@ import xxhash
 
 from reshard.pipeline.check import failed
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_header
-from reshard.pipeline.errors import DigestsDiffer, SourceCorrupt
+from reshard.pipeline.errors import OTHER_BYTES, DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.stores.lane import Lane
@@ -149,16 +149,16 @@ class FileHasher:
 
     def _finish(self, place: str) -> None:
         if self._sha256 is not None and self._sha256.hexdigest() != self.file.sha256:
-            raise self._corrupt(self.file.path, place, self.file.sha256, self._sha256.hexdigest())
+            raise self._corrupt(self.file.path, place, self.file.sha256)
         for record, actual in sorted(self._sums.digests.items(), key=lambda item: item[0].start):
             if actual != (expected := f"{record.crc32:08x}"):
                 what = f"{self.file.path}, record {record.name} at byte {record.start},"
-                raise self._corrupt(what, place, expected, actual)
+                raise self._corrupt(what, place, expected)
 
-    def _corrupt(self, what: str, place: str, expected: str | None, actual: str) -> SourceCorrupt:
-        finding = f"{what} does not match: expected {expected}, read {actual}"
+    def _corrupt(self, what: str, place: str, expected: str | None) -> SourceCorrupt:
+        finding = f"{what} does not match: expected {expected}, read {OTHER_BYTES}"
         checks = failed("source bytes", SOURCE_LEVEL, {"bytes": self.file.size}, [finding])
-        return SourceCorrupt(file=what, place=place, expected=expected, actual=actual, checks=checks)
+        return SourceCorrupt(file=what, place=place, expected=expected, actual=OTHER_BYTES, checks=checks)
 
 
 def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:

@@ -22,6 +22,7 @@ from reshard.pipeline.check import first
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
+from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -144,16 +145,14 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     api = HubApi(endpoint, credential, LocalRateLimiter())
     try:
         answer = api.client.get(f"{endpoint}/api/whoami-v2", headers=api.headers, timeout=PROBE_TIMEOUT)
-        account = answer.json() if answer.is_success else {}
+        account = api.decoded(Account, answer) if answer.is_success else None
     except httpx2.TransportError as error:
         return Probe(name, what, error=HubUnreachable(endpoint=endpoint, what=describe(error)))
-    except ValueError:
-        why = "its answer is not JSON; is it a Hub?"
-        return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
+    except HubRefused as error:
+        return Probe(name, what, error=error)
     finally:
         api.close()
-    date, here = answer.headers.get("date"), now()
-    skew = here - parsedate_to_datetime(date).timestamp() if date else 0.0
+    skew = _skew(answer.headers.get("date"), now())
     late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
     late = late if abs(skew) > CLOCK_SKEW_MAX else ""
     if answer.status_code == 401 and credential is not None:
@@ -161,56 +160,54 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     if answer.status_code not in (200, 401):
         why = f"it answered {answer.status_code}"
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
-    if credential is None:
+    if credential is None or account is None:
         return Probe(name, what, late or "only public repositories can be read, and nothing written")
-    who, rights, writes = account.get("name"), rights_of(account), writable_by(account)
+    rights, writes = rights_of(account), writable_by(account)
     warning = late or ("" if writes else "nothing can be published with it")
-    facts = {"endpoint": endpoint, "account": who, "rights": rights, "reads": readable_by(account), "writes": writes}
-    return Probe(name, f"{what} is {who}'s: {rights}", warning, facts=facts)
+    reads = readable_by(account)
+    facts = {"endpoint": endpoint, "account": account.name, "rights": rights, "reads": reads, "writes": writes}
+    return Probe(name, f"{what} is {account.name}'s: {rights}", warning, facts=facts)
+
+
+def _skew(date: str | None, now: float) -> float:
+    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
+    try:
+        return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
 
 
-def rights_of(account: dict[str, Any]) -> str:
+def rights_of(account: Account) -> str:
     """What a token may read and write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
     names = readable_by(account)
     reads = ["what is public", *([f"what is private to {', '.join(names)}"] if names else [])]
-    gated = _access(account).get("role") in ROLES or _fine_grained(account).get("canReadGatedRepos")
+    gated = account.role in ROLES or account.fine_grained.canReadGatedRepos
     if gated:
         reads.append("what is gated and its owner was let into")
     refused = ", and nothing that is gated" if gated is False else ""
     return f"reads {', '.join(reads)}{refused}; writes to {', '.join(writable_by(account)) or 'nothing'}"
 
 
-def readable_by(account: dict[str, Any]) -> list[str]:
+def readable_by(account: Account) -> list[str]:
     """The namespaces, and of a fine-grained token also single repositories, whose private files it may read."""
-    if _access(account).get("role") in ROLES:
-        return [str(account.get("name")), *(org["name"] for org in account.get("orgs", ()))]
+    if account.role in ROLES:
+        return [account.name, *(org.name for org in account.orgs)]
     return _scoped(account, {"repo.content.read", "repo.write"})
 
 
-def writable_by(account: dict[str, Any]) -> list[str]:
+def writable_by(account: Account) -> list[str]:
     """The namespaces, and of a fine-grained token also single repositories, that it may write."""
-    if _access(account).get("role") == "write":
-        organisations = [org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read"]
-        return [str(account.get("name")), *organisations]
+    if account.role == "write":
+        return [account.name, *(org.name for org in account.orgs if org.roleInOrg != "read")]
     return _scoped(account, {"repo.write"})
 
 
-def _scoped(account: dict[str, Any], permissions: set[str]) -> list[str]:
+def _scoped(account: Account, permissions: set[str]) -> list[str]:
     """Where a fine-grained token has one of these permissions; the names are those of the Hub's token settings."""
-    scopes = _fine_grained(account).get("scoped", ())
-    return [scope["entity"]["name"] for scope in scopes if permissions & {*scope["permissions"]}]
-
-
-def _fine_grained(account: dict[str, Any]) -> dict[str, Any]:
-    access = _access(account)
-    return (access.get("fineGrained") or {}) if access.get("role") == "fineGrained" else {}
-
-
-def _access(account: dict[str, Any]) -> dict[str, Any]:
-    return (account.get("auth") or {}).get("accessToken") or {}
+    return [scope.entity.name for scope in account.fine_grained.scoped if permissions & {*scope.permissions}]
 
 
 def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
@@ -223,11 +220,11 @@ def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
         owners[context.api(target, "write")][target.namespace].append(target.repo)
     for api, wanted in owners.items():
         try:
-            account = api.whoami() if api.credential else {}
+            account = api.whoami() if api.credential else None
         except Refusal as refusal:
             raise refusal.as_source("whoami-v2") from refusal
-        writable = {name.lower() for name in writable_by(account)}
-        who = f"{api.credential.name}, which is {account.get('name')}'s," if api.credential else "no token here"
+        writable = {name.lower() for name in (writable_by(account) if account else ())}
+        who = f"{api.credential.name}, which is {account.name}'s," if api.credential and account else "no token here"
         for owner, repos in wanted.items():
             denied = [repo for repo in repos if not {owner.lower(), repo.lower()} & writable]
             if denied:

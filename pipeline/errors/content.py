@@ -25,6 +25,12 @@ class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
+class NameTooLong(CheckpointError, code="checkpoint.name_too_long"):
+    message = "{file}: a part of its path has {bytes} bytes, and file systems take {most}"
+    hint = "rename the source file that it is called after, or leave it out with --exclude"
+class PathTaken(CheckpointError, code="checkpoint.path_taken"):
+    message = "{file} and {other} cannot both be written: {why}"
+    hint = "rename one of them at the source, or leave it out with --exclude"
 class DuplicateTensor(CheckpointError, code="checkpoint.duplicate_tensor"):
     message = "{tensor} is in {file} and again in {other}"
 class UnsafePickle(CheckpointError, code="checkpoint.unsafe_pickle"):
@@ -52,6 +58,12 @@ class ProofError(ReshardError, code="proof", exit_code=6):
 
     message = "{what}"
     hint = "nothing was published; to read everything again, {again}"
+
+
+# What errors say was read instead: a hash would tell of what a redirect led to, which may be nobody else's business.
+OTHER_BYTES = "other bytes"
+
+
 class SourceCorrupt(ProofError, code="proof.source_corrupt"):
     message = "{file} at {place} does not match its checksum: expected {expected}, read {actual}"
     hint = "nothing was published; the stored file is damaged, or was on the way: {again}, then tell its owner"

@@ -102,6 +102,12 @@ class TargetNotAllowed(AccessError, code="access.target_not_allowed"):
 class SourceNotAllowed(AccessError, code="access.source_not_allowed"):
     message = "{repo} is outside the sources that this worker may read ({allowed})"
     hint = "ask its operator to add it to RESHARD_ALLOWED_SOURCES, then {again}"
+class EndpointNotAllowed(AccessError, code="access.endpoint_not_allowed"):
+    message = "{endpoint} is not among the Hubs that this worker may call ({allowed})"
+    hint = "ask its operator to add it to RESHARD_ALLOWED_ENDPOINTS, then {again}"
+class PublicNotAllowed(AccessError, code="access.public_not_allowed"):
+    message = "{source} is {visibility}, and this worker makes nothing public that its source is not"
+    hint = "leave out --public, or ask its operator to set RESHARD_ALLOW_PUBLIC=1, then {again}"
 class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
     message = "{path} is outside the folders that workers may use ({allowed})"
     hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"

@@ -57,6 +57,9 @@ class HubUnreachable(HubError, code="hub.unreachable"):
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
     hint = "read what it says; nothing was published"
+class UnsafeRedirect(HubRefused, code="hub.redirect"):
+    message = "{endpoint} {what}, {why}"
+    hint = "nothing was sent there; if the Hub is your own, its storage needs a public address, as the Hub itself has"
 class HubQuota(HubError, code="hub.quota", retryable=False):
     message = "{endpoint} has no storage left for {repo}: {why}"
     hint = "free storage or raise the plan on {endpoint}/settings/billing, then {again}"

@@ -5,9 +5,11 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.discover import (
@@ -21,8 +23,8 @@ from reshard.pipeline.checkpoint.discover import (
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
-from reshard.pipeline.errors import BadSize, CheckpointError, TooLargeForHub
-from reshard.pipeline.limits import HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.errors import BadSize, CheckpointError, NameTooLong, PathTaken, TooLargeForHub, UnsafePath
+from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.model import (
     CARD,
@@ -46,6 +48,7 @@ from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.select import retyped_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
+from reshard.pipeline.text import unsafe_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,10 @@ class Known:
 
 
 def make_plan(known: Known) -> Plan:
-    """The plan: same input, same plan, digest and all. Raises Oversize, SizeTooSmall, TooLargeForHub."""
+    """The plan: same input, same plan, digest and all.
+
+    Raises Oversize, SizeTooSmall, TooLargeForHub, NameTooLong, PathTaken, UnsafePath.
+    """
     options, opened, before = known.request.options, known.opened, known.before
     shards: list[Shard] = []
     outputs: list[Output] = []
@@ -117,6 +123,7 @@ def make_plan(known: Known) -> Plan:
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
+    _check_paths([s.path for s in shards], written | {f.path for f in carried}, known.request.target.kind == "hub")
     reused = () if opened.checkpoints else _reused(known)
     stays = written | {*reused} | {f.path for f in carried} | {CARD}
     deletes = _deletes(outputs, before, stays, options)
@@ -157,6 +164,22 @@ def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
     wanted = known.request.options.dtype
     texts = {path: retyped_config(text, wanted) for path, text in sorted(known.configs.items()) if path in carried}
     return tuple(Edit(path, text) for path, text in texts.items() if text != known.configs[path])
+
+
+def _check_paths(shards: Sequence[str], written: set[str], on_hub: bool) -> None:
+    """Raises NameTooLong, PathTaken or, for the Hub, UnsafePath where what is written cannot be."""
+    for path, times in Counter(shards).items():
+        if times > 1:
+            raise PathTaken(file=path, other="a shard of another checkpoint", why="they have the same path")
+    for path in sorted(written | {CARD}):
+        longest = max(len(part.encode()) for part in path.split("/"))
+        if longest > COMPONENT_MAX:
+            raise NameTooLong(file=path, bytes=longest, most=COMPONENT_MAX)
+        if on_hub and (why := unsafe_path(path)):
+            raise UnsafePath(file="the source", path=repr(path), why=why)
+        for folder in PurePosixPath(path).parents:
+            if (taken := folder.as_posix()) in written or taken == CARD:
+                raise PathTaken(file=path, other=taken, why="one is a file where the other needs a folder")
 
 
 def _refuse_too_large(shards: Sequence[Shard]) -> None:

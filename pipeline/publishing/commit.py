@@ -180,9 +180,10 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     """Commit what ``attempt`` makes of the head that it is given, on that very head, until one of them holds.
 
     ``attempt`` returns a commit instead when there is nothing to do any more, as after an answer that was lost.
-    Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten.
+    Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten. After an answer that names no
+    commit nothing is sent again: raises HubRefused unless the head shows that the commit stands.
     """
-    pause, raced = BACKOFF_FIRST, False
+    pause, raced, refused = BACKOFF_FIRST, False, None
     sent: str | None = None  # the head that the last commit was put on
     for _ in range(races):
         head = target.head()
@@ -191,11 +192,14 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
             if sent is not None:
                 _refuse_overwritten(target, change, sent)
             return Published(change, target.branch, found=True)
+        if refused is not None:
+            raise refused
         try:
             sent = head
             commit = target.commit(change, head)
         except (HeadMoved, AnswerLost) as error:
             raced = isinstance(error, HeadMoved)
+            refused = error.refused if isinstance(error, AnswerLost) else None
             if not raced or target.head() == head:  # nothing moved: the store was busy
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.errors import BadSetting, BadSize, MemoryLimit, UsageError
+from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.protocols import Source, Target
@@ -77,6 +77,7 @@ class Context:
     """What a process brings to every job: tokens, limits, and rate limits.
 
     ``limiters`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
+    ``endpoints`` are the Hubs that may be called, beside whatever their answers lead to (network.py); None: any.
     """
 
     credentials: Credentials
@@ -84,6 +85,7 @@ class Context:
     memory_limit: int  # bytes
     disk_limit: int | None = None  # bytes; None: what the disk has
     limiters: RateLimiterOf = field(default_factory=_own_limiters)
+    endpoints: frozenset[str] | None = None
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -108,9 +110,11 @@ class Context:
     def api(self, place: Hub, use: Use) -> HubApi:
         """The Hub of ``place``, with the credential that it names, or the one for its namespace.
 
-        Connections are shared. Raises BadCredentials, CredentialUnknown, CredentialScope.
+        Connections are shared. Raises EndpointNotAllowed, BadCredentials, CredentialUnknown, CredentialScope.
         """
         endpoint = self.endpoint(place)
+        if self.endpoints is not None and endpoint not in self.endpoints:
+            raise EndpointNotAllowed(endpoint=endpoint, allowed=", ".join(sorted(self.endpoints)) or "none")
         credential = self.credentials.find(endpoint, place.namespace, use, place.credential)
         identity = credential.id if credential else "anonymous"
         api = self._apis.get((endpoint, identity))
@@ -146,7 +150,7 @@ def open_source(
     route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
     try:
-        offered = stored_so and api.gives_token(route)
+        offered = stored_so and api.xet_token(route) is not None
     except Refusal as refusal:
         raise refusal.as_source(place.repo, place.revision) from refusal
     if offered:
@@ -176,7 +180,7 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
             return lfs
         route = write_token_route(place.repo, ref, options.pr)
         try:
-            if api.gives_token(route):
+            if api.xet_token(route) is not None:
                 return XetSink(api, place.repo, route, context.memory_limit)
         except Refusal as refusal:
             raise refusal.as_target(place.repo) from refusal

@@ -118,6 +118,11 @@ class Credentials:
         file = os.environ.get("RESHARD_CREDENTIALS")
         return cls(endpoint, _read(Path(file)) if file else ())
 
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """The default endpoint, and those that entries name."""
+        return frozenset([self.default_endpoint, *(entry.endpoint.rstrip("/") for entry in self._entries)])
+
     def references(self) -> list[Reference]:
         """Every entry of the file, and the default token where no entry serves its whole endpoint."""
         found = [Reference(e.endpoint.rstrip("/"), e.namespace, e.use, e.resolve(), e.name) for e in self._entries]

@@ -17,6 +17,7 @@ from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STA
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -121,7 +122,13 @@ class HubSource:
     def _learn(self, file: StoredFile, asked: str, response: httpx2.Response) -> None:
         """Keep where a redirect leads, if what it leads to is still the file that was listed."""
         self._same(file, response.headers.get("x-linked-etag"), response.headers.get("x-linked-size"))
-        url = urljoin(asked, response.headers["location"])
+        try:
+            url = urljoin(asked, response.headers["location"])
+        except ValueError:
+            url = ""
+        if not is_url(url):
+            why = "it redirects to something that is not a URL"
+            raise HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=why)
         with self._lock:
             self._urls[file.path] = url
 
@@ -135,11 +142,13 @@ class HubSource:
         if response.status_code == 206:
             range_, _, total = response.headers.get("content-range", "").partition("/")
             if range_ != f"bytes {at}-{stop - 1}":
-                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, got {range_ or 'no range'}")
+                raise self._changed(f"{file.path}: asked for bytes {at}-{stop - 1}, and got others")
         else:
             total = response.headers.get("content-length", "")
             if at != 0:
                 raise HubRefused(endpoint=self.api.endpoint, what=f"a range of {file.path}", why="it sends whole files")
+        if signed and not _fits(total, file.size):
+            raise self._changed(f"the content of {file.path} has another length")  # of another host nothing is told
         self._same(file, None if signed else response.headers.get("etag"), total)
 
     def _same(self, file: StoredFile, etag: str | None, size: str | None) -> None:
@@ -148,7 +157,7 @@ class HubSource:
         expected = file.sha256 or file.oid
         if found and expected and found != expected:
             raise self._changed(f"{file.path} is now {found}, and was {expected}")
-        if size and size.isdigit() and int(size) != file.size:
+        if not _fits(size, file.size):
             raise self._changed(f"{file.path} is now {size} bytes long, and was {file.size}")
 
     def _refused(self, file: StoredFile, response: httpx2.Response, signed: bool) -> Exception:
@@ -167,6 +176,11 @@ class HubSource:
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=str(self.place), what=what)
+
+
+def _fits(told: str | None, size: int) -> bool:
+    """Whether a header may be of a file of ``size`` bytes; one that holds no number says nothing."""
+    return not told or not told.isdecimal() or (told.lstrip("0") or "0") == str(size)
 
 
 def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:

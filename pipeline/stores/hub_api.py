@@ -12,16 +12,16 @@ import logging
 import os
 import ssl
 import threading
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from pathlib import PureWindowsPath
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
+from pydantic import TypeAdapter, ValidationError
 
 from reshard.pipeline.errors import (
     HubQuota,
@@ -39,15 +39,34 @@ from reshard.pipeline.errors import (
     TokenRefused,
     UnsafePath,
 )
-from reshard.pipeline.limits import COMPONENT_MAX, CONNECT_TIMEOUT, LFS_BATCH, POOL, READ_TIMEOUT
+from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
+from reshard.pipeline.stores.answers import (
+    Access,
+    Account,
+    Discussion,
+    Discussions,
+    Duplicated,
+    HistoryItem,
+    LfsActions,
+    LfsBatchAnswer,
+    Modes,
+    Opened,
+    RepoInfo,
+    TreeItem,
+    XetToken,
+    is_url,
+)
+from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.text import unsafe_path
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.credentials import Credential
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WHO = "process that copies"  # where a token must be set, in messages
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
@@ -58,8 +77,10 @@ class Refusal(Exception):
 
     def __init__(self, response: httpx2.Response, call: HubApi) -> None:
         self.status = response.status_code
-        self.code = response.headers.get("x-error-code", "")
-        self.why = _why(response)
+        own = call.own(str(response.request.url))
+        self.code = response.headers.get("x-error-code", "") if own else ""
+        # What another host says is not repeated: it may be one that only this machine can reach.
+        self.why = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         self.endpoint = call.endpoint
         self.signed_in = call.credential is not None
@@ -99,15 +120,6 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RepoInfo:
-    """A repository at one revision; ``repo`` is what it is called now, whatever it was asked for by."""
-
-    repo: str
-    sha: str
-    visibility: Visibility
-
-
-@dataclass(frozen=True, slots=True)
 class PullRequest:
     number: int
     author: str
@@ -126,6 +138,7 @@ class HubApi:
         self.endpoint = endpoint.rstrip("/")
         self.credential = credential
         self.limiter = limiter
+        self.guard = Guard(self.endpoint)
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
         self._pid = 0
@@ -147,7 +160,8 @@ class HubApi:
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._client = httpx2.Client(
+                self._client = GuardedClient(
+                    self.guard,
                     verify=_trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
@@ -193,17 +207,23 @@ class HubApi:
                 raise Refusal(response, self)
             self.after(retry, response)
 
-    def data(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> Any:
-        """The JSON of ``call``'s answer."""
-        return self.decoded(self.call(method, path, headers, **options))
+    def data(self, kind: type[T], method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> T:
+        """The answer of ``call``, as ``decoded``."""
+        return self.decoded(kind, self.call(method, path, headers, **options))
 
-    def decoded(self, response: httpx2.Response) -> Any:
-        """The JSON of an answer; raises HubRefused where it has none, as that of a proxy or another kind of server."""
+    def decoded(self, kind: type[T], response: httpx2.Response) -> T:
+        """The JSON of an answer as ``kind`` (answers.py); raises HubRefused for anything else."""
         try:
-            return response.json()
-        except ValueError as error:
-            what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
-            raise HubRefused(endpoint=self.endpoint, what=what, why="its answer is not JSON; is it a Hub?") from error
+            answer: T = _adapter(cast(Any, kind)).validate_python(response.json())
+            return answer
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            why = f"its answer has no proper {'.'.join(map(str, first['loc'])) or 'form'}: {first['msg']}; is it a Hub?"
+            cause: Exception = error
+        except (ValueError, RecursionError) as error:
+            why, cause = "its answer is not JSON; is it a Hub?", error
+        what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
+        raise HubRefused(endpoint=self.endpoint, what=what, why=why) from cause
 
     def after(self, retry: Retry, problem: httpx2.TransportError | httpx2.Response) -> None:
         """``retry.after``; raises HubUnreachable at once for a malformed URL or request."""
@@ -211,13 +231,19 @@ class HubApi:
             raise HubUnreachable(endpoint=self.endpoint, what=describe(problem)) from problem
         retry.after(problem)
 
-    def pages(self, path: str, params: dict[str, str] | None = None) -> Iterator[Any]:
-        """The items of a listing, page by page, as its ``Link`` headers lead."""
+    def pages(self, kind: type[T], path: str, params: dict[str, str] | None = None) -> Iterator[T]:
+        """The items of a listing, page by page, as its ``Link`` headers lead; raises HubRefused where those circle."""
         response = self.call("GET", path, params=params)
-        yield from self.decoded(response)
+        seen = {str(response.request.url)}
+        yield from self.decoded(list[kind], response)  # type: ignore[valid-type]
         while following := response.links.get("next", {}).get("url"):
-            response = self.call("GET", following)
-            yield from self.decoded(response)
+            url = urljoin(str(response.request.url), following) if is_url(following) else self.endpoint + following
+            if not is_url(url) or url in seen or len(seen) >= PAGES_MAX:
+                why = "its next page is no URL, one that was read before, or one of too many"
+                raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why)
+            seen.add(url)
+            response = self.call("GET", url)
+            yield from self.decoded(list[kind], response)  # type: ignore[valid-type]
 
     # -------------------------------------------------------------------------------------------------- reading
 
@@ -227,20 +253,11 @@ class HubApi:
         The revision is always named: without it, some Hubs answer with a shortened commit id.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
-        return self._info(path, ["sha", "private", "gated"])
+        return self.data(RepoInfo, "GET", path, params={"expand": ["sha", "private", "gated"]})
 
     def visibility(self, repo: str) -> Visibility:
         """The visibility of a repository, also of one without commits; raises Refusal."""
-        return self._info(f"/api/models/{repo}", ["private", "gated"]).visibility
-
-    def _info(self, path: str, fields: list[str]) -> RepoInfo:
-        data = self.data("GET", path, params={"expand": fields})
-        try:
-            visibility: Visibility = "private" if data["private"] else "gated" if data.get("gated") else "public"
-            return RepoInfo(data["id"], data["sha"] if "sha" in fields else "", visibility)
-        except (KeyError, TypeError) as error:
-            why = f"its answer has no {error}; is it a Hub?"
-            raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why) from None
+        return self.data(Access, "GET", f"/api/models/{repo}", params={"expand": ["private", "gated"]}).visibility
 
     def check_readable(self, repo: str) -> None:
         """Raises Refusal when the files of a gated repository are not for us."""
@@ -264,59 +281,52 @@ class HubApi:
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
         path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
-        for item in self.pages(path, {"recursive": "true", "expand": "false"}):
-            if item["type"] == "file":
-                if why := unsafe_path(item["path"]):
-                    raise UnsafePath(file=f"{repo} at {commit[:12]}", path=repr(item["path"])[:300], why=why)
-                lfs = item.get("lfs")
-                yield StoredFile(
-                    path=item["path"],
-                    size=item["size"],
-                    oid=None if lfs else item["oid"],
-                    sha256=lfs["oid"] if lfs else None,
-                    xet=item.get("xetHash"),
-                )
+        for item in self.pages(TreeItem, path, {"recursive": "true", "expand": "false"}):
+            if item.type == "file":
+                if why := unsafe_path(item.path):
+                    raise UnsafePath(file=f"{repo} at {commit[:12]}", path=repr(item.path)[:300], why=why)
+                sha256 = item.lfs.oid if item.lfs else None
+                oid = None if sha256 else item.oid
+                yield StoredFile(path=str(item.path), size=item.size, oid=oid, sha256=sha256, xet=item.xetHash)
 
-    def gives_token(self, route: str) -> bool:
-        """Whether the Hub stores content in chunks: it has the route that gives tokens for it. Raises Refusal."""
+    def xet_token(self, route: str) -> XetToken | None:
+        """The token for the Hub's content store; None where it has no such route. Raises Refusal, UnsafeRedirect."""
         try:
-            self.call("GET", route)
+            token = self.data(XetToken, "GET", route)
         except Refusal as refusal:
             if refusal.status == 404 and not refusal.code:
-                return False
+                return None
             raise
-        return True
+        self.guard.check(token.casUrl)  # hf_xet connects by itself
+        return token
 
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:
         """The history of ``revision``, newest first, fetched as far as it is read."""
-        for item in self.pages(f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
-            authors = [author["user"] for author in item.get("authors") or () if "user" in author]
-            yield Commit(item["id"], item.get("title") or "", item.get("message") or "", next(iter(authors), ""))
+        for item in self.pages(HistoryItem, f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
+            author = next((author.user for author in item.authors or () if author.user), "")
+            yield Commit(item.id, item.title, item.message, author)
 
-    def whoami(self) -> dict[str, Any]:
-        """The credential's own account, as ``whoami-v2`` tells it: ``name``, ``orgs`` and more."""
-        data: dict[str, Any] = self.data("GET", "/api/whoami-v2")
-        return data
+    def whoami(self) -> Account:
+        """The credential's own account; raises Refusal."""
+        return self.data(Account, "GET", "/api/whoami-v2")
 
     def pull_requests(self, repo: str, author: str) -> Iterator[PullRequest]:
         """The pull requests of ``author`` that can still be committed to, newest first."""
-        start, page = 0, 0
-        while True:
+        seen: set[int] = set()
+        for page in count():
             params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}
-            listing = self.data("GET", f"/api/models/{repo}/discussions", params=params)
-            for item in listing["discussions"]:
-                if item["status"] in ("draft", "open"):
-                    yield self.pull_request(repo, item["num"])
-            start += len(listing["discussions"])
-            page += 1
-            if start >= listing["count"] or not listing["discussions"]:
+            listing = self.data(Discussions, "GET", f"/api/models/{repo}/discussions", params=params)
+            new = [item for item in listing.discussions if item.num not in seen]
+            for item in new:
+                if item.status in ("draft", "open"):
+                    yield self.pull_request(repo, item.num)
+            seen |= {item.num for item in new}
+            if not new or len(seen) >= listing.count:
                 return
 
     def pull_request(self, repo: str, number: int) -> PullRequest:
-        item = self.data("GET", f"/api/models/{repo}/discussions/{number}")
-        comments = [event for event in item["events"] if event["type"] == "comment"]
-        description = comments[0]["data"]["latest"]["raw"] if comments else ""
-        return PullRequest(number, item.get("author", {}).get("name", ""), item["status"], description)
+        item = self.data(Discussion, "GET", f"/api/models/{repo}/discussions/{number}")
+        return PullRequest(number, item.author.name if item.author else "", item.status, item.description)
 
     # -------------------------------------------------------------------------------------------------- writing
 
@@ -351,7 +361,7 @@ class HubApi:
             raise httpx2.RemoteProtocolError(f"answers {response.status_code}")
         if not response.is_success:
             raise Refusal(response, self)
-        return int(self.decoded(response)["num"])
+        return self.decoded(Opened, response).num
 
     def show_pull_request(self, repo: str, number: int) -> None:
         """Take a pull request out of its draft state; opening it twice changes nothing."""
@@ -360,8 +370,8 @@ class HubApi:
     def preupload(self, repo: str, ref: str, files: Sequence[dict[str, Any]]) -> dict[str, str]:
         """``regular`` or ``lfs`` by path; each of ``files`` has path, size and the head of the content as sample."""
         path = f"/api/models/{repo}/preupload/{quote(ref, safe='')}"
-        answer = self.data("POST", path, json={"files": list(files)})
-        return {file["path"]: file["uploadMode"] for file in answer["files"]}
+        answer = self.data(Modes, "POST", path, json={"files": list(files)})
+        return {file.path: file.uploadMode for file in answer.files}
 
     def duplicate(self, source: str, target: str, files: Iterable[StoredFile]) -> set[str]:
         """Let ``target`` name objects of ``source`` without moving a byte; returns the sha256 of those that failed."""
@@ -369,15 +379,16 @@ class HubApi:
             "target": {"type": "model", "name": target},
             "files": [{"xetHash": f.xet, "sha256": f.sha256, "filename": f.path} for f in files],
         }
-        answer = self.data("POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
-        return {failure["sha256"] for failure in answer["failed"]}
+        answer = self.data(Duplicated, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
+        return {failure.sha256 for failure in answer.failed}
 
-    def lfs_batch(self, repo: str, objects: Sequence[StoredFile]) -> dict[str, dict[str, Any]]:
-        """The LFS batch API's upload ``actions`` by sha256, empty for what the store has already.
+    def lfs_batch(self, repo: str, objects: Sequence[StoredFile]) -> dict[str, LfsActions | None]:
+        """The LFS batch API's upload actions by sha256, None for what the store has already; raises Refusal.
 
         https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md; ``multipart`` is the Hub's own transfer.
         """
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, LfsActions | None] = {}
+        path = f"/{repo}.git/info/lfs/objects/batch"
         for first in range(0, len(objects), LFS_BATCH):
             body = {
                 "operation": "upload",
@@ -385,33 +396,19 @@ class HubApi:
                 "objects": [{"oid": o.sha256, "size": o.size} for o in objects[first : first + LFS_BATCH]],
                 "hash_algo": "sha256",
             }
-            answer = self.data("POST", f"/{repo}.git/info/lfs/objects/batch", headers=LFS_HEADERS, json=body)
-            for item in answer["objects"]:
-                if "error" in item:
-                    why = item["error"].get("message", "no reason given")
-                    raise HubRefused(endpoint=self.endpoint, what=f"the object {item['oid']}", why=why)
-                found[item["oid"]] = item.get("actions") or {}
+            for item in self.data(LfsBatchAnswer, "POST", path, headers=LFS_HEADERS, json=body).objects:
+                if item.error:
+                    raise HubRefused(endpoint=self.endpoint, what=f"the object {item.oid}", why=item.error.message)
+                found[item.oid] = item.actions if item.actions and item.actions.upload else None
+        if unanswered := [o.sha256 for o in objects if o.sha256 not in found]:
+            why = f"its answer says nothing of the object {unanswered[0]}"
+            raise HubRefused(endpoint=self.endpoint, what=f"POST {path}", why=why)
         return found
 
 
-def unsafe_path(path: object) -> str:
-    """Why a path that a Hub lists must not be put into a URL, a folder or a commit; empty for one that may.
-
-    >>> unsafe_path("unet/model.safetensors"), unsafe_path("../../other/repo/resolve/main/secret")
-    ('', 'leaves the repository')
-    """
-    if not isinstance(path, str) or not path:
-        return "is not a path"
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts or PureWindowsPath(path).drive:
-        return "leaves the repository"
-    if "" in parts or "." in parts:
-        return "has an empty component"
-    if "\\" in path or any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
-        return "has a character that no path may have"
-    if max(len(part.encode()) for part in parts) > COMPONENT_MAX:
-        return f"has a component of more than {COMPONENT_MAX} bytes"
-    return ""
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 @cache
@@ -426,7 +423,7 @@ def _why(response: httpx2.Response) -> str:
         return " ".join(str(message).split())
     try:
         body = response.json()
-    except (ValueError, httpx2.ResponseNotRead):
+    except (ValueError, RecursionError, httpx2.ResponseNotRead):
         body = None
     if isinstance(body, dict) and isinstance(body.get("error"), str):
         return " ".join(body["error"].split())

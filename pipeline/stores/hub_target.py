@@ -42,9 +42,10 @@ from reshard.pipeline.protocols import (
     Visibility,
 )
 from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal, RepoInfo
+from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
@@ -120,14 +121,14 @@ class HubTarget:
         The token was chosen for the old one, and so was the operator's leave to write there; raises TargetMoved.
         """
         info = self.api.info(self.place.repo, self._ref)
-        if info.repo.partition("/")[0].casefold() != self.place.namespace.casefold():
-            raise TargetMoved(target=self.place.repo, name=info.repo)
+        if info.id.partition("/")[0].casefold() != self.place.namespace.casefold():
+            raise TargetMoved(target=self.place.repo, name=info.id)
         return info
 
     def _name(self) -> str:
         """What the repository is called now."""
         try:
-            return self._info().repo
+            return self._info().id
         except Refusal as refusal:
             raise refusal.as_target(self.place.repo) from refusal
 
@@ -156,7 +157,7 @@ class HubTarget:
         if not self._pull_request:
             return self
         try:
-            author = str(self.api.whoami()["name"])
+            author = self.api.whoami().name
             number = self._find(author, digest)
             retry = self.api.retry()
             while number is None:
@@ -165,6 +166,10 @@ class HubTarget:
                 except httpx2.TransportError as error:
                     self.api.after(retry, error)
                     number = self._find(author, digest)
+                except HubRefused:  # it may be open all the same
+                    number = self._find(author, digest)
+                    if number is None:
+                        raise
         except Refusal as refusal:
             raise refusal.as_target(self.place.repo) from refusal
         return HubTarget(self.api, self.place, f"refs/pr/{number}", self._choose)
@@ -311,9 +316,9 @@ class HubTarget:
 
     def _made(self, response: httpx2.Response) -> str:
         try:
-            return str(self.api.decoded(response)["commitOid"])
-        except (HubRefused, KeyError) as error:
-            raise AnswerLost(f"it was answered with something that names no commit: {error}") from error
+            return self.api.decoded(Committed, response).commitOid
+        except HubRefused as error:
+            raise AnswerLost(str(error), error) from error
 
     def _commit_refused(self, refusal: Refusal, change: Change) -> Exception:
         error = refusal.as_target(self.place.repo)

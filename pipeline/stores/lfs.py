@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import IO, Any
+from typing import IO
 
 import httpx2
 from xxhash import xxh3_128
@@ -21,6 +21,7 @@ from xxhash import xxh3_128
 from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, STAGED_SHARDS_MAX
 from reshard.pipeline.protocols import Source, Traffic
+from reshard.pipeline.stores.answers import LfsAction
 from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
 from reshard.pipeline.stores.retry import Retry, is_transient
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
@@ -193,12 +194,12 @@ def send(api: HubApi, repo: str, file: IO[bytes], size: int, sha256: str, aborte
     retry = api.retry()
     target = StoredFile(path=sha256, size=size, sha256=sha256)
     try:
-        while actions := api.lfs_batch(repo, [target])[sha256]:
+        while (actions := api.lfs_batch(repo, [target])[sha256]) and actions.upload:
             upload = _Upload(api, retry, file, size, sha256, aborted)
-            if upload.send(actions["upload"]):
-                if verify := actions.get("verify"):
-                    headers = LFS_HEADERS | (verify.get("header") or {})
-                    api.call("POST", verify["href"], headers=headers, json={"oid": sha256, "size": size})
+            if upload.send(actions.upload):
+                if verify := actions.verify:
+                    headers = LFS_HEADERS | verify.header
+                    api.call("POST", verify.href, headers=headers, json={"oid": sha256, "size": size})
                 return True
     except Refusal as refusal:
         raise refusal.as_target(repo) from refusal
@@ -218,26 +219,31 @@ class _Upload:
         self._sha256 = sha256
         self._aborted = aborted
 
-    def send(self, action: dict[str, Any]) -> bool:
+    def send(self, action: LfsAction) -> bool:
         """False when the URLs have expired and new ones must be asked for."""
-        header = action.get("header") or {}
-        if "chunk_size" not in header:
-            return self._put(action["href"], 0, self._size, header) is not None
-        part_size = int(header["chunk_size"])
-        urls = [url for _, url in sorted((int(n), url) for n, url in header.items() if n.isdigit())]
+        if "chunk_size" not in action.header:
+            return self._put(action.href, 0, self._size, action.header) is not None
+        try:
+            part_size, urls = action.parts
+        except ValueError as error:
+            raise self._refused(f"its upload has no proper parts: {error}") from error
         if len(urls) != ceil(self._size / part_size):
-            why = f"{len(urls)} parts of {part_size} bytes are not {self._size} bytes"
-            raise HubRefused(endpoint=self._api.endpoint, what=f"the object {self._sha256}", why=why)
+            raise self._refused(f"{len(urls)} parts of {part_size} bytes are not {self._size} bytes")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size
             answer = self._put(url, start, min(start + part_size, self._size), {})
             if answer is None:
                 return False
+            if "etag" not in answer.headers:
+                raise self._refused("a part was stored without an ETag")
             parts.append({"partNumber": number, "etag": answer.headers["etag"]})
         body = {"oid": self._sha256, "parts": parts}
-        self._api.call("POST", action["href"], headers=LFS_HEADERS, json=body)
+        self._api.call("POST", action.href, headers=LFS_HEADERS, json=body)
         return True
+
+    def _refused(self, why: str) -> HubRefused:
+        return HubRefused(endpoint=self._api.endpoint, what=f"the object {self._sha256}", why=why)
 
     def _put(self, url: str, start: int, stop: int, headers: dict[str, str]) -> httpx2.Response | None:
         """The store's answer to bytes ``start <= b < stop``; None when it no longer honours the URL."""

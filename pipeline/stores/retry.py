@@ -124,8 +124,8 @@ def is_transient(response: httpx2.Response) -> bool:
 def wait_asked(response: httpx2.Response) -> float | None:
     """Seconds that a 429 or 503 asks to wait, by ``Retry-After`` or the IETF draft's ``RateLimit`` header."""
     after = response.headers.get("retry-after", "")
-    if after.isdigit():
-        return float(after)
+    if after.isdecimal():
+        return float(after[-9:])  # more digits are no number of seconds
     limits = _rate_limit(response) if response.status_code == 429 else None
     if limits is not None and limits.remaining == 0:
         return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server
@@ -145,7 +145,10 @@ def _rate_limit(response: httpx2.Response) -> RateLimitInfo | None:
     """What huggingface_hub reads in the answer's rate headers."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
-    return parse_ratelimit_headers(response.headers)
+    try:
+        return parse_ratelimit_headers(response.headers)
+    except ValueError:  # a number of thousands of digits
+        return None
 
 
 def describe(problem: httpx2.TransportError) -> str:

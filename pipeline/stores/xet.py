@@ -22,7 +22,7 @@ from urllib.parse import quote
 import httpx2
 from xxhash import xxh3_128
 
-from reshard.pipeline.errors import HubUnreachable, ReshardError, SourceChanged
+from reshard.pipeline.errors import HubRefused, HubUnreachable, ReshardError, SourceChanged
 from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
@@ -39,6 +39,7 @@ from reshard.pipeline.limits import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
+from reshard.pipeline.stores.answers import Reconstruction, XetToken
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
@@ -183,7 +184,7 @@ class XetSource(HubSource):
     def _judge(self, file: StoredFile, error: BaseException) -> None:
         """Returns when the failure may pass. The Hub is asked first: it says why it gives no token, hf_xet does not."""
         try:
-            self.api.call("GET", read_token_route(self.place.repo, self.pin.commit))
+            self.api.xet_token(read_token_route(self.place.repo, self.pin.commit))
         except Refusal as refusal:
             raise self._unreadable(refusal) from error
         if is_not_found(error):
@@ -229,9 +230,11 @@ class XetSink:
     def error(self, error: BaseException) -> ReshardError:
         """What a failure of hf_xet means. The Hub is asked first: it says why it gives no token, hf_xet does not."""
         try:
-            self.api.call("GET", self._route)
+            self.api.xet_token(self._route)
         except Refusal as refusal:
             return refusal.as_target(self.repo)
+        except HubRefused as nonsense:
+            return nonsense
         return HubUnreachable(endpoint=f"the content store of {self.api.endpoint}", what=plain(error))
 
     def lost(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
@@ -244,11 +247,11 @@ class XetSink:
         if not chunked:
             return lost
         try:
-            token = self.api.data("GET", self._route)
+            token = self.api.data(XetToken, "GET", self._route)
         except Refusal as refusal:
             raise refusal.as_target(self.repo) from refusal
         with ThreadPoolExecutor(XET_CHECKS) as pool:
-            gone = pool.map(lambda file: self._is_gone(file, token["casUrl"], token["accessToken"]), chunked)
+            gone = pool.map(lambda file: self._is_gone(file, token.casUrl, token.accessToken), chunked)
             return lost + [file for file, is_gone in zip(chunked, gone, strict=True) if is_gone]
 
     def _is_gone(self, file: StoredFile, store: str, token: str) -> bool:
@@ -258,11 +261,9 @@ class XetSink:
         """
         headers = {"Authorization": f"Bearer {token}", "Range": "bytes=0-0"}
         try:
-            answer = self.api.data("GET", f"{store}/v1/reconstructions/{file.xet}", headers=headers)
-            first = answer["terms"][0]["hash"]
-            part = answer["fetch_info"][first][0]
-            span = part["url_range"]
-            self.api.call("GET", part["url"], headers={"Range": f"bytes={span['start']}-{span['end']}"})
+            path = f"{store}/v1/reconstructions/{file.xet}"
+            part = self.api.data(Reconstruction, "GET", path, headers=headers).first
+            self.api.call("GET", part.url, headers={"Range": f"bytes={part.url_range.start}-{part.url_range.end}"})
         except Refusal as refusal:
             if refusal.status == 404:
                 return True

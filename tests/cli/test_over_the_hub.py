@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.numpy import save_file
 
 from reshard.pipeline.limits import MB
 from tests.cli.conftest import Run
+from tests.cli.test_progress import read
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -66,3 +68,26 @@ def test_what_is_uploaded_is_what_the_transport_needs(
     assert sent <= most
     if transport == "http":
         assert sent >= ROWS * MB
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 130), (b"y\n", 0)])
+def test_a_person_is_asked_before_a_private_source_is_made_public(
+    namespace: Namespace, model: Path, answer: bytes, code: int
+) -> None:
+    source, target = namespace.repo("secret"), namespace.repo("shown")
+    namespace.admin.create_repo(source, visibility="private")
+    namespace.admin.put_files(source, {path.name: path.read_bytes() for path in model.iterdir()})
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).parent / "reshard", "run", source, "--to", target, "--size", "3300B", "--public"]
+    env = os.environ | {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "COLUMNS": "200"}
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as run:
+        os.close(theirs)
+        seen = b""
+        while chunk := read(ours):
+            seen += chunk
+            if b"everyone to see?" in seen and answer:
+                os.write(ours, answer)
+                answer = b""
+    os.close(ours)
+    assert f"{source} is private".encode() in seen and run.returncode == code
+    assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from reshard.pipeline.errors import JobNotFound
+from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound
 from reshard.worker.control import Control
+from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -101,3 +102,9 @@ def test_a_control_process_outlives_its_broker(tmp_path_factory: pytest.TempPath
             wait_for(lambda: store.waiting()["interactive"] == 1, "the wake")
         control.terminate()
         assert control.wait(10) == 0
+
+
+def test_a_catalog_calls_only_the_hubs_that_the_operator_names(control: Control) -> None:
+    text = "name: mine\ndefaults: {to: 'us/{name}', size: 5MB, endpoint: 'http://127.0.0.2:1'}\nentries:\n"
+    with pytest.raises(EndpointNotAllowed):
+        control._expand(Definition(name="mine", text=f"{text}- query: {{author: them}}\n"))

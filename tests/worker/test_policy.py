@@ -9,7 +9,8 @@ import pytest
 from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.fleet.policy import check
+from reshard.pipeline.stores.credentials import Credentials
+from reshard.worker.fleet.policy import check, endpoints
 from reshard.worker.settings import Settings
 
 
@@ -101,3 +102,15 @@ def test_a_link_or_dots_inside_an_allowed_folder_lead_nowhere_else(tmp_path: Pat
         with pytest.raises(FolderNotAllowed):
             check(request(source=str(path)), Settings(allowed_folders=(allowed,)), us)
     check(request(source=str(allowed / "model")), Settings(allowed_folders=(allowed,)), us)
+
+
+def test_the_hubs_of_a_queue_are_the_default_one_and_those_of_the_credentials_unless_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/")
+    (tmp_path / "c.toml").write_text('[[credential]]\nendpoint = "https://other.example"\nfile = "/not/there"\n')
+    monkeypatch.setenv("RESHARD_CREDENTIALS", str(tmp_path / "c.toml"))
+    known = Credentials.from_env()
+    assert endpoints(Settings(), known) == {"https://hub.example", "https://other.example"}
+    monkeypatch.setenv("RESHARD_ALLOWED_ENDPOINTS", "https://one.example/, https://two.example")
+    assert endpoints(Settings(), known) == {"https://one.example", "https://two.example"}

@@ -15,7 +15,7 @@ import pytest
 
 from reshard.pipeline import errors
 from reshard.pipeline.errors import ReshardError
-from reshard.pipeline.places import parse_place
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -24,9 +24,12 @@ from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.support.checker import from_folder, read_checkpoint
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker
 from tests.worker.conftest import SIZE, age
+
+__all__ = ["hub", "hub_process", "namespace"]
 
 
 @pytest.fixture
@@ -108,6 +111,36 @@ def test_what_a_worker_may_not_use_ends_the_job(bench: Bench) -> None:
     bench.step()
     assert bench.job.error is not None and bench.job.error["code"] == "access.folder_not_allowed"
     assert not bench.target.exists()
+
+
+def test_a_hub_that_the_operator_did_not_name_is_not_called(bench: Bench) -> None:
+    source = Hub(repo="alice/bait", endpoint="http://127.0.0.2:1")
+    bench.settings = Settings(allowed_folders=(bench.folder,), allowed_sources=("alice",))
+    bench.id = bench.store.submit(Request(source=source, target=parse_place(str(bench.folder / "other")))).id
+    bench.step()
+    assert bench.job.error is not None and bench.job.error["code"] == "access.endpoint_not_allowed"
+
+
+@pytest.mark.parametrize("seen_by", [{"visibility": "private"}, {"gated": "auto"}])
+def test_what_not_everyone_sees_is_made_public_only_where_the_operator_allows_it(
+    bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, seen_by: dict[str, str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    source, target = Hub(repo=namespace.repo("secret")), Hub(repo=namespace.repo("shown"))
+    namespace.admin.create_repo(source.repo, **seen_by)
+    namespace.admin.put_files(source.repo, {path.name: path.read_bytes() for path in bench.source.iterdir()})
+    for allowed in (False, True):
+        bench.settings = Settings(allow_public=allowed)
+        options = Options(size=SIZE + allowed, visibility="public")
+        bench.id = bench.store.submit(Request(source=source, target=target, options=options)).id
+        bench.step()
+        created = any(line["path"] == "/api/repos/create" for line in namespace.admin.log())
+        assert created is allowed
+        if not allowed:
+            assert bench.job.error is not None and bench.job.error["code"] == "access.public_not_allowed"
+            assert "RESHARD_ALLOW_PUBLIC" in bench.job.error["hint"]
+    assert namespace.admin.state(target.repo)["visibility"] == "public"
 
 
 def test_a_permanent_error_ends_the_job_at_once(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What a worker's operator allows: which targets, sources and folders a job may name.
+"""What a worker's operator allows: which Hubs, targets, sources and folders a job may name.
 
 A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`).
 """
@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reshard.pipeline.errors import FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import Folder, Hub, check_repo
+from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.places import Folder, Hub, check_repo, resolved
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
+from reshard.pipeline.stores.credentials import Credentials
 from reshard.worker.settings import Settings
 
 
@@ -40,9 +42,26 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
 
 
+def check_exposed(exposed: Source | None, settings: Settings) -> None:
+    """Raises PublicNotAllowed where a request would show ``exposed`` to everyone, unless the operator allows that."""
+    if exposed is not None and not settings.allow_public:
+        raise PublicNotAllowed(source=str(exposed.place), visibility=exposed.visibility)
+
+
+def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
+    """The Hubs that a queue's jobs and catalogs may call: a name is one's own only on the Hub that gave it.
+
+    >>> sorted(endpoints(Settings(), Credentials("https://hub.example")))
+    ['https://hub.example']
+    """
+    if settings.allowed_endpoints is not None:
+        return frozenset(endpoint.rstrip("/") for endpoint in settings.allowed_endpoints)
+    return credentials.endpoints
+
+
 def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
     """Links are followed first, so that one inside an allowed folder leads nowhere else."""
-    real = Path(place.path).resolve()
+    real = resolved(place.path)
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
 

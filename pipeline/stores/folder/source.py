@@ -8,12 +8,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import FolderNotFound, ResourceError, SourceChanged, UnsafePath
 from reshard.pipeline.limits import CHUNK
-from reshard.pipeline.places import Folder
+from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import key_of
 from reshard.pipeline.tensors import Pin, StoredFile
@@ -32,22 +32,25 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     A snapshot of the huggingface_hub cache is made of links to its ``blobs`` folder, which belong to it. Raises
     FolderNotFound, and UnsafePath for any other link out of the folder and for links to folders.
     """
-    real = root.resolve()
+    real = resolved(str(root))
     homes = [real]
     if real.parent.name == "snapshots":
         homes.append(real.parent.parent / "blobs")
     found: dict[str, FileStat] = {}
 
-    def failed(error: OSError) -> None:
+    def failed(error: OSError) -> NoReturn:
         raise FolderNotFound(path=str(error.filename or root), why=error.strerror or str(error)) from error
 
     for folder, subfolders, names in os.walk(root, onerror=failed):
         prefix = Path(folder).relative_to(root).as_posix()
         prefix = "" if prefix == "." else f"{prefix}/"
         subfolders[:] = [name for name in subfolders if not is_tool_folder(prefix + name)]
-        for name in subfolders:
-            if Path(folder, name).is_symlink():
-                raise UnsafePath(file=str(root), path=f"{prefix}{name}")
+        try:
+            links = [name for name in subfolders if Path(folder, name).is_symlink()]
+        except OSError as error:  # deeper than any system call reaches
+            failed(error)
+        if links:
+            raise UnsafePath(file=str(root), path=f"{prefix}{links[0]}")
         for name in names:
             seen = _stat(Path(folder, name), homes, root, prefix + name)
             if seen is not None:
@@ -59,7 +62,7 @@ def _stat(file: Path, homes: Sequence[Path], root: Path, path: str) -> FileStat 
     """The size and time of a regular file; None for a socket, a pipe and the like."""
     try:
         path.encode()
-        if file.is_symlink() and not any(file.resolve().is_relative_to(home) for home in homes):
+        if file.is_symlink() and not any(Path(os.path.realpath(file)).is_relative_to(home) for home in homes):
             raise UnsafePath(file=str(root), path=path)
         status = file.stat()
     except UnicodeEncodeError as error:
@@ -98,6 +101,7 @@ class FolderSource:
     def open(cls, place: Folder) -> FolderSource:
         """The folder as it is now; raises FolderNotFound, UnsafePath."""
         root = Path(place.path)
+        resolved(place.path)
         _require_folder(root)
         listing = list_folder(root)
         return cls(place, listing, digest_of(listing))

@@ -25,6 +25,7 @@ from pathlib import Path
 from weakref import finalize
 
 from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.places import resolved
 from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, remove_tree, sync_folder, write_file
 
 
@@ -36,7 +37,7 @@ class Swap:
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
-        self._intent = self.staging.with_name(f"{self.staging.name}.intent")
+        self._intent = resolved(f"{self.staging}.intent")  # the longest of them
         self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
 
     def claim(self, token: str) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from reshard.pipeline.errors import FolderNotWritable, ObjectLost, TargetConflict, UnsafePath
 from reshard.pipeline.limits import KEPT_MAX
-from reshard.pipeline.places import Folder
+from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import (
     Addition,
     Change,
@@ -40,7 +40,7 @@ class FolderTarget:
 
     def __init__(self, place: Folder) -> None:
         self.place = place
-        self._root = Path(place.path).resolve()
+        self._root = resolved(place.path)
         self._swap = Swap(self._root)
 
     def state(self) -> TargetState:

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from reshard.pipeline.doctor.probes import available_memory, hubs, probe_hub, rights_of, this_machine
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, TokenRefused
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Reference
 from tests.pipeline.conftest import Namespace, hub, hub_process, namespace
@@ -40,11 +41,11 @@ def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespac
 
 
 def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
-    def account(*permissions: str, **more: bool) -> dict[str, object]:
+    def account(*permissions: str, **more: bool) -> Account:
         scope = {"entity": {"type": "user", "name": "us"}, "permissions": [*permissions]}
         other = {"entity": {"type": "model", "name": "them/model"}, "permissions": ["repo.content.read"]}
         access = {"role": "fineGrained", "fineGrained": {"scoped": [scope, other], **more}}
-        return {"name": "me", "auth": {"accessToken": access}}
+        return Account.model_validate({"name": "me", "auth": {"accessToken": access}})
 
     public = "reads what is public"
     both = f"{public}, what is private to us, them/model"
@@ -53,12 +54,14 @@ def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
     assert rights_of(account("repo.content.read", canReadGatedRepos=True)) == gated
     refused = f"{public}, what is private to them/model, and nothing that is gated; writes to nothing"
     assert rights_of(account("discussion.write", canReadGatedRepos=False)) == refused
-    assert rights_of({}) == f"{public}; writes to nothing", "an answer that says nothing of rights gives none"
+    assert rights_of(Account(name="me")) == f"{public}; writes to nothing", (
+        "an answer that says nothing of rights gives none"
+    )
 
 
 def test_an_organisation_counts_where_its_member_may_write() -> None:
     orgs = [{"name": "open", "roleInOrg": "write"}, {"name": "closed", "roleInOrg": "read"}]
-    account = {"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}}
+    account = Account.model_validate({"name": "me", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}})
     private = "what is private to me, open, closed, what is gated and its owner was let into"
     assert rights_of(account) == f"reads what is public, {private}; writes to me, open"
 

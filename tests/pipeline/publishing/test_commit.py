@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.copying.loop import Moved, Stopped
-from reshard.pipeline.errors import ObjectLost, ReadBackDiffers, ReceiptWrong, ReshardError, TargetConflict
+from reshard.pipeline.errors import HubRefused, ObjectLost, ReadBackDiffers, ReceiptWrong, ReshardError, TargetConflict
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.protocols import Source, Target
@@ -75,6 +75,36 @@ def job(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
 
 def commits(space: Namespace, repo: str = "target") -> int:
     return sum(1 for r in space.admin.log() if r["method"] == "POST" and f"{space.repo(repo)}/commit/" in r["path"])
+
+
+NONSENSE = ["[]", "null", "{}", '{"commitOid": null}', '{"commitOid": "\\ud800"}', "<html>", "[" * 10_000]
+
+
+@pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body[:25])
+def test_a_commit_answered_with_nonsense_is_looked_for_and_never_sent_again(
+    job: Job, on_hub: Namespace, body: str
+) -> None:
+    on_hub.admin.fault(COMMIT, "status", status=200, body=body)  # and nothing is committed
+    with pytest.raises(HubRefused, match="/commit/") as refused:
+        job.publish()
+    assert not refused.value.retryable and commits(on_hub) == 1
+    on_hub.admin.clear_faults()
+    on_hub.admin.fault(COMMIT, "nonsense", body=body)  # and it is committed
+    published = job.publish()
+    assert published.found and published.commit == on_hub.admin.head(on_hub.repo("target")) and commits(on_hub) == 2
+
+
+def test_a_pull_request_answered_with_nonsense_is_looked_for(
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader
+) -> None:
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    job = Job(repo, on_hub.repo("target"), meta_loader, pr=True)
+    where = "POST /api/models/[^/]*/[^/]*/discussions$"
+    on_hub.admin.fault(where, "status", status=200, body="[]", times=1)
+    with pytest.raises(HubRefused):
+        job.publish()
+    on_hub.admin.fault(where, "nonsense", body="[]")
+    assert job.publish().ref == "refs/pr/1"
 
 
 def test_a_commit_answered_by_silence_is_found_and_not_made_twice(job: Job, on_hub: Namespace) -> None:

@@ -383,7 +383,7 @@ def test_the_token_is_not_shown_where_the_hub_sends_an_upload() -> None:
     with serving(answer) as (elsewhere, asked_there), serving(answer) as (endpoint, asked_here):
         api = HubApi(endpoint, Credential("T", SecretStr("hf_secret")), Impatient())
         for place in (endpoint, elsewhere):
-            assert api.data("POST", f"{place}/verify", json={}) == {}
+            assert api.call("POST", f"{place}/verify", json={}).json() == {}
     assert b"hf_secret" in asked_here[0] and b"hf_secret" not in asked_there[0]
 
 

@@ -358,7 +358,7 @@ def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
     hub.fault("POST .*/discussions", times=1, **fault)
     goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
-    assert next(proposal.api.pull_requests(repo, proposal.api.whoami()["name"])).number == 1
+    assert next(proposal.api.pull_requests(repo, proposal.api.whoami().name)).number == 1
 
 
 @pytest.mark.parametrize("filtered", [True, False])

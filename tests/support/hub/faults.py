@@ -27,6 +27,7 @@ ACTIONS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "reset": {},  # RST before anything is carried out
     "reset_upload": {"after": int},  # RST once `after` bytes of the request body have been read
     "wrong_bytes": {"at": int},  # the byte at this offset of the FILE is inverted, whatever range is served
+    "nonsense": {"body": str},  # carried out in full, then answered 200 with this body
     "lost_response": {},  # carried out in full, then RST instead of the answer
 }
 DEFAULTS: dict[str, Any] = {"headers": {}, "body": "", "fin": False, "when": "request"}

@@ -118,6 +118,9 @@ class _Connection:
                 response = self._carry_out(request, entry)
             reusable = request.body.discard(DISCARD)
             self._wait(effects, "answer", request)
+            if nonsense := effects.first("nonsense"):
+                response.body.close()
+                response = Response(200, {}, BytesBody(nonsense.options["body"].encode()))
             if effects.first("lost_response"):
                 raise Disconnected("the answer was lost by a fault")
         except LOST:

@@ -1,0 +1,310 @@
+"""What a Hub may answer, call by call: data from outside, validated where it enters.
+
+Unknown fields are ignored, as Hubs have many. A field that is used has its type here, or the answer is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import httpx2
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from reshard.pipeline.errors import BadPlace
+from reshard.pipeline.places import check_repo, is_http
+from reshard.pipeline.protocols import Visibility
+
+Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+CommitId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{7,64}$")]  # some Hubs shorten them
+GitId = Annotated[str, StringConstraints(pattern="^([0-9a-f]{40}|[0-9a-f]{64})$")]
+Size = Annotated[int, Field(ge=0, lt=2**63)]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+HeaderName = Annotated[str, StringConstraints(pattern="^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+HeaderValue = Annotated[str, StringConstraints(pattern="^[\t\x20-\x7e]*$")]
+
+
+def _repo(value: str) -> str:
+    try:
+        return check_repo(value)
+    except BadPlace as error:
+        raise ValueError("not the name of a repository") from error
+
+
+def is_url(value: str) -> bool:
+    """Whether a call can be sent to ``value``, which httpx parses more strictly than the standard library."""
+    try:
+        return is_http(value) and bool(httpx2.URL(value).host)
+    except httpx2.InvalidURL:
+        return False
+
+
+def _url(value: str) -> str:
+    if not is_url(value):
+        raise ValueError("not a URL that begins with http:// or https://")
+    return value
+
+
+Repo = Annotated[str, AfterValidator(_repo)]
+Url = Annotated[str, AfterValidator(_url)]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(hide_input_in_errors=True, coerce_numbers_to_str=True)
+
+
+class Access(Answer):
+    """A repository, with or without commits."""
+
+    id: Repo
+    private: bool
+    gated: bool | str | None = None
+
+    @property
+    def visibility(self) -> Visibility:
+        return "private" if self.private else "gated" if self.gated else "public"
+
+
+class RepoInfo(Access):
+    """A repository at one revision; ``id`` is what it is called now, whatever it was asked for by."""
+
+    sha: CommitId
+
+
+class ListedModel(RepoInfo):
+    """A repository as lists of many have it."""
+
+    downloads: int | None = None
+    usedStorage: Size | None = None
+
+
+class CollectionItem(Answer):
+    """A model, or something that is called by another rule."""
+
+    type: str
+    id: str
+    usedStorage: Size | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> CollectionItem:
+        if self.type == "model":
+            _repo(self.id)
+        return self
+
+
+class Collection(Answer):
+    items: list[CollectionItem]
+
+
+class _LfsPointer(Answer):
+    oid: Sha256
+
+
+class TreeItem(Answer):
+    """A file or a folder; a file has the git id of its content, or the sha256 of a large file's."""
+
+    type: str
+    path: object  # UnsafePath has more to say of it
+    size: Size = 0
+    oid: GitId | None = None
+    lfs: _LfsPointer | None = None
+    xetHash: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> TreeItem:
+        if self.type == "file" and (not (self.oid or self.lfs) or "size" not in self.model_fields_set):
+            raise ValueError("a file without its size, or without the hash of its content")
+        return self
+
+
+class _Author(Answer):
+    user: Text = ""
+
+
+class HistoryItem(Answer):
+    id: CommitId
+    title: Text = ""
+    message: Text = ""
+    authors: list[_Author] | None = None
+
+
+class _Organization(Answer):
+    name: str
+    roleInOrg: str | None = None
+
+
+class _Entity(Answer):
+    name: str
+
+
+class _Scope(Answer):
+    entity: _Entity
+    permissions: list[str]
+
+
+class FineGrained(Answer):
+    canReadGatedRepos: bool | None = None
+    scoped: list[_Scope] = []
+
+
+class _Token(Answer):
+    role: str | None = None
+    fineGrained: FineGrained | None = None
+
+
+class _Auth(Answer):
+    accessToken: _Token | None = None
+
+
+class Account(Answer):
+    """Whose a credential is, and what it may do."""
+
+    name: str
+    orgs: list[_Organization] = []
+    auth: _Auth | None = None
+
+    @property
+    def role(self) -> str | None:
+        """``read``, ``write`` or ``fineGrained``."""
+        return self.auth.accessToken.role if self.auth and self.auth.accessToken else None
+
+    @property
+    def fine_grained(self) -> FineGrained:
+        """What a fine-grained token may do; of another one nothing."""
+        access = self.auth.accessToken if self.auth else None
+        return (access and self.role == "fineGrained" and access.fineGrained) or FineGrained()
+
+
+class _Discussion(Answer):
+    num: Size
+    status: str
+
+
+class Discussions(Answer):
+    discussions: list[_Discussion]
+    count: int
+
+
+class _Comment(Answer):
+    raw: Text = ""
+
+
+class _EventData(Answer):
+    latest: _Comment | None = None
+
+
+class _Event(Answer):
+    type: str
+    data: _EventData | None = None
+
+
+class _Name(Answer):
+    name: Text = ""
+
+
+class Discussion(Answer):
+    status: str
+    author: _Name | None = None
+    events: list[_Event]
+
+    @property
+    def description(self) -> str:
+        """Its first comment."""
+        first = next((event.data for event in self.events if event.type == "comment"), None)
+        return first.latest.raw if first and first.latest else ""
+
+
+class Opened(Answer):
+    """A new discussion."""
+
+    num: Size
+
+
+class _Mode(Answer):
+    path: str
+    uploadMode: Literal["regular", "lfs"]
+
+
+class Modes(Answer):
+    files: list[_Mode]
+
+
+class _Failure(Answer):
+    sha256: str
+
+
+class Duplicated(Answer):
+    failed: list[_Failure]
+
+
+class Committed(Answer):
+    commitOid: CommitId
+
+
+class LfsAction(Answer):
+    href: Url
+    header: Annotated[dict[HeaderName, HeaderValue], BeforeValidator(lambda value: value or {})] = {}
+
+    @property
+    def parts(self) -> tuple[int, list[str]]:
+        """Of a multipart upload, the bytes of each part and their URLs in order; raises ValueError."""
+        size = int(self.header["chunk_size"])
+        urls = [_url(url) for _, url in sorted((int(n), url) for n, url in self.header.items() if n.isdecimal())]
+        if size <= 0:
+            raise ValueError("a part is not one byte long")
+        return size, urls
+
+
+class LfsActions(Answer):
+    upload: LfsAction | None = None
+    verify: LfsAction | None = None
+
+
+class _LfsError(Answer):
+    message: Text = "no reason given"
+
+
+class _LfsObject(Answer):
+    oid: Sha256
+    error: _LfsError | None = None
+    actions: LfsActions | None = None
+
+
+class LfsBatchAnswer(Answer):
+    objects: list[_LfsObject]
+
+
+class XetToken(Answer):
+    casUrl: Url
+    accessToken: HeaderValue
+
+
+class _Term(Answer):
+    hash: str
+
+
+class _Span(Answer):
+    start: Size
+    end: Size
+
+
+class _Fetch(Answer):
+    url: Url
+    url_range: _Span
+
+
+class Reconstruction(Answer):
+    """Where the content store has the parts of a file."""
+
+    terms: Annotated[list[_Term], Field(min_length=1)]
+    fetch_info: dict[str, Annotated[list[_Fetch], Field(min_length=1)]]
+
+    @property
+    def first(self) -> _Fetch:
+        """Its first part."""
+        return self.fetch_info[self.terms[0].hash][0]
+
+    @model_validator(mode="after")
+    def _told(self) -> Reconstruction:
+        if self.terms[0].hash not in self.fetch_info:
+            raise ValueError("its first part is nowhere")
+        return self

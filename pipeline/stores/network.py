@@ -1,0 +1,138 @@
+"""Where the answers of a Hub may lead: every connection to a host other than its own is checked when it is made.
+
+A redirect, a listing's next link and an upload's URL are data from outside. Left alone they would let a Hub, or whoever
+answers in its place, read what only this machine can reach: other services of its network, a cloud's metadata.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpcore2
+import httpx2
+
+from reshard.pipeline.errors import UnsafeRedirect
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes are an IPv4 address
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses of ``host``; raises OSError."""
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that packets go to: of an IPv6 address that stands for an IPv4 one, that one."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1] or address
+
+
+def is_public(text: str) -> bool:
+    """Whether anybody on the internet could have reached the address ``text``.
+
+    >>> [is_public(a) for a in ("93.184.216.34", "10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1", "169.254.169.254")]
+    [True, False, False, False, False]
+    """
+    address = _address(text)
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+class Guard:
+    """The hosts that calls to one endpoint may end at.
+
+    The endpoint itself always. Beside it, by https, what resolves to public addresses. An endpoint that has a private
+    address, as of a Hub in a company's network, may lead anywhere but to link-local addresses, a cloud's metadata.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        parts = urlsplit(endpoint)
+        self._own = (parts.hostname or "", parts.port or _port(parts.scheme))
+
+    def check_url(self, url: httpx2.URL) -> None:
+        """Raises UnsafeRedirect unless calls may go by this scheme to this host; its addresses are not looked up."""
+        if not self._is_own(url.host, url.port or _port(url.scheme)) and not self._is_private and url.scheme != "https":
+            raise self._refused(url.host, "by https")
+
+    def check(self, url: str) -> None:
+        """``check_url`` for who connects without this module, and of what its host resolves to just now."""
+        parts = httpx2.URL(url)
+        self.check_url(parts)
+        with suppress(OSError, UnicodeError):
+            self.addresses(parts.host, parts.port or _port(parts.scheme))
+
+    def addresses(self, host: str, port: int) -> list[str]:
+        """What may be connected to of ``host``; the endpoint itself goes by name. Raises UnsafeRedirect, OSError."""
+        if self._is_own(host, port):
+            return [host]
+        found = resolve(host, port)
+        allowed = [a for a in found if (not _address(a).is_link_local if self._is_private else is_public(a))]
+        if not allowed:
+            raise self._refused(host, "at a public address")
+        return allowed
+
+    def _is_own(self, host: str, port: int) -> bool:
+        return (host.casefold(), port) == self._own
+
+    @cached_property
+    def _is_private(self) -> bool:
+        try:
+            return not any(is_public(address) for address in resolve(*self._own))
+        except OSError:
+            return False
+
+    def _refused(self, host: str, how: str) -> UnsafeRedirect:
+        return UnsafeRedirect(endpoint=self._endpoint, what=f"leads to {host}", why=f"which is not reached {how}")
+
+
+def _port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80
+
+
+class _CheckedBackend(httpcore2.SyncBackend):
+    """Connects to the very address that was checked: what a name resolves to a moment later changes nothing."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.NetworkStream:
+        try:
+            addresses = self._guard.addresses(host, port)
+        except (OSError, UnicodeError) as error:  # the latter for a name that IDNA cannot encode
+            raise httpcore2.ConnectError(str(error)) from error
+        for address in addresses[:-1]:
+            try:
+                return super().connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        return super().connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+
+
+class GuardedClient(httpx2.Client):
+    """An HTTP client whose every request, redirects included, ends where ``guard`` lets it.
+
+    Through a proxy of the environment it is the proxy that looks names up, and its rules that decide about addresses.
+    """
+
+    def __init__(self, guard: Guard, event_hooks: dict[str, list[Any]], **options: Any) -> None:
+        requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
+        super().__init__(event_hooks={**event_hooks, "request": requests}, **options)
+        transport: Any = self._transport
+        transport._pool._network_backend = _CheckedBackend(guard)  # httpx has no setting for it

@@ -1,0 +1,45 @@
+"""Names from a checkpoint, on a terminal: shown, and never obeyed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.cli.conftest import Run
+
+ESC, BIDI = "\x1b[2J\x07\x9b", "\u202e"
+RAW = set(ESC[0] + ESC[-2:] + BIDI)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {f"layer{ESC}{BIDI}.{i}": np.full(500, i, np.float32) for i in range(3)}
+    save_file(tensors | {f"big{ESC}\n{BIDI}": np.zeros(9000, np.float32)}, folder / "model.safetensors")
+    (folder / f"notes{ESC}{BIDI}\nforged: line.txt").write_text("x")
+    (folder / f".env{ESC}{BIDI}").write_text("x")
+    return folder
+
+
+def test_listings_reports_and_errors_show_names_escaped(hostile: Path, tmp_path: Path, reshard: Run) -> None:
+    calls: list[tuple[str | Path, ...]] = [
+        ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B"),
+        ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B", "--oversize", "fail"),
+        ("plan", hostile, "--to", "us/model", "--size", "50kB"),
+        ("plan", f"./{ESC}{BIDI}", "--to", tmp_path / "out"),
+        ("plan", f"a/b{ESC}{BIDI}", "--to", tmp_path / "out"),
+        ("verify", hostile),
+        ("run", hostile, "--to", tmp_path / "out", "--size", "50kB"),
+    ]
+    for call in calls:
+        for form in ((), ("--json",), ("--quiet",)):
+            done = reshard(*call, *form, env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "x"})
+            assert not RAW & set(done.out + done.err), call
+            assert "error[internal]" not in done.err, done.err
+            if "--json" in form:
+                assert all(json.loads(line) for line in done.out.splitlines())

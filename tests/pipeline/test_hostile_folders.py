@@ -1,0 +1,98 @@
+"""Folders that cannot be what they seem: each ends as an error that says why, and none as a bug."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from reshard.pipeline.errors import ReshardError, UnsafePath
+from tests.pipeline.conftest import Run
+from tests.support.hub.fixtures import Namespace
+
+SIZE = 5000
+
+
+def weights(folder: Path, name: str = "model.safetensors") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({f"l{i}": np.full(500, i, np.float32) for i in range(5)}, folder / name)
+    return folder
+
+
+def loop(folder: Path) -> None:
+    (folder / "a.txt").symlink_to("b.txt")
+    (folder / "b.txt").symlink_to("a.txt")
+
+
+def deep(folder: Path) -> None:
+    home = Path.cwd()
+    os.chdir(folder)
+    try:
+        for _ in range(25):
+            Path("d" * 200).mkdir()
+            os.chdir("d" * 200)
+    finally:
+        os.chdir(home)
+
+
+def below(path: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / path).mkdir()
+        (folder / path / "notes.txt").write_text("x")
+
+    return make
+
+
+def long_name(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    weights(folder, f"{'m' * 240}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "why"),
+    [
+        (loop, "source.no_folder", "symbolic links"),
+        (deep, "source.no_folder", "too long"),
+        (below("model.safetensors.index.json"), "checkpoint.path_taken", "needs a folder"),
+        (below("model-00001-of-00003.safetensors"), "checkpoint.path_taken", "needs a folder"),
+        (below("README.md"), "checkpoint.path_taken", "needs a folder"),
+        (long_name, "checkpoint.name_too_long", "267 bytes"),
+    ],
+)
+def test_a_source_that_cannot_be_copied_says_why(
+    tmp_path: Path, go: Run, spoil: Callable[[Path], None], code: str, why: str
+) -> None:
+    spoil(weights(tmp_path / "model"))
+    with pytest.raises(ReshardError, match=why) as error:
+        go(tmp_path / "model", tmp_path / "out", size=SIZE)
+    assert error.value.code == code and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("end", ["x" * 300, "x/" * 3000, "x" * 250, "loop", "a\0b"], ids=lambda end: ascii(end)[:10])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_path_that_no_system_call_takes_is_not_a_place(tmp_path: Path, go: Run, side: str, end: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    good, bad = weights(tmp_path / "model"), f"{tmp_path}/{end}"
+    with pytest.raises(ReshardError) as error:
+        go(bad, tmp_path / "out", size=SIZE) if side == "source" else go(good, bad, size=SIZE)
+    # 250 bytes are a name, but not with what lies beside a target.
+    assert error.value.code == ("source.no_folder" if side == "source" and end == "x" * 250 else "usage.place")
+
+
+@pytest.mark.parametrize(
+    "name", ["no\x1b[2Jtes.txt", "bell\x07.txt", "new\nline.txt", "evil\u202etxt.exe", "c1\x9b.txt"]
+)
+def test_a_name_that_terminals_obey_is_refused_for_the_hub(
+    tmp_path: Path, on_hub: Namespace, go: Run, name: str
+) -> None:
+    folder = weights(tmp_path / "model")
+    (folder / name).write_text("x")
+    go(folder, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / name).read_text() == "x"
+    with pytest.raises(UnsafePath, match="no path may have"):
+        go(folder, on_hub.repo("target"), size=SIZE)
+    assert not any("/repos/create" in line["path"] for line in on_hub.admin.log())
