@@ -11,7 +11,17 @@ from typer import Option, Typer
 
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.output import Output, count, human_bytes, lines
-from reshard.cli.queue import START, missing, moment, open_queue, pause_text, process_text, rest_text, worker_state
+from reshard.cli.queue import (
+    START,
+    fault_text,
+    missing,
+    moment,
+    open_queue,
+    pause_text,
+    process_text,
+    rest_text,
+    worker_state,
+)
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
@@ -33,7 +43,9 @@ def status(output: Output) -> None:
         *_limits(seen),
     ]
     for process in workers:
-        told.append(("worker", process_text(process, process.name in seen.drained)))
+        told.append(("worker", process_text(process, seen.drained, seen.resting)))
+        if process.name in seen.resting:
+            told.append(("", fault_text(seen.resting[process.name])))
         told += [("", f"has {what}") for what in held.get(process.name, ())]
     if "worker" in missing(processes):
         told.append(("worker", f"none is running: {START.format('worker')}"))
@@ -41,7 +53,7 @@ def status(output: Output) -> None:
         "workers": [
             {
                 "name": process.name,
-                "state": worker_state(process, process.name in seen.drained),
+                "state": worker_state(process, seen.drained, seen.resting),
                 "concurrency": process.concurrency,
                 "at": held.get(process.name, []),
             }

@@ -20,6 +20,7 @@ from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, settings
@@ -94,7 +95,10 @@ def send(queue: str, job: str) -> None:
 
 
 class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Whether an operator has this worker drained (fleet.py): then it consumes nothing and its children hand back."""
+    """Whether an operator has this worker drained (fleet.py), or it rests by itself (self_check.py).
+
+    Then it consumes nothing and its children hand back.
+    """
 
     requires = ("celery.worker.components:Timer",)
 
@@ -102,13 +106,15 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
         self._fleet = Fleet(self._store)
-        self._drained = False
+        self._self_check = SelfCheck(self._fleet, self._name)
+        self._idle = False
         self._begun = False
         self._look(worker)  # before anybody is told that it is there
         self._timer = worker.timer.call_repeatedly(DRAIN_LOOK, self._look, (worker,))
 
     def stop(self, worker: Any) -> None:
         self._timer.cancel()
+        self._self_check.stop()
 
     terminate = stop
 
@@ -116,19 +122,22 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         try:
             if not self._begun:
                 self._fleet.begin(self._name)  # whatever was said, it was said of another process with our pid
+                self._fleet.awake(self._name)
                 self._begun = True
+            rests = self._self_check.rests()
             drained = self._fleet.drained(self._name)
+            idle = drained or rests
             consumer = getattr(worker, "consumer", None)
-            if drained == self._drained or consumer is None or consumer.task_consumer is None:
+            if idle == self._idle or consumer is None or consumer.task_consumer is None:
                 return
-            drain.from_afar(drained)
+            drain.from_afar(idle)
             for name in QUEUES:
-                (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
+                (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
             log.warning("cannot ask whether this worker is drained, the broker is unavailable: %s", error)
             return
-        self._drained = drained
-        log.warning("this worker is drained" if drained else "this worker takes work again")
+        self._idle = idle
+        log.warning("this worker %s", "is drained" if drained else "rests" if rests else "takes work again")
 
 
 class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types

@@ -23,6 +23,9 @@ class ReshardError(Exception):
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    # The machine or its credentials are at fault and not the work, so another worker may succeed. Some instances differ
+    # from their class.
+    blames_worker: bool = False
     message: ClassVar[str] = "something that should never happen did: {what}"
     hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
 

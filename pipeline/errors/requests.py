@@ -16,6 +16,7 @@ class UsageError(ReshardError):
 
 class BadSetting(UsageError):
     code = "usage.setting"
+    blames_worker = True
     message = "{name}={value}: {why}"
     hint = "change it where this process is started; docs/reference lists every setting"
 
@@ -159,12 +160,14 @@ class AccessError(ReshardError):
 
 class TokenMissing(AccessError):
     code = "access.no_token"
+    blames_worker = True
     message = "no token for {endpoint}, and {need} needs one"
     hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs, then {again}"
 
 
 class TokenRefused(AccessError):
     code = "access.bad_token"
+    blames_worker = True
     message = "{endpoint} does not accept the token"
     hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
 
@@ -207,12 +210,14 @@ class FolderNotWritable(AccessError):
 
 class BadCredentials(AccessError):
     code = "access.credentials"
+    blames_worker = True
     message = "{file}: {why}"
     hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
 
 
 class CredentialUnknown(AccessError):
     code = "access.credential_unknown"
+    blames_worker = True
     message = "RESHARD_CREDENTIALS has no credential {name} where the work is done; it has {known}"
     hint = 'name one of those, or have its operator add a [[credential]] with `name = "{name}"`'
 

@@ -64,6 +64,7 @@ class TargetNotFound(TargetError):
 class ResourceError(ReshardError):
     code = "resource"
     exit_code = 8
+    blames_worker = True
     message = "{what}"
     hint = "make room, then {again}"
 
@@ -78,6 +79,18 @@ class MemoryLimit(ResourceError):
     code = "resource.memory"
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
+
+
+class PackageMissing(ResourceError):
+    code = "resource.package"
+    message = "a package is missing or broken where the work is done: {what}"
+    hint = "install reshard anew there, with its extras, then {again}"
+
+
+class TempDirUnusable(ResourceError):
+    code = "resource.tmpdir"
+    message = "the temporary folder {path} cannot be used: {why}"
+    hint = "make it writable, or point RESHARD_TMPDIR at a folder that is; then {again}"
 
 
 class HubError(ReshardError):

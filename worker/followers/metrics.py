@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
@@ -88,7 +89,9 @@ class Metrics(Collector):
             for name in names:
                 pipeline.get(f"{PREFIX}process:{name}")
                 pipeline.pttl(f"{PREFIX}process:{name}")
-            (seconds, _), *answers = pipeline.execute()
+            pipeline.hkeys(RESTING)
+            (seconds, _), *answers, resting = pipeline.execute()
+        alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
         count, seen = {"worker": 0, "control": 0}, dict[str, float]()
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
@@ -96,6 +99,8 @@ class Metrics(Collector):
                 count[kind] += 1
                 seen[kind] = max(seen.get(kind, 0.0), seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("reshard_processes", "Processes that gave a sign of life.", "kind", count.items())
+        faulty = len(alive.intersection(texts(resting)))
+        yield _gauge("reshard_workers_resting", "Workers that rest because of a fault of their machine.", faulty)
         said = "The newest sign of life, of any process of this kind."
         yield _gauges("reshard_heartbeat_timestamp_seconds", said, "kind", seen.items())
 

@@ -30,8 +30,12 @@ if schema and schema ~= ARGV[5] then -- another version's plan: leave it to a wo
   return nothing
 end
 
-local free_now = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)
-local name = free_now[1]
+local name, for_others = claimable(id, worker, t)
+if not name and for_others then
+  look_at(id, t + tonumber(ARGV[6]))
+  redis.call('HSET', key(id), 'note', 'it waits for another worker than ' .. process(worker) .. ', which failed it')
+  return nothing
+end
 if not name then return { settle(id, t), '', 0, '', state, '', '' } end
 
 local dead = unit(id, name, 'token')
