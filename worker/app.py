@@ -14,8 +14,8 @@ import redis
 from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
-from kombu.transport.redis import Channel
 
+from reshard.worker import transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
@@ -36,9 +36,7 @@ HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must n
 
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
 
-# A connection that is lost has nothing to send back: no message waits unstarted in a worker.
-Channel.do_restore = False
-
+transport.use()
 app = Celery("reshard", broker=broker_url(settings()), include=["reshard.worker.steps"])
 app.conf.update(
     # The message counts as taken until the work is done, and is sent again when the child that did it dies. Both only
@@ -71,6 +69,8 @@ app.conf.update(
     # Copies go on while the broker is unavailable. The opposite loses them (they are revoked, not returned).
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
+    # A broker whose memory is full refuses a worker that comes back to it, which is no reason to end.
+    broker_channel_error_retry=True,
     broker_connection_max_retries=None,  # a worker waits for its broker; the default gives up after 100 tries
     # Leases are handed back by us (drain.py), in Celery's warm shutdown; prefork is what a kill can be survived in.
     worker_pool="prefork",
@@ -90,7 +90,7 @@ def send(queue: str, job: str) -> None:
     """Send a wake; one that cannot be sent is made good by the control process, which is why nothing is retried."""
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
-    except OperationalError as error:
+    except (OperationalError, redis.RedisError) as error:
         log.warning("cannot wake a worker for job %s, control will: %s", job, error)
 
 
