@@ -23,7 +23,7 @@ from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.request import parse_size
-from reshard.pipeline.stores.connect import _Settings as StoreSettings
+from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.worker.broker import find_server
 from reshard.worker.settings import Settings
 

@@ -15,6 +15,9 @@ from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
+from reshard.pipeline.errors import BadSetting
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.worker import transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
@@ -37,6 +40,16 @@ HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must n
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
 
 transport.use()
+
+
+def _memory_limit() -> int:
+    """RESHARD_MEMORY_LIMIT in bytes; of one that cannot be read, each unit says so."""
+    try:
+        return ConnectSettings().memory_limit
+    except BadSetting:
+        return MEMORY_FLOOR_XET
+
+
 app = Celery("reshard", broker=broker_url(settings()), include=["reshard.worker.steps"])
 app.conf.update(
     # The message counts as taken until the work is done, and is sent again when the child that did it dies. Both only
@@ -75,8 +88,9 @@ app.conf.update(
     # Leases are handed back by us (drain.py), in Celery's warm shutdown; prefork is what a kill can be survived in.
     worker_pool="prefork",
     worker_concurrency=settings().concurrency,
-    # A child that served this many units is replaced, against slow leaks; its reload child goes with it.
-    worker_max_tasks_per_child=500,
+    # A child is replaced once it was larger than a copy may be: against slow leaks, and after a plan of very many
+    # tensors. Not before: its reload child goes with it, and the next one starts cold.
+    worker_max_memory_per_child=_memory_limit() // 1024,  # KiB, of its largest
     # Else anybody who reaches the broker could end all workers by one message; `reshard fleet` is the way to stop them.
     worker_enable_remote_control=False,
     # For Flower and exporters.

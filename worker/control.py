@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import closing
 from importlib.metadata import version
 from types import FrameType
 
@@ -107,7 +108,8 @@ class Control:
 
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
         context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))
-        return expanded(definition, context, self._catalogs)
+        with closing(context):
+            return expanded(definition, context, self._catalogs)
 
     def _check(self) -> None:
         if self._ending.is_set():

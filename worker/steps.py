@@ -155,6 +155,16 @@ class Step:
         self.tmpdir = tmpdir
         pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
         self._context = replace(Context.from_env(pace), tmpdir=tmpdir)
+        if _ended_well:
+            self._context.reuse(_ended_well.pop())
+        try:
+            self._run()
+        except BaseException:  # a connection may be in the middle of anything
+            self._context.close()
+            raise
+        _ended_well.append(self._context)
+
+    def _run(self) -> None:
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
@@ -423,6 +433,7 @@ def _temp_dir() -> ProcessTempDir:
 
 
 _temp_dirs: dict[int, ProcessTempDir] = {}  # by process: what was made before a fork is the parent's
+_ended_well: list[Context] = []  # of the last step of this process, whose connections the next one goes on with
 
 
 def _begin(**_: Any) -> None:
@@ -437,6 +448,8 @@ def _end(**_: Any) -> None:
     if _reload.cache_info().currsize:
         _reload().close()
         _reload.cache_clear()
+    if _ended_well:
+        _ended_well.pop().close()
     if os.getpid() in _temp_dirs:
         _temp_dirs.pop(os.getpid()).close()
 

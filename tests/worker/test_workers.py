@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,30 @@ def test_no_client_of_the_broker_can_end_a_worker_by_celerys_remote_control(site
         client.control.shutdown()
     site.assert_published_once(site.submit("after"), "after")
     assert worker.alive()
+
+
+def sockets(pid: int) -> int:
+    """How many a process has open."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site) -> None:
+    """docs/operations.md says how many of them are the broker's."""
+    others = len(site.client.client_list())
+    worker = site.machine.worker(concurrency=1)
+    site.assert_published_once(site.submit("first"), "first")
+    (child,) = worker.children()
+    before = sockets(child)
+    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet", "http"))]
+    assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
+    assert worker.children() == [child], "it was not replaced"
+    assert sockets(child) <= before
+    of_control = 2  # to send wakes, which it had not done before
+    assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 
 
 GARBAGE = (
