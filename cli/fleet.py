@@ -9,7 +9,16 @@ from typer import Option, Typer
 
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.output import Output, count, human_bytes, lines
-from reshard.cli.queue import START, moment, open_queue, pause_text, process_text, rest_text, worker_state
+from reshard.cli.queue import (
+    START,
+    fault_text,
+    moment,
+    open_queue,
+    pause_text,
+    process_text,
+    rest_text,
+    worker_state,
+)
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
@@ -29,9 +38,11 @@ def status(output: Output) -> None:
     workers = []
     for process in processes:
         if process.kind == "worker":
-            drained, units = process.name in seen.drained, claims.get(process.name, [])
-            rows += [("worker", process_text(process, drained)), *(("", f"has {unit}") for unit in units)]
-            state = worker_state(process, drained)
+            units, state = claims.get(process.name, []), worker_state(process, seen.drained, seen.resting)
+            rows.append(("worker", process_text(process, seen.drained, seen.resting)))
+            if process.name in seen.resting:
+                rows.append(("", fault_text(seen.resting[process.name])))
+            rows += [("", f"has {unit}") for unit in units]
             workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})
     if not workers:
         rows.append(("worker", f"none is running: {START.format('worker')}"))

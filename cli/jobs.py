@@ -78,17 +78,20 @@ def _show_service(queue: Queue, output: Output) -> None:
 
     counts = {str(state): number for state, number in queue.jobs.counts().items() if number}
     processes, why = queue.jobs.processes(), queue.waits(bulk=True)
-    drained = queue.fleet.all_drained()
+    drained, resting = queue.fleet.all_drained(), queue.fleet.resting()
     broker = without_password(queue.jobs.url)
     facts = {
         "broker": broker,
         "jobs": counts,
         "waiting": queue.jobs.waiting(),
         "waits": why,
-        "processes": [asdict(process) | {"drained": process.name in drained} for process in processes],
+        "processes": [
+            asdict(process) | {"drained": process.name in drained, "resting": process.name in resting}
+            for process in processes
+        ],
     }
     rows = [("broker", broker), *([("waits", why)] if why else [])]
-    rows += [(process.kind, process_text(process, process.name in drained)) for process in processes]
+    rows += [(process.kind, process_text(process, drained, resting)) for process in processes]
     rows += [(kind, f"none is running: {START.format(kind)}") for kind in missing(processes)]
     rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
     output.result(facts, lines(rows))

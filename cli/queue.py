@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
@@ -13,7 +13,7 @@ from reshard.cli.output import Output, ago, count
 from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet.fleet import Fleet, Pause
+    from reshard.worker.fleet.fleet import Fault, Fleet, Pause
     from reshard.worker.fleet.fleet import FleetStatus as Seen
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.schedules import Schedules
@@ -49,8 +49,12 @@ class Queue:
         if (paused := self.fleet.paused()) is not None:
             return f"{pause_text(paused)}; `reshard fleet resume` continues it"
         workers = [process.name for process in self.jobs.processes() if process.kind == "worker"]
-        if workers and self.fleet.all_drained().issuperset(workers):
+        drained, resting = self.fleet.all_drained(), self.fleet.resting()
+        if workers and drained.issuperset(workers):
             return f"every worker is drained; `reshard fleet undrain {workers[0]}` lets it take work again"
+        if workers and (drained | resting.keys()).issuperset(workers):
+            fault = next(fault for worker, fault in resting.items() if worker in workers)
+            return f"every worker rests until it is fit again: {fault.message} ({fault.hint})"
         if not bulk:
             return None
         try:
@@ -95,16 +99,26 @@ def missing(processes: Sequence[Process]) -> list[str]:
     return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
 
 
-def process_text(process: Process, drained: bool) -> str:
+def process_text(process: Process, drained: Collection[str], resting: Mapping[str, Fault]) -> str:
     """A process by its name, with a worker's state, and since when it runs."""
     text = f"{process.version}, started {ago(process.started)}"
     if process.kind == "worker":
-        text = f"{worker_state(process, drained)}, {text}, {count(process.concurrency, 'copy')} at once"
+        text = f"{worker_state(process, drained, resting)}, {text}, {count(process.concurrency, 'copy')} at once"
     return f"{process.name}: {text}"
 
 
-def worker_state(process: Process, drained: bool) -> str:
-    return "drained" if drained else "finishing" if process.draining else "takes work"
+def worker_state(process: Process, drained: Collection[str], resting: Mapping[str, Fault]) -> str:
+    """``drained`` and ``resting`` are those of all workers."""
+    if process.name in drained:
+        return "drained"
+    if process.name in resting:
+        return "resting"
+    return "finishing" if process.draining else "takes work"
+
+
+def fault_text(fault: Fault) -> str:
+    """Why a worker rests, and what to do."""
+    return f"began to rest {ago(fault.since)}: {fault.message} ({fault.hint})"
 
 
 def pause_text(paused: Pause) -> str:

@@ -24,7 +24,7 @@ from reshard.cli.main import app
 from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request, parse_size
-from reshard.pipeline.stores.connect import _Settings as StoreSettings
+from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.worker.broker import find_server
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.followers.catalogs import Catalogs

@@ -14,13 +14,17 @@ import redis
 from celery import Celery, bootsteps, signals
 from kombu import Queue
 from kombu.exceptions import OperationalError
-from kombu.transport.redis import Channel
 
+from reshard.pipeline.errors import BadSetting
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.text import escape_logs
+from reshard.worker import transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
+from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, settings
@@ -37,8 +41,16 @@ HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must n
 
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
 
-# A connection that is lost has nothing to send back: no message waits unstarted in a worker.
-Channel.do_restore = False
+transport.use()
+
+
+def _memory_limit() -> int:
+    """RESHARD_MEMORY_LIMIT in bytes; of one that cannot be read, each unit says so."""
+    try:
+        return ConnectSettings().memory_limit
+    except BadSetting:
+        return MEMORY_FLOOR_XET
+
 
 app = Celery("reshard", broker=broker_url(settings()), include=["reshard.worker.steps"])
 app.conf.update(
@@ -72,12 +84,15 @@ app.conf.update(
     # Copies go on while the broker is unavailable. The opposite loses them (they are revoked, not returned).
     worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
+    # A broker whose memory is full refuses a worker that comes back to it, which is no reason to end.
+    broker_channel_error_retry=True,
     broker_connection_max_retries=None,  # a worker waits for its broker; the default gives up after 100 tries
     # Leases are handed back by us (drain.py), in Celery's warm shutdown; prefork is what a kill can be survived in.
     worker_pool="prefork",
     worker_concurrency=settings().concurrency,
-    # A child that served this many units is replaced, against slow leaks; its reload child goes with it.
-    worker_max_tasks_per_child=500,
+    # A child is replaced once it was larger than a copy may be: against slow leaks, and after a plan of very many
+    # tensors. Not before: its reload child goes with it, and the next one starts cold.
+    worker_max_memory_per_child=_memory_limit() // 1024,  # KiB, of its largest
     # Else anybody who reaches the broker could end all workers by one message; `reshard fleet` is the way to stop them.
     worker_enable_remote_control=False,
     # For Flower and exporters.
@@ -91,12 +106,15 @@ def send(queue: str, job: str) -> None:
     """Send a wake; one that cannot be sent is made good by the control process, which is why nothing is retried."""
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
-    except OperationalError as error:
+    except (OperationalError, redis.RedisError) as error:
         log.warning("cannot wake a worker for job %s, control will: %s", job, error)
 
 
 class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Whether an operator has this worker drained (fleet.py): then it consumes nothing and its children hand back."""
+    """Whether an operator has this worker drained (fleet.py), or it rests by itself (self_check.py).
+
+    Then it consumes nothing and its children hand back.
+    """
 
     requires = ("celery.worker.components:Timer",)
 
@@ -104,13 +122,15 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._store = JobStore(open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT))
         self._fleet = Fleet(self._store)
-        self._drained = False
+        self._self_check = SelfCheck(self._fleet, self._name)
+        self._idle = False
         self._begun = False
         self._look(worker)  # before anybody is told that it is there
         self._timer = worker.timer.call_repeatedly(DRAIN_LOOK, self._look, (worker,))
 
     def stop(self, worker: Any) -> None:
         self._timer.cancel()
+        self._self_check.stop()
 
     terminate = stop
 
@@ -118,19 +138,22 @@ class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no t
         try:
             if not self._begun:
                 self._fleet.begin(self._name)  # whatever was said, it was said of another process with our pid
+                self._fleet.awake(self._name)
                 self._begun = True
+            rests = self._self_check.rests()
             drained = self._fleet.drained(self._name)
+            idle = drained or rests
             consumer = getattr(worker, "consumer", None)
-            if drained == self._drained or consumer is None or consumer.task_consumer is None:
+            if idle == self._idle or consumer is None or consumer.task_consumer is None:
                 return
-            drain.from_afar(drained)
+            drain.from_afar(idle)
             for name in QUEUES:
-                (consumer.cancel_task_queue if drained else consumer.add_task_queue)(name)
+                (consumer.cancel_task_queue if idle else consumer.add_task_queue)(name)
         except (redis.RedisError, OperationalError) as error:
             log.warning("cannot ask whether this worker is drained, the broker is unavailable: %s", error)
             return
-        self._drained = drained
-        log.warning("this worker is drained" if drained else "this worker takes work again")
+        self._idle = idle
+        log.warning("this worker %s", "is drained" if drained else "rests" if rests else "takes work again")
 
 
 class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from types import FrameType
@@ -112,7 +112,8 @@ class Control:
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
         context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))
         hubs = endpoints(self._settings, context.credentials)
-        return expanded(definition, replace(context, endpoints=hubs), self._catalogs)
+        with closing(context):
+            return expanded(definition, replace(context, endpoints=hubs), self._catalogs)
 
     def _check(self) -> None:
         if self._ending.is_set():

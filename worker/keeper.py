@@ -157,10 +157,16 @@ class LeaseKeeper:
         self._heed(self.patiently(lambda: self._leases.begin(self.lease)))
         self.begun = True
 
-    def finish(self, step: Callable[[], str]) -> None:
-        """Hand in what was done, waiting for the broker if need be; raises Stopped when it is not ours any more."""
+    def finish(self, step: Callable[[], str]) -> str:
+        """Hand in what was done, waiting for the broker if need be; raises Stopped when it is not ours any more.
+
+        Returns ``ok``, or the ``alone`` of a unit that no other worker is there to take.
+        """
         self.patiently(self._save)
-        self._heed(self.patiently(step))
+        answer = self.patiently(step)
+        if answer != "alone":
+            self._heed(answer)
+        return answer
 
     def patiently(self, step: Callable[[], R]) -> R:
         """``step``, tried again while the broker is unavailable; what it raises after that patience is over."""

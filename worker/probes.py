@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from typing import cast
 
@@ -13,7 +13,7 @@ from reshard.pipeline.doctor.probes import Probe
 from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet.fleet import Fleet, Pause
+from reshard.worker.fleet.fleet import Fault, Fleet, Pause
 from reshard.worker.followers.notices import Notice, hooks
 from reshard.worker.queue.jobs import JobStore, Process, broker_errors, without_password
 from reshard.worker.settings import Settings
@@ -32,7 +32,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
             fleet = Fleet(store)
-            yield from _processes(store.processes(), fleet.paused(), fleet.all_drained())
+            yield from _processes(store.processes(), fleet.paused(), fleet.all_drained(), fleet.resting())
     except QueueError as error:
         yield Probe("broker", without_password(url), error=error)
 
@@ -82,7 +82,9 @@ def _clock(client: redis.Redis) -> Probe:
     return Probe("clock", f"{abs(skew):.1f} s from the broker's", late, facts={"skew": skew})
 
 
-def _processes(processes: list[Process], paused: Pause | None, drained: Collection[str]) -> Iterator[Probe]:
+def _processes(
+    processes: list[Process], paused: Pause | None, drained: Collection[str], resting: Mapping[str, Fault]
+) -> Iterator[Probe]:
     ours = version("reshard")
     workers = [process.name for process in processes if process.kind == "worker"]
     if paused:
@@ -98,4 +100,7 @@ def _processes(processes: list[Process], paused: Pause | None, drained: Collecti
         for process in found:
             about = f"{process.name}, {process.version}" + (", drained" if process.name in drained else "")
             warning = f"this command is {ours}: the older of the two may hand jobs back" if others else ""
+            if process.name in resting:
+                about += ", resting"
+                warning = f"{resting[process.name].message}: {resting[process.name].hint}"
             yield Probe(kind, about, warning, facts={"version": process.version, "concurrency": process.concurrency})

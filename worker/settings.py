@@ -41,6 +41,10 @@ DRAIN = 25.0  # seconds after SIGTERM at which a step is handed back unfinished;
 BROKER_PATIENCE = 900.0  # seconds that a finished copy is kept while the broker is unavailable
 HEARTBEAT = 5.0  # seconds between a process's signs of life
 PRESUMED_DEAD = 20.0  # seconds without one
+REST_AFTER = 3  # failures in a row that blame the machine, after which a worker rests: one may have been a moment's
+REST_FIRST = 5.0  # seconds before a resting worker tries itself once more; doubles each time
+REST_MAX = 300.0  # seconds; a worker whose disk was cleared in the night is back five minutes later
+SELF_CHECK_TIMEOUT = 60.0  # seconds; a try asks a Hub with several tokens
 
 # ----------------------------------------------------------------------------------------------------------- notices
 NOTIFY_TIMEOUT = 10.0  # seconds that a hook may take for one notice

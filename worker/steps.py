@@ -15,6 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -32,11 +33,13 @@ from reshard.pipeline.errors import (
     HubRefused,
     NoWriteAccess,
     ObjectLost,
+    PackageMissing,
     ReceiptWrong,
     ReshardError,
     ResourceError,
     SourceCorrupt,
     TargetError,
+    TempDirUnusable,
     TokenMissing,
     TooManyAttempts,
 )
@@ -47,11 +50,12 @@ from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
+from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
-from reshard.worker.fleet import drain, policy
+from reshard.worker.fleet import drain, policy, self_check
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.jobs import JobStore, open_redis
@@ -76,22 +80,26 @@ def wake(job: str) -> None:
     if lease is None:
         return
     with drain.heeded():
-        work(_leases(), lease, settings(), _temp_dir().path)
+        work(_leases(), lease, settings(), lambda: _temp_dir().path)
 
 
 app.task(name=WAKE)(wake)
 
 
-def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None:
-    """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told."""
+def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[], Path]) -> None:
+    """Do the unit of ``lease`` and say to the store how it ended; raises nothing that the store can be told.
+
+    ``temp_dir`` gives the folder for temporary files, or raises TempDirUnusable.
+    """
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     try:
         with LeaseKeeper(leases, lease, settings) as keeper:
-            step = Step(leases, lease, keeper, settings, tmpdir)
+            step = Step(leases, lease, keeper, settings)
             try:
                 if lease.attempts > settings.attempts:
                     raise _given_up(lease, lease.last_error)
-                step.run()
+                step.run(temp_dir())
+                self_check.succeeded(lease.kind)
             except Stopped as stopped:
                 reason = stopped.reason
                 log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
@@ -102,20 +110,18 @@ def work(leases: Leases, lease: Lease, settings: Settings, tmpdir: Path) -> None
                 error.facts.setdefault("job", lease.job)
                 log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error)
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
-            except ReshardError as error:
-                error.facts.setdefault("job", lease.job)
-                log.warning("%s of job %s: %s", lease.unit, lease.job, error)
-                _trouble(leases, lease, keeper, settings, error, step.unsure(error))
             except BROKER_UNAVAILABLE:
                 raise
-            except Exception as error:
-                log.exception("%s of job %s failed for an unknown reason", lease.unit, lease.job)
-                unknown = ReshardError(what=f"{type(error).__name__}: {error}")
-                _trouble(leases, lease, keeper, settings, unknown, step.unsure(unknown))
+            except Exception as error:  # noqa: BLE001  whatever it is, it counts and the job says it
+                named = _named(error, step.tmpdir)
+                _trouble(leases, lease, keeper.finish, settings, named, step.unsure(named))
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
     except BROKER_UNAVAILABLE as error:
         log.error("%s of job %s is lost, the broker stayed unavailable: %s", lease.unit, lease.job, error)
+    except Exception as error:  # noqa: BLE001  outside of the keeper's care, as when no thread can be started
+        unsure = lease.state == JobState.committing
+        _trouble(leases, lease, lambda step: step(), settings, _named(error, None), unsure)
 
 
 class RetriesExhausted(Exception):
@@ -129,12 +135,12 @@ class RetriesExhausted(Exception):
 class Step:
     """One unit of one job, from what the store knows to what it is told."""
 
-    def __init__(self, leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings, tmpdir: Path) -> None:
+    def __init__(self, leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings) -> None:
         self._leases = leases
         self._lease = lease
         self._keeper = keeper
         self._settings = settings
-        self._tmpdir = tmpdir
+        self.tmpdir: Path | None = None  # once it runs
         self._job = lease.job
         self._looked = False  # whether a commit of ours was looked for where one may stand
 
@@ -144,12 +150,23 @@ class Step:
             return not isinstance(error, REFUSALS)
         return self._lease.state == JobState.committing and not self._looked
 
-    def run(self) -> None:
+    def run(self, tmpdir: Path) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
+        self.tmpdir = tmpdir
         pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
         context = Context.from_env(pace)
         hubs = policy.endpoints(self._settings, context.credentials)
-        self._context = replace(context, tmpdir=self._tmpdir, endpoints=hubs)
+        self._context = replace(context, tmpdir=tmpdir, endpoints=hubs)
+        if _ended_well:
+            self._context.reuse(_ended_well.pop())
+        try:
+            self._run()
+        except BaseException:  # a connection may be in the middle of anything
+            self._context.close()
+            raise
+        _ended_well.append(self._context)
+
+    def _run(self) -> None:
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
         policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
@@ -298,22 +315,51 @@ RETRY_BRIEFLY = (ResourceError, SourceCorrupt, DigestsDiffer)
 REFUSALS = (TargetError, NoWriteAccess, HubRefused, HubQuota, ObjectLost)
 
 
+def _named(error: Exception, tmpdir: Path | None) -> ReshardError:
+    """``error`` in our own words: also one of the machine that no layer below had a name for."""
+    if isinstance(error, ReshardError):
+        return error
+    if isinstance(error, ImportError):
+        return PackageMissing(what=str(error))
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return ResourceError(what=f"memory or processes ran out where the work is done: {error}")
+    if isinstance(error, OSError):
+        where, why = error.filename or tmpdir, error.strerror or str(error)
+        if error.errno in FULL:
+            return ResourceError(what=f"no room on {where}: {why}")
+        if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
+            return TempDirUnusable(path=str(tmpdir), why=why)
+    log.error("it failed for an unknown reason", exc_info=error)
+    return ReshardError(what=f"{type(error).__name__}: {error}")
+
+
 def _trouble(
-    leases: Leases, lease: Lease, keeper: LeaseKeeper, settings: Settings, error: ReshardError, unsure: bool
+    leases: Leases,
+    lease: Lease,
+    finish: Callable[[Callable[[], str]], str],
+    settings: Settings,
+    error: ReshardError,
+    unsure: bool,
 ) -> None:
-    """Have the unit tried again later, or end the job."""
+    """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
+    error.facts.setdefault("job", lease.job)
+    log.warning("%s of job %s: %s", lease.unit, lease.job, error)
     data = error.to_dict()
+    if error.blames_worker:
+        self_check.failed(lease.kind, error)
+        if finish(lambda: leases.hand_over(lease, data)) == "ok":
+            return
     briefly = isinstance(error, RETRY_BRIEFLY) or type(error) is ReshardError
     allowed = ATTEMPTS_AT_A_BUG if briefly else settings.attempts
     if not (error.retryable or briefly):
-        keeper.finish(lambda: leases.fail(lease, data, unsure))
+        finish(lambda: leases.fail(lease, data, unsure))
     elif lease.attempts < allowed:
         pause = backoff(lease.attempts, settings) if error.retryable else 0.0
-        keeper.finish(lambda: leases.again(lease, data, pause))
+        finish(lambda: leases.again(lease, data, pause))
     elif error.retryable:
-        keeper.finish(lambda: leases.fail(lease, _given_up(lease, data).to_dict(), unsure=True))
+        finish(lambda: leases.fail(lease, _given_up(lease, data).to_dict(), unsure=True))
     else:
-        keeper.finish(lambda: leases.fail(lease, data, unsure))
+        finish(lambda: leases.fail(lease, data, unsure))
 
 
 def backoff(attempts: int, settings: Settings) -> float:
@@ -376,27 +422,39 @@ def worker_name() -> str:
 
 
 def _temp_dir() -> ProcessTempDir:
-    """Where this process keeps temporary files; a child of the main process has one of its own."""
+    """Where this process keeps temporary files; a child of the main process has one of its own.
+
+    It is made again when a cleaner took it. Raises TempDirUnusable.
+    """
+    mine = _temp_dirs.get(os.getpid())
+    if mine is not None and not mine.stands():
+        log.warning("%s is gone, and is made again", mine.path)
+        _end()
     if os.getpid() not in _temp_dirs:
         _temp_dirs[os.getpid()] = ProcessTempDir(settings().tmpdir)
     return _temp_dirs[os.getpid()]
 
 
 _temp_dirs: dict[int, ProcessTempDir] = {}  # by process: what was made before a fork is the parent's
+_ended_well: list[Context] = []  # of the last step of this process, whose connections the next one goes on with
 
 
 def _begin(**_: Any) -> None:
     """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now."""
     sweep(settings().tmpdir)
-    _temp_dir()
+    with suppress(TempDirUnusable):  # which the first unit says
+        _temp_dir()
 
 
 def _end(**_: Any) -> None:
-    """This process ends in order."""
+    """This process ends in order: its reload child goes, and its temporary folder."""
     if _reload.cache_info().currsize:
         _reload().close()
+        _reload.cache_clear()
+    if _ended_well:
+        _ended_well.pop().close()
     if os.getpid() in _temp_dirs:
-        _temp_dirs[os.getpid()].close()
+        _temp_dirs.pop(os.getpid()).close()
 
 
 for starts in (signals.worker_init, signals.worker_process_init):

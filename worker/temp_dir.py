@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
+from reshard.pipeline.errors import TempDirUnusable
 from reshard.worker.settings import KEEP_TEMP_DIR
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,19 @@ class ProcessTempDir:
     """The folder of this process; it also becomes the one that Python's tempfile uses."""
 
     def __init__(self, tmpdir: Path) -> None:
+        """Raises TempDirUnusable."""
         self.path = tmpdir / f"reshard-{os.getpid()}-{uuid4().hex}"
-        self.path.mkdir(parents=True, mode=0o700)
-        self._lock = (self.path / LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            self.path.mkdir(parents=True, mode=0o700)
+            self._lock = (self.path / LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise TempDirUnusable(path=str(tmpdir), why=error.strerror or str(error)) from error
         self._tempdir_before, tempfile.tempdir = tempfile.tempdir, str(self.path)
+
+    def stands(self) -> bool:
+        """Whether it is there: systems have cleaners that remove what was not touched for some days."""
+        return (self.path / LOCK).exists()
 
     def close(self) -> None:
         """Remove it and all that is in it."""

@@ -27,17 +27,27 @@ class ReshardError(Exception):
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     defaults: ClassVar[dict[str, str]] = {}
+    # The machine or its credentials are at fault and not the work, so another worker may succeed. Some instances differ
+    # from their class.
+    blames_worker: bool = False
     message: ClassVar[str] = "something that should never happen did: {what}"
     hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
 
     def __init_subclass__(
-        cls, code: str, exit_code: int | None = None, retryable: bool | None = None, **defaults: str
+        cls,
+        code: str,
+        exit_code: int | None = None,
+        retryable: bool | None = None,
+        blames_worker: bool = False,
+        **defaults: str,
     ) -> None:
         cls.code, cls.defaults = code, defaults
         if exit_code is not None:
             cls.exit_code = exit_code
         if retryable is not None:
             cls.retryable = retryable
+        if blames_worker:
+            cls.blames_worker = True
 
     def __init__(self, **facts: Any) -> None:
         self.facts = {**self.defaults, **facts}

@@ -11,7 +11,7 @@ from reshard.pipeline.errors.base import ReshardError
 class UsageError(ReshardError, code="usage", exit_code=2):
     message = "{what}"
     hint = "see `{command} --help`"
-class BadSetting(UsageError, code="usage.setting"):
+class BadSetting(UsageError, code="usage.setting", blames_worker=True):
     message = "{name}={value}: {why}"
     hint = "change it where this process is started; docs/reference lists every setting"
 class BadSize(UsageError, code="usage.size", option="--size"):
@@ -84,10 +84,10 @@ class SourceChanged(SourceError, code="source.changed"):
 class AccessError(ReshardError, code="access", exit_code=4):
     message = "{what}"
     hint = "check which token is used where the work is done, and what it may do"
-class TokenMissing(AccessError, code="access.no_token"):
+class TokenMissing(AccessError, code="access.no_token", blames_worker=True):
     message = "no token for {endpoint}, and {need} needs one"
     hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs, then {again}"
-class TokenRefused(AccessError, code="access.bad_token"):
+class TokenRefused(AccessError, code="access.bad_token", blames_worker=True):
     message = "{endpoint} does not accept the token"
     hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
 class NoWriteAccess(AccessError, code="access.no_write"):
@@ -114,10 +114,10 @@ class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
 class FolderNotWritable(AccessError, code="access.folder"):
     message = "{path} cannot be written: {why}"
     hint = "choose another folder, or run as a user who may write there"
-class BadCredentials(AccessError, code="access.credentials"):
+class BadCredentials(AccessError, code="access.credentials", blames_worker=True):
     message = "{file}: {why}"
     hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"
-class CredentialUnknown(AccessError, code="access.credential_unknown"):
+class CredentialUnknown(AccessError, code="access.credential_unknown", blames_worker=True):
     message = "RESHARD_CREDENTIALS has no credential {name} where the work is done; it has {known}"
     hint = 'name one of those, or have its operator add a [[credential]] with `name = "{name}"`'
 class CredentialScope(AccessError, code="access.credential_scope"):

@@ -37,7 +37,7 @@ class TargetNotFound(TargetError, code="target.not_found"):
     hint = "a pull request needs an existing repository: have its owner make it, or a token that may and no --pr"
 
 
-class ResourceError(ReshardError, code="resource", exit_code=8):
+class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=True):
     message = "{what}"
     hint = "make room, then {again}"
 class DiskFull(ResourceError, code="resource.disk"):
@@ -46,6 +46,14 @@ class DiskFull(ResourceError, code="resource.disk"):
 class MemoryLimit(ResourceError, code="resource.memory"):
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"
+
+
+class PackageMissing(ResourceError, code="resource.package"):
+    message = "a package is missing or broken where the work is done: {what}"
+    hint = "install reshard anew there, with its extras, then {again}"
+class TempDirUnusable(ResourceError, code="resource.tmpdir"):
+    message = "the temporary folder {path} cannot be used: {why}"
+    hint = "make it writable, or point RESHARD_TMPDIR at a folder that is; then {again}"
 
 
 class HubError(ReshardError, code="hub", exit_code=9, retryable=True):

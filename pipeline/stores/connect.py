@@ -33,7 +33,7 @@ RateLimiterOf = Callable[[str], RateLimiter]
 T = TypeVar("T")
 
 
-class _Settings(BaseSettings):
+class ConnectSettings(BaseSettings):
     """What RESHARD_TMPDIR, RESHARD_MEMORY_LIMIT and RESHARD_DISK_LIMIT say; sizes as ``512MB``."""
 
     model_config = SettingsConfigDict(env_prefix="RESHARD_", extra="ignore")
@@ -91,7 +91,7 @@ class Context:
     @classmethod
     def from_env(cls, limiters: RateLimiterOf | None = None) -> Context:
         """Read from the environment, now; raises BadSetting, BadCredentials."""
-        settings = _Settings()
+        settings = ConnectSettings()
         return cls(
             Credentials.from_env(),
             settings.tmpdir,
@@ -122,6 +122,17 @@ class Context:
             api = HubApi(endpoint, credential, self.limiters(f"{endpoint} {identity}"))
             api = self._apis.setdefault((endpoint, identity), api)
         return api
+
+    def reuse(self, former: Context) -> None:
+        """Go on with the connections of a context that is no longer used."""
+        for (endpoint, identity), api in former._apis.items():
+            api.limiter, api.notes = self.limiters(f"{endpoint} {identity}"), []
+            self._apis[endpoint, identity] = api
+
+    def close(self) -> None:
+        """End its connections; they are made again where it is used after all."""
+        for api in self._apis.values():
+            api.close()
 
 
 def open_source(

@@ -99,7 +99,9 @@ class Refusal(Exception):
         if self.code == "EntryNotFound":
             return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
         if self.code == "RepoNotFound" or self.status in (401, 404):
-            return SourceNotFound(repo=repo, endpoint=self.endpoint)
+            missing = SourceNotFound(repo=repo, endpoint=self.endpoint)
+            missing.blames_worker = not self.signed_in  # whoever has a token may see it
+            return missing
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
 
     def as_target(self, repo: str) -> ReshardError:

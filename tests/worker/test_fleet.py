@@ -538,4 +538,5 @@ def test_all_of_it_is_one_document(store: JobStore, fleet: Fleet, clock: Clock) 
         "bytes_a_second": 0,
         "held": 0,
         "drained": ["here:7"],
+        "resting": {},
     }

@@ -65,7 +65,7 @@ class Bench:
         age(self.store, self.id, 1000)
         lease = self.leases.claim(self.id)
         assert lease is not None
-        self.steps.work(self.leases, lease, self.settings, self.folder / "tmp")
+        self.steps.work(self.leases, lease, self.settings, lambda: self.folder / "tmp")
         return lease.unit
 
     def until(self, reached: Callable[[Job], bool]) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,56 @@ def test_no_client_of_the_broker_can_end_a_worker_by_celerys_remote_control(site
         client.control.shutdown()
     site.assert_published_once(site.submit("after"), "after")
     assert worker.alive()
+
+
+def sockets(pid: int) -> int:
+    """How many a process has open."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site) -> None:
+    """docs/operations.md says how many of them are the broker's."""
+    others = len(site.client.client_list())
+    worker = site.machine.worker(concurrency=1)
+    site.assert_published_once(site.submit("first"), "first")
+    (child,) = worker.children()
+    before = sockets(child)
+    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet", "http"))]
+    assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
+    assert worker.children() == [child], "it was not replaced"
+    assert sockets(child) <= before
+    of_control = 2  # to send wakes, which it had not done before
+    assert len(site.client.client_list()) - others <= 6 + 6 + of_control
+
+
+GARBAGE = (
+    b"not json", b"\xff\xfe", b"7", b"null", b"[]", b"{}", b"[" * 5000, b'{"__type__": "uuid", "__value__": 7}',
+    b'{"properties": {}}', b'{"properties": {"delivery_tag": "x", "body_encoding": "base64"}, "body": "?"}',
+    b'{"properties": {"delivery_tag": "x"}, "headers": null}',
+    b'{"properties": {"delivery_tag": "x"}, "headers": {"task": "reshard.wake"}}',
+    b'{"properties": {"delivery_tag": "y"}, "headers": {"task": "reshard.wake", "id": 7}, "body": "e30="}',
+    b'{"properties": {"delivery_tag": "z"}, "headers": {"task": "no.such.task", "id": "z"}, "body": "e30="}',
+)  # fmt: skip
+
+
+def test_neither_garbage_on_the_queue_nor_a_full_broker_ends_a_worker(site: Site) -> None:
+    worker = site.machine.worker(concurrency=1)
+    main = {worker.pid, *worker.children()}
+    for message in GARBAGE:
+        site.client.lpush("reshard:interactive", message)
+    site.assert_published_once(site.submit("after-garbage"), "after-garbage")
+    assert worker.said().count("dropped a message that is no wake") >= 8
+
+    site.client.config_set("maxmemory", 1)
+    site.client.client_kill_filter(skipme=True, _type="normal")  # all have to come back to a broker that takes nothing
+    wait_for(lambda: "OutOfMemoryError" in worker.said(), "its being refused")
+    site.client.config_set("maxmemory", 0)
+    site.assert_published_once(site.submit("after-the-refusal"), "after-the-refusal")
+    assert worker.alive() and main <= {worker.pid, *worker.children()}, "neither it nor its child was replaced"
 
 
 def test_interactive_jobs_go_before_bulk_jobs(site: Site) -> None:

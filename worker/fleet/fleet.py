@@ -2,6 +2,7 @@
 
     reshard:fleet            hash: paused, reason, paused_by, bandwidth, night_bytes, window, tz
     reshard:fleet:drained    hash: worker -> since
+    reshard:fleet:resting    hash: worker -> since when it rests by itself, and why (self_check.py)
     reshard:fleet:free       when the line is free again, under a limit of bandwidth; `:set` when that was noted
     reshard:fleet:night:<t>  bytes of weights that bulk jobs read since the night began at t
     reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
@@ -14,6 +15,7 @@ whether the window is shut.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FLEET = f"{PREFIX}fleet"
 DRAINED = f"{FLEET}:drained"
+RESTING = f"{FLEET}:resting"
 STRETCH = 10.0  # seconds over which the rate is taken; common.lua counts in the same
 OFF = "none"  # takes a limit off
 AT_WORK = (JobState.planning, JobState.copying, JobState.publishing, JobState.committing, JobState.confirming)
@@ -138,6 +141,16 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a worker rests by itself: what it would fail with, as an error of a job."""
+
+    since: float  # seconds since the epoch
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class FleetStatus:
     """The fleet as it was at one moment; times in seconds since the epoch."""
 
@@ -149,6 +162,7 @@ class FleetStatus:
     rate: float  # bytes a second that all copies read lately
     deferred: int  # bulk jobs that wait until bulk work may be done
     drained: frozenset[str]  # workers
+    resting: Mapping[str, Fault]  # by worker
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
@@ -161,6 +175,7 @@ class FleetStatus:
             "bytes_a_second": round(self.rate),
             "held": self.deferred,
             "drained": sorted(self.drained),
+            "resting": {worker: asdict(fault) for worker, fault in sorted(self.resting.items())},
         }
 
 
@@ -246,7 +261,8 @@ class Fleet:
             pipeline.mget(f"{FLEET}:read:{stretch}", f"{FLEET}:read:{stretch - 1}")
             pipeline.zcard(f"{PREFIX}held")
             pipeline.hkeys(DRAINED)
-            read, (now, before), deferred, drained = pipeline.execute()
+            pipeline.hgetall(RESTING)
+            read, (now, before), deferred, drained, resting = pipeline.execute()
         passed = moment % STRETCH / STRETCH
         return FleetStatus(
             _pause(fields),
@@ -257,6 +273,7 @@ class Fleet:
             (int(now or 0) + int(before or 0) * (1 - passed)) / STRETCH,
             deferred,
             frozenset(texts(drained)),
+            _faults(resting),
         )
 
     def claims_by_worker(self) -> dict[str, list[str]]:
@@ -310,6 +327,25 @@ class Fleet:
         """The workers that are, by name; some of them may have ended since."""
         return frozenset(texts(self._redis.hkeys(DRAINED)))
 
+    def resting(self) -> dict[str, Fault]:
+        """The workers that rest by themselves, and why; some of them may have ended since."""
+        return _faults(self._redis.hgetall(RESTING))
+
+    def rest(self, worker: str, cause: Mapping[str, Any]) -> None:
+        """It rests by itself, because of an error as ``to_dict`` describes it; since when it did first is kept."""
+        before = self.resting()
+        fault = {"since": before[worker].since if worker in before else self._now()}
+        fault |= {name: cause[name] for name in ("code", "message", "hint")}
+        with self._redis.pipeline(transaction=True) as pipeline:
+            if gone := before.keys() - {*self._workers(), worker}:
+                pipeline.hdel(RESTING, *gone)
+            pipeline.hset(RESTING, worker, json.dumps(fault))
+            pipeline.execute()
+
+    def awake(self, worker: str) -> None:
+        """It rests no more."""
+        self._redis.hdel(RESTING, worker)
+
     def drained(self, worker: str) -> bool:
         return bool(self._redis.hexists(DRAINED, worker))
 
@@ -337,6 +373,10 @@ def _pause(fields: Mapping[str, str]) -> Pause | None:
     if "paused" not in fields:
         return None
     return Pause(int(fields["paused"]) / 1000, fields["paused_by"], fields["reason"] or None)
+
+
+def _faults(stored: Any) -> dict[str, Fault]:
+    return {worker.decode(): Fault(**json.loads(fault)) for worker, fault in stored.items()}
 
 
 def _one(name: str, workers: list[str]) -> str:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
@@ -84,7 +85,9 @@ class Metrics(Collector):
             for name in names:
                 pipeline.get(f"{PREFIX}process:{name}")
                 pipeline.pttl(f"{PREFIX}process:{name}")
-            (seconds, _), *answers = pipeline.execute()
+            pipeline.hkeys(RESTING)
+            (seconds, _), *answers, resting = pipeline.execute()
+        alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
         running, newest = {"worker": 0, "control": 0}, defaultdict[str, float](float)
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
@@ -92,6 +95,8 @@ class Metrics(Collector):
                 running[kind] += 1
                 newest[kind] = max(newest[kind], seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
+        faulty = len(alive.intersection(texts(resting)))
+        yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
         about = "The newest sign of life, of any process of this kind."
         yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())
 

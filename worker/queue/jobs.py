@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
+CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
 ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
 ID_LENGTH = 10  # letters; 31**10 ids, so that two jobs never share one
@@ -337,14 +338,20 @@ ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
 
 
 def open_redis(url: str, timeout: float = SOCKET_TIMEOUT) -> redis.Redis:
-    """A client for a broker's URL; connects at the first command."""
-    return redis.Redis.from_url(
+    """A client for a broker's URL; connects at the first command.
+
+    Threads that find all its connections taken wait for one, and after ``timeout`` seconds get a ConnectionError.
+    """
+    pool = redis.BlockingConnectionPool.from_url(
         url.replace("redis+socket://", "unix://", 1),
+        max_connections=CONNECTIONS,
+        timeout=timeout,
         socket_timeout=timeout,
         socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
         health_check_interval=HEALTH_CHECK,
         protocol=2,  # the newer one shapes some answers otherwise, and redis-py changed its default
     )
+    return redis.Redis.from_pool(pool)
 
 
 def without_password(url: str) -> str:

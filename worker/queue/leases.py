@@ -149,6 +149,16 @@ class Leases(Wakes):
         """Hand the unit back unfinished; costs no attempt."""
         return self._answer(lease, "release", lease.job, lease.unit, lease.token, why)
 
+    def hand_over(self, lease: Lease, error: Mapping[str, Any]) -> Answer | Literal["alone"]:
+        """The fault is this worker's: leave the unit to another one, which costs no attempt.
+
+        ``alone`` when every worker that is alive has failed it so; then nothing is changed but that.
+        """
+        return cast(
+            Literal["ok", "lost", "cancelled", "alone"],
+            self._answer(lease, "hand_over", lease.job, lease.unit, lease.token, json.dumps(error)),
+        )
+
     def invalidate(
         self, lease: Lease, error: Mapping[str, Any], shards: Iterable[Shard], groups: Sequence[int] = ()
     ) -> Answer | Literal["often"]:

@@ -45,8 +45,10 @@ if schema and schema ~= ARGV[5] then
 end
 
 end_impossible(id, t)
-local free_now = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)
-local name = free_now[1]
+local name, for_others = claimable(id, worker, t)
+if not name and for_others then
+  return leave('it waits for another worker than ' .. process(worker) .. ', which failed it')
+end
 if not name then return { settle(id, t), '', 0, '', state, '', '' } end
 
 if not UNITS[string.match(name, '^%a+')] then return leave(name .. ' is unknown to ' .. worker .. ': a newer one does it') end

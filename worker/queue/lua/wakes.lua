@@ -42,8 +42,39 @@ local function paused()
   return redis.call('HEXISTS', FLEET, 'paused') == 1
 end
 
+local function process(worker)
+  return string.match(worker, '^(.*)%.%d+$') or worker
+end
+
 local function drained(worker)
-  return redis.call('HEXISTS', FLEET .. ':drained', string.match(worker, '^(.*)%.%d+$') or worker) == 1
+  return redis.call('HEXISTS', FLEET .. ':drained', process(worker)) == 1
+end
+
+-- Whether this worker failed the unit for a cause of its own: a full disk, a bad token.
+local function failed(id, name, worker)
+  local by = unit(id, name, 'failed_by')
+  return by and string.find(by, ' ' .. process(worker) .. ' ', 1, true) ~= nil
+end
+
+-- Whether a worker is alive that did not, and is not drained. One that rests by itself may come back.
+local function others(id, name)
+  for _, worker in ipairs(redis.call('SMEMBERS', PREFIX .. 'processes')) do
+    local known = redis.call('GET', PREFIX .. 'process:' .. worker)
+    if known and cjson.decode(known).kind == 'worker' and not drained(worker) and not failed(id, name, worker) then
+      return true
+    end
+  end
+  return false
+end
+
+-- The first unit whose time has come, and whether there are some that only other workers may have.
+local function claimable(id, worker, t)
+  local first = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)[1]
+  if not first or not failed(id, first, worker) then return first, false end
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t)) do
+    if not failed(id, name, worker) or not others(id, name) then return name, true end
+  end
+  return nil, true
 end
 
 -- `night` is when the night began, `shut` is 1 outside of the window; both by whoever knows time zones.

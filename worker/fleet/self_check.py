@@ -1,0 +1,173 @@
+"""How a worker notices that the fault is its own, rests, and comes back.
+
+Its children count the failures in a row that blame the machine and not the job (``ReshardError.blames_worker``): a full
+disk, a temporary folder that is gone, a token that was revoked. After REST_AFTER the main process takes no more work,
+as if it were drained, and tries itself at growing intervals. A try is a process of its own, so that neither a slow Hub
+nor a full memory stops the main process's event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from reshard.pipeline.doctor.probes import probe_hub
+from reshard.pipeline.errors import DiskFull, ReshardError, TokenMissing, TokenRefused
+from reshard.pipeline.limits import MB
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.scratch import full_disk_errors
+from reshard.worker.broker import broker_url
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.jobs import open_redis
+from reshard.worker.settings import REST_AFTER, REST_FIRST, REST_MAX, SELF_CHECK_TIMEOUT, Settings, settings
+from reshard.worker.temp_dir import ProcessTempDir
+
+log = logging.getLogger(__name__)
+
+PROBE_MAX = 64 * MB  # bytes that a try writes; quotas and full disks show themselves only when written to
+_TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
+
+# What the children tell the main process: failures in a row, 1 when a unit was done since the last rest, the cause.
+_shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
+_COUNT, _WELL, _CAUSE = 0, 1, 2
+_FACTS = ("needed", "endpoint")  # what a try has to know of an error
+
+
+def failed(kind: str, error: ReshardError) -> None:
+    """In a child: a unit of this kind failed for a cause of the machine."""
+    cause = {"kind": kind, "code": error.code, "message": str(error)[:1000], "hint": error.next_step[:1000]}
+    cause |= {name: error.facts[name] for name in _FACTS if name in error.facts}
+    text = json.dumps(cause).encode()[: len(_shared) - _CAUSE]
+    _shared[_CAUSE:] = text.ljust(len(_shared) - _CAUSE, b"\0")
+    _shared[_COUNT] = min(_shared[_COUNT] + 1, 255)
+
+
+def succeeded(kind: str) -> None:
+    """In a child: a unit of this kind was done. Another kind proves nothing: plans are made without a disk."""
+    if _shared[_COUNT] and _cause().get("kind") == kind:
+        _shared[_COUNT], _shared[_WELL] = 0, 1
+
+
+def _cause() -> dict[str, Any]:
+    """The last failure. Two children may have written at once, and then nothing more is known than that they failed."""
+    try:
+        cause: dict[str, Any] = json.loads(_shared[_CAUSE:].rstrip(b"\0"))
+    except ValueError:
+        return {"code": ReshardError.code, "message": "several things failed at once", "hint": "look at its log"}
+    return cause
+
+
+class SelfCheck:
+    """Whether this worker rests; kept by its main process."""
+
+    def __init__(self, fleet: Fleet, worker: str) -> None:
+        self._fleet, self._worker = fleet, worker
+        self._cause: dict[str, Any] | None = None  # while it rests
+        self._try: subprocess.Popen[bytes] | None = None
+        self._tried = self._next = 0.0
+        self._pause = 0.0  # seconds before the next try; it shrinks only when a unit was done
+
+    def rests(self) -> bool:
+        """Whether the worker rests now, to be asked every second; may raise redis-py's errors."""
+        if self._cause is None and _shared[_COUNT] >= REST_AFTER:
+            self._begin(_cause())
+        elif self._cause is not None:
+            self._look(self._cause)
+        return self._cause is not None
+
+    def stop(self) -> None:
+        if self._try is not None:
+            self._try.kill()
+            self._try.communicate()
+            self._try = None
+
+    def _begin(self, cause: dict[str, Any]) -> None:
+        self._fleet.rest(self._worker, cause)
+        if _shared[_WELL]:
+            self._pause = 0.0
+        _shared[_WELL] = 0
+        self._cause, self._next = cause, time.monotonic() + self._pause
+        log.error("this worker rests after %s failures in a row that are its own: %s", REST_AFTER, cause["message"])
+
+    def _look(self, cause: dict[str, Any]) -> None:
+        if self._try is None:
+            if time.monotonic() >= self._next:
+                command = [sys.executable, "-P", "-m", __name__, json.dumps(cause)]
+                self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+                self._tried = time.monotonic()
+            return
+        if self._try.poll() is None and time.monotonic() - self._tried < SELF_CHECK_TIMEOUT:
+            return
+        ended = self._try.poll()
+        self._try.kill()
+        said, _ = self._try.communicate()
+        self._try = None
+        self._pause = min(2 * self._pause or REST_FIRST, REST_MAX)
+        self._next = time.monotonic() + self._pause
+        if ended == 0 and not said:
+            self._fleet.awake(self._worker)
+            self._cause, _shared[_COUNT] = None, 0
+            log.warning("this worker found itself fit, and takes work again")
+            return
+        if ended == 0:
+            found = {name: value for name, value in cause.items() if name in _FACTS} | json.loads(said)
+            self._fleet.rest(self._worker, found)
+            self._cause = cause = found
+        log.warning("this worker still rests, and tries itself again in %.0f s: %s", self._pause, cause["message"])
+
+
+def check(cause: Mapping[str, Any], settings: Settings) -> None:
+    """Whether this machine is fit for work again after ``cause``; raises what a job would fail with.
+
+    The temporary folder can be written and has the room that was missing, the settings and the credentials file can be
+    read, some token of the Hub in question is accepted, and the broker answers.
+    """
+    with closing(ProcessTempDir(settings.tmpdir)) as temp_dir:
+        context = Context.from_env()
+        disk = shutil.disk_usage(temp_dir.path)
+        needed, total = int(cause.get("needed") or 0), min(disk.total, context.disk_limit or disk.total)
+        if disk.free < needed <= total:  # and what never fits here is no reason to wait
+            raise DiskFull(path=str(settings.tmpdir), needed=needed, free=disk.free)
+        size = min(max(needed, MB), PROBE_MAX, disk.total // 10)
+        with full_disk_errors(temp_dir.path, size), tempfile.TemporaryFile(dir=temp_dir.path) as file:
+            file.write(bytes(size))
+            file.flush()
+    _check_tokens(cause, context)
+    client = open_redis(broker_url(settings))
+    client.ping()
+    client.close()
+
+
+def _check_tokens(cause: Mapping[str, Any], context: Context) -> None:
+    """Of several tokens for one Hub a single good one is enough: who lacks the others still has work to do."""
+    endpoint = cause.get("endpoint") or context.credentials.default_endpoint
+    asked_for = cause["code"] in _TOKEN_ERRORS
+    references = [reference for reference in context.credentials.references() if reference.endpoint == endpoint]
+    tokens = [reference for reference in references if reference.credential is not None]
+    if references and not tokens and asked_for:
+        raise TokenMissing(endpoint=endpoint, need="writing there", who="worker")
+    errors = [probe_hub(reference, time.time).error for reference in tokens]
+    serious = [error for error in errors if isinstance(error, TokenRefused) or (error and asked_for)]
+    if serious and len(serious) == len(tokens):
+        raise serious[0]
+
+
+def main() -> None:
+    """Say on stdout what is wrong, or nothing."""
+    try:
+        check(json.loads(sys.argv[1]), settings())
+    except ReshardError as error:
+        json.dump({"code": error.code, "message": str(error), "hint": error.next_step}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

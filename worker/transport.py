@@ -1,0 +1,45 @@
+"""Kombu's transport over Redis, but what clients put on a queue cannot end a worker.
+
+Kombu trusts its broker: a message that it cannot read raises in the event loop of a worker's main process and ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kombu.transport import TRANSPORT_ALIASES, redis
+
+log = logging.getLogger(__name__)
+
+# What reading a message raises that is not JSON, or no message of Celery's.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+    """Drops a message that cannot be read."""
+
+    do_restore = False  # a connection that is lost has nothing to send back: no message waits unstarted in a worker
+
+    def _brpop_read(self, **options: Any) -> Any:
+        connection, before = self.client.connection, dict(self.qos._delivered)
+        try:
+            return super()._brpop_read(**options)
+        except _UNREADABLE as error:
+            if not connection.is_connected:
+                raise
+            for tag, message in self.qos._delivered.items():
+                if before.get(tag) is not message:
+                    self.qos.ack(tag)  # else it counts as one that is being worked on
+            log.error("dropped a message that is no wake: %s: %s", type(error).__name__, str(error)[:200])
+            return True
+
+
+class Transport(redis.Transport):  # type: ignore[misc]
+    Channel = Channel
+
+
+def use() -> None:
+    """Have every connection of this process made by this transport; redis+socket:// is an alias of redis."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:Transport"
