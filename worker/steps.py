@@ -33,7 +33,6 @@ from reshard.pipeline.errors import (
     HubRefused,
     NoWriteAccess,
     ObjectLost,
-    PackageMissing,
     ReceiptWrong,
     ReshardError,
     ResourceError,
@@ -50,7 +49,6 @@ from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
-from reshard.pipeline.stores.scratch import FULL
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.app import WAKE, app, send
@@ -113,7 +111,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
             except BROKER_UNAVAILABLE:
                 raise
             except Exception as error:  # noqa: BLE001  whatever it is, it counts and the job says it
-                named = _named(error, step.tmpdir)
+                named = self_check.named(error, step.tmpdir)
                 _trouble(leases, lease, keeper.finish, settings, named, step.unsure(named))
     except Stopped as stopped:
         log.info("%s of job %s: %s before it could be handed in", lease.unit, lease.job, stopped.reason)
@@ -121,7 +119,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
         log.error("%s of job %s is lost, the broker stayed unavailable: %s", lease.unit, lease.job, error)
     except Exception as error:  # noqa: BLE001  outside of the keeper's care, as when no thread can be started
         unsure = lease.state == JobState.committing
-        _trouble(leases, lease, lambda step: step(), settings, _named(error, None), unsure)
+        _trouble(leases, lease, lambda step: step(), settings, self_check.named(error, None), unsure)
 
 
 class RetriesExhausted(Exception):
@@ -313,24 +311,6 @@ RETRY_BRIEFLY = (ResourceError, SourceCorrupt, DigestsDiffer)
 
 # Once a commit was begun, these alone say that none of ours stands: the Hub refused it, or the target was read.
 REFUSALS = (TargetError, NoWriteAccess, HubRefused, HubQuota, ObjectLost)
-
-
-def _named(error: Exception, tmpdir: Path | None) -> ReshardError:
-    """``error`` in our own words: also one of the machine that no layer below had a name for."""
-    if isinstance(error, ReshardError):
-        return error
-    if isinstance(error, ImportError):
-        return PackageMissing(what=str(error))
-    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-        return ResourceError(what=f"memory or processes ran out where the work is done: {error}")
-    if isinstance(error, OSError):
-        where, why = error.filename or tmpdir, error.strerror or str(error)
-        if error.errno in FULL:
-            return ResourceError(what=f"no room on {where}: {why}")
-        if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
-            return TempDirUnusable(path=str(tmpdir), why=why)
-    log.error("it failed for an unknown reason", exc_info=error)
-    return ReshardError(what=f"{type(error).__name__}: {error}")
 
 
 def _trouble(

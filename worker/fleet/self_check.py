@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import mmap
+import os
 import shutil
 import subprocess
 import sys
@@ -18,13 +19,22 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from reshard.pipeline.doctor.probes import probe_hub
-from reshard.pipeline.errors import DiskFull, ReshardError, TokenMissing, TokenRefused
+from reshard.pipeline.errors import (
+    DiskFull,
+    PackageMissing,
+    ReshardError,
+    ResourceError,
+    TempDirUnusable,
+    TokenMissing,
+    TokenRefused,
+)
 from reshard.pipeline.limits import MB
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.scratch import full_disk_errors
+from reshard.pipeline.stores.scratch import FULL, full_disk_errors
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import open_redis
@@ -40,6 +50,27 @@ _TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
 _shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
 _COUNT, _WELL, _CAUSE = 0, 1, 2
 _FACTS = ("needed", "endpoint")  # what a try has to know of an error
+
+
+def named(error: Exception, tmpdir: Path | None) -> ReshardError:
+    """``error`` in our own words: also one of the machine that no layer below had a name for.
+
+    ``tmpdir`` is the folder for temporary files, if there was one.
+    """
+    if isinstance(error, ReshardError):
+        return error
+    if isinstance(error, ImportError):
+        return PackageMissing(what=str(error))
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return ResourceError(what=f"memory or processes ran out where the work is done: {error}")
+    if isinstance(error, OSError):
+        where, why = error.filename or tmpdir, error.strerror or str(error)
+        if error.errno in FULL:
+            return ResourceError(what=f"no room on {where}: {why}")
+        if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
+            return TempDirUnusable(path=str(tmpdir), why=why)
+    log.error("it failed for an unknown reason", exc_info=error)
+    return ReshardError(what=f"{type(error).__name__}: {error}")
 
 
 def failed(kind: str, error: ReshardError) -> None:
