@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from reshard.pipeline.errors.base import ReshardError
 
 
@@ -33,8 +35,11 @@ class TargetRaced(TargetConflict):
 
 class TargetDrifted(TargetError):
     code = "target.drift"
-    message = "{target} was changed by someone since our last publication: {what}"
-    hint = "keep their change by moving it elsewhere; to replace it, {onto_head}"
+    message = "{target} was changed {since}: {what}"
+    hint = "keep that change by moving it elsewhere; to replace it, {onto_head}"
+
+    def __init__(self, since: str = "by someone since our last publication", **facts: Any) -> None:
+        super().__init__(since=since, **facts)
 
 
 class NothingToRollBack(TargetError):
