@@ -13,6 +13,8 @@ Each step is a function of what the steps before it left behind, and may be run 
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,35 +119,43 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    return _draft(request, source, target, meta_loader, replaces=True)[0]
+    return _draft(request, source, target, meta_loader, replaces=True, submitted=None)[0]
 
 
 @_collector_paused()
-def plan(request: Request, source: Source, target: Target, meta_loader: MetaLoader) -> Plan:
+def plan(
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader, submitted: int | None = None
+) -> Plan:
     """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
 
-    Raises what ``draft`` raises, the AccessError family, ModelCheckRequired, and TargetDrifted unless the request says
-    that what others changed is to be replaced.
+    ``submitted`` is when it was asked for, in ms since the epoch. Raises what ``draft`` raises, the AccessError family,
+    ModelCheckRequired, and TargetDrifted unless the request says that what others changed is to be replaced, and so for
+    what was submitted later and is published already: a broker restored from a backup has forgotten that.
     """
-    made, known = _draft(request, source, target, meta_loader, replaces=request.options.overwrite)
+    made, known = _draft(request, source, target, meta_loader, request.options.overwrite, submitted)
     if made.published is not None:
         return made
     if request.options.require == "model":
         check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))
     if head == made.base:
-        return replace(made, notes=(*made.notes, *target.notes))
+        return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
     if made.base:  # somebody commits at this very moment
-        return plan(request, source, target, meta_loader)
+        return plan(request, source, target, meta_loader, submitted)
     transports = Transports(source.transport, target.transport)
     last = next(publication.publications(target, head, None), None)
     made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
     made = _with_card_notes(made, source, target, last)
-    return replace(made, notes=(*made.notes, *target.notes))
+    return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
 
 
 def _draft(
-    request: Request, source: Source, target: Target, meta_loader: MetaLoader | None, *, replaces: bool
+    request: Request,
+    source: Source,
+    target: Target,
+    meta_loader: MetaLoader | None,
+    replaces: bool,
+    submitted: int | None,
 ) -> tuple[Plan, Known]:
     """``replaces``: the plan is made although others changed the target."""
     _refuse_nested_folders(request)
@@ -163,6 +173,9 @@ def _draft(
     if drifted and not replaces:
         more = f" and {len(drifted) - 1:,} more" if len(drifted) > 1 else ""
         raise TargetDrifted(target=str(request.target), what=drifted[0] + more)
+    if last is not None and published is None and (last.submitted or 0) > (submitted or math.inf) and not replaces:
+        what = f"commit {last.commit[:12]} has what was asked for later"
+        raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
     if published is not None and not drifted:
         return _nothing(request, source, lender, key, published, before.head)
     listing = source.files()
@@ -340,7 +353,7 @@ def run(
         watcher.exposing(hidden)
     target = open_target(request.target, request.options, context)
     watcher.step("plan")
-    made = plan(request, source, target, meta_loader)
+    made = plan(request, source, target, meta_loader, round(time.time() * 1000))
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())

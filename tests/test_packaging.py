@@ -10,7 +10,7 @@ import sys
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
@@ -60,23 +60,57 @@ def requirements(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def needed(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
-    """The distributions that ``name`` with its ``extras`` needs here, all the way down."""
+# What a build of torch for CUDA asks for and one for the CPU does not. Which versions go with it torch itself says, and
+# differently for each of its builds, so its own pin holds them and what they ask for in their turn.
+CUDA = re.compile(r"(nvidia|cuda)-.+|triton")
+
+
+def needed(
+    name: str,
+    extras: frozenset[str],
+    seen: set[tuple[str, frozenset[str]]],
+    asked_by: Callable[[str], list[Requirement]] = requirements,
+) -> Iterator[str]:
+    """The distributions that ``name`` with its ``extras`` needs here, all the way down; of torch without CUDA's."""
     if (name, extras) in seen:
         return
     seen.add((name, extras))
-    for requirement in requirements(name):
+    for requirement in asked_by(name):
         contexts = [{"extra": extra} for extra in extras] or [{"extra": ""}]
         if requirement.marker and not any(requirement.marker.evaluate(context) for context in contexts):
             continue
         child = canonicalize_name(requirement.name)
+        if name == "torch" and CUDA.fullmatch(child):
+            continue
         yield child
-        yield from needed(child, frozenset(requirement.extras), seen)
+        yield from needed(child, frozenset(requirement.extras), seen, asked_by)
 
 
 def test_everything_that_reshard_depends_on_is_pinned() -> None:
     unpinned = set(needed("reshard", EXTRAS, set())) - set(pinned()) - {"reshard", "setuptools", "pip"}
     assert not unpinned, f"pin these in constraints.txt: {sorted(unpinned)}"
+
+
+def test_what_only_a_torch_for_cuda_needs_is_held_by_the_pin_of_torch() -> None:
+    """As the wheels that PyPI has for x86 Linux ask for it; here the one for the CPU may be installed."""
+    index = {
+        "reshard": ["torch>=2.4", "other"],
+        "torch": [
+            "sympy>=1.13.3", "cuda-bindings==12.9.4", "cuda-toolkit[cudart,nvrtc]==13.0.2", "nvidia-nccl-cu13==2.28.9",
+            "triton==3.6.0",
+        ],
+        "cuda-bindings": ["cuda-pathfinder~=1.1"],
+        "cuda-toolkit": ['nvidia-cuda-runtime==13.0.*; extra == "cudart"'],
+        "nvidia-nccl-cu13": ["unheard-of"],
+        "sympy": ["mpmath"],
+        "other": ["nvidia-ml-py"],
+    }  # fmt: skip
+
+    def asked_by(name: str) -> list[Requirement]:
+        return [Requirement(line) for line in index.get(name, ())]
+
+    found = set(needed("reshard", frozenset(), set(), asked_by))
+    assert found == {"torch", "other", "sympy", "mpmath", "nvidia-ml-py"}
 
 
 def imported() -> set[str]:

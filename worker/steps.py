@@ -179,7 +179,8 @@ class Step:
     def _plan(self) -> None:
         source, target = self._source(), self._target()
         policy.check_exposed(pipeline.exposed(self._request, source), self._settings)
-        plan = pipeline.plan(self._request, source, target, _reload())
+        submitted = self._keeper.patiently(lambda: self._leases.submitted(self._job))
+        plan = pipeline.plan(self._request, source, target, _reload(), submitted)
         if plan.published is not None:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))

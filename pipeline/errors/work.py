@@ -20,9 +20,9 @@ class TargetConflict(TargetError, code="target.conflict"):
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: others committed first, {races} times in a row"
     hint = "when fewer write to it at once, {again}"
-class TargetDrifted(TargetError, code="target.drift"):
-    message = "{target} was changed by someone since our last publication: {what}"
-    hint = "keep their change by moving it elsewhere; to replace it, {onto_head}"
+class TargetDrifted(TargetError, code="target.drift", since="by someone since our last publication"):
+    message = "{target} was changed {since}: {what}"
+    hint = "keep that change by moving it elsewhere; to replace it, {onto_head}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
     message = "commit {commit} cannot be rolled back: {why}"
     hint = "see the target's history; nothing was changed"

@@ -102,13 +102,14 @@ def encode(plan: Plan) -> StoredPlan:
         "transports": plan.transports,
         "published": plan.published,
         "drift": plan.drift,
+        "submitted": plan.submitted,
         "shards": len(plan.shards),
     }
     return StoredPlan(_pack(head), {i: _pack(_shard(s)) for i, s in enumerate(plan.shards)})
 
 
 def decode_head(head: bytes) -> Plan:
-    """The plan without its shards; raises KeyError on another schema, so look at ``schema_of`` first."""
+    """The plan without its shards; raises KeyError on another schema, which a claim looks at."""
     data = _unpack(head)
     return Plan(
         schema=data["schema"],
@@ -133,15 +134,8 @@ def decode_head(head: bytes) -> Plan:
         transports=Transports(*data["transports"]),
         published=data["published"],
         drift=tuple(data["drift"]),
+        submitted=data.get("submitted"),
     )
-
-
-def schema_of(head: bytes) -> int:
-    return int(_unpack(head)["schema"])
-
-
-def shard_count(head: bytes) -> int:
-    return int(_unpack(head)["shards"])
 
 
 def decode_shard(data: bytes) -> Shard:

@@ -162,6 +162,7 @@ class Plan:
     transports: Transports = NO_TRANSPORT
     published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
     drift: tuple[str, ...] = ()  # what others did to files of our last publication there: it is replaced
+    submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
 
 @dataclass(frozen=True, slots=True)

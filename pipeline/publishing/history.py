@@ -14,6 +14,7 @@ from reshard.pipeline.request import LAYOUT
 
 _TRAILER = "Reshard-Publication: "
 _MANIFEST = "Reshard-Manifest: "
+_SUBMITTED = "Reshard-Submitted: "
 _UNDOES = "Reshard-Undoes: "
 
 
@@ -32,6 +33,7 @@ class Publication:
     kept: tuple[str, ...]  # what was in the target and was not ours
     manifest: str | None = None  # the root of the manifest that it brought
     manifest_sha256: str | None = None  # of the whole file; our first commits did not say it
+    submitted: int | None = None  # when its job was submitted, in ms since the epoch; the same of those
 
 
 def address(target: Target) -> str:
@@ -48,9 +50,9 @@ def title(plan: Plan) -> str:
 
 
 def message(plan: Plan, manifest: Manifest | None = None) -> str:
-    """The description of our commit: a line of JSON behind a trailer's name, and the sha256 of ``manifest``.
+    """The description of our commit: a line of JSON behind a trailer's name, and more trailers.
 
-    That is a trailer of its own because the JSON's keys are what every release knows.
+    The sha256 of ``manifest`` and the time are no part of the JSON because its keys are what every release knows.
     """
     facts = {
         "plan": plan.digest,
@@ -67,6 +69,7 @@ def message(plan: Plan, manifest: Manifest | None = None) -> str:
         f"Published by reshard. {plan.options.told()}\n\n"
         f"{_TRAILER}{json.dumps(facts, sort_keys=True, separators=(',', ':'))}\n"
         + (f"{_MANIFEST}{sha256_of(render(manifest))}\n" if manifest else "")
+        + (f"{_SUBMITTED}{plan.submitted}\n" if plan.submitted else "")
     )
 
 
@@ -78,7 +81,8 @@ def read(commit: Commit) -> Publication | None:
     try:
         facts = json.loads(trailer)
         about = {"commit": commit.id, "manifest_sha256": _trailer(commit, _MANIFEST), "kept": tuple(facts["kept"])}
-        return Publication(**facts | about)
+        submitted = _trailer(commit, _SUBMITTED)
+        return Publication(**facts | about, submitted=int(submitted) if submitted else None)
     except (ValueError, TypeError, KeyError):
         return None  # our trailer, typed by hand
 

@@ -105,6 +105,13 @@ def test_it_is_taken_over_once(store: JobStore) -> None:
     assert {key: store.redis.dump(key) for key in store.redis.keys("*")} == before
 
 
+def test_what_workers_of_an_earlier_release_left_unacknowledged_goes(store: JobStore) -> None:
+    store.redis.hset("reshard:unacked", "tag", "a wake that a dead worker had")
+    store.redis.zadd("reshard:unacked_index", {"tag": 1})
+    migrate(store.redis)
+    assert store.redis.keys("*unacked*") == []
+
+
 def test_a_newer_layout_is_refused_with_what_to_do(store: JobStore, leases: Leases) -> None:
     store.redis.set(LAYOUT_KEY, LAYOUT + 1)
     with pytest.raises(QueueError, match=rf"layout {LAYOUT + 1}.*install the newer release here"):

@@ -192,6 +192,11 @@ class Leases(Wakes):
     def request(self, job: str) -> Request:
         return Request.model_validate_json(self._field(job, "request"))
 
+    def submitted(self, job: str) -> int:
+        """When somebody last asked for the job, by a submit or a retry, in ms since the epoch."""
+        asked, created = self.redis.hmget(job_key(job), ["asked", "created"])
+        return int(self._known(asked or created, job))
+
     def head(self, job: str) -> Plan:
         """The plan without its shards."""
         return decode_head(self._known(self.redis.hget(job_key(job, "plan"), "head"), job))

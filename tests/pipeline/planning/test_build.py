@@ -16,7 +16,7 @@ from reshard.pipeline.errors import ProofError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Before, Known, drift, make_plan, request_key, weights_key
-from reshard.pipeline.planning.codec import decode_head, decode_shard, encode, schema_of, shard_count
+from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.model import Keys, Plan, index_bytes
 from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request
@@ -88,7 +88,6 @@ def test_a_group_knows_every_tensor_of_the_files_that_it_attests(sizes: list[lis
 def test_a_plan_survives_being_stored(sizes: list[list[int]], size: int) -> None:
     plan = plan_of(opened_of(sizes), size=size)
     stored = encode(plan)
-    assert schema_of(stored.head) == plan.schema and shard_count(stored.head) == len(plan.shards)
     shards = tuple(decode_shard(stored.shards[n]) for n in range(len(plan.shards)))
     assert replace(decode_head(stored.head), shards=shards) == plan
 

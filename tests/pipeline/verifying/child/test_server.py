@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import transformers
 
 from reshard.pipeline import limits
@@ -511,6 +512,21 @@ def test_threads_may_share_one_reload(saved: GetSaved, meta_loader: MetaLoader) 
     assert [check.result for check in found] == ["clean"] * 4
 
 
+# What importing a torch that was built for CUDA takes beside the CPU's: it loads the CUDA libraries, whether there is a
+# device or not. 456 to 530 MB were measured where the CPU's took under 450.
+OF_CUDA = 130_000_000  # bytes
+
+
+def bound(of_the_cpu_build: int, cuda: str | None = torch.version.cuda) -> int:
+    """Bytes that a reload may take at most with this build of torch."""
+    return of_the_cpu_build + (OF_CUDA if cuda else 0)
+
+
+def test_the_bound_of_memory_knows_the_build_of_torch() -> None:
+    assert bound(450_000_000, None) == 450_000_000
+    assert bound(450_000_000, "13.0") == 580_000_000
+
+
 def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb() -> None:
     config, specs = layout(
         transformers.MistralConfig(dtype="bfloat16", architectures=["MistralForCausalLM"], sliding_window=None)
@@ -520,7 +536,7 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
         found = meta_loader.check(config, specs)
         assert used(child_of(meta_loader)) < 6
     assert (found.level, found.result) == ("model", "clean")
-    assert found.peak_rss < 450_000_000
+    assert found.peak_rss < bound(450_000_000)
 
 
 @pytest.mark.slow
@@ -532,7 +548,7 @@ def test_the_671b_layout_in_fp8_is_checked_cold_in_30_seconds_of_processor_time_
         assert (found.level, found.result) == ("model", "clean")
         assert "1558 tensors are neither required nor used by the class" in found.notes[0]
         assert used(child_of(meta_loader)) < 30
-        assert found.peak_rss < 800_000_000
+        assert found.peak_rss < bound(800_000_000)
         expert = "model.layers.40.mlp.experts.200.down_proj.weight_scale_inv"
         broken = {name: spec for name, spec in specs.items() if name != expert}
         assert meta_loader.check(config, specs, broken).result == "failed"
