@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,10 +20,12 @@ from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import (
     ChangeOverwritten,
+    HubRefused,
     HubUnreachable,
     ObjectLost,
     ReceiptWrong,
     TargetConflict,
+    TargetNotFound,
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
@@ -203,10 +206,11 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     Raises TargetRaced or HubUnreachable after ``races`` attempts, and ChangeOverwritten. After an answer that names no
     commit nothing is sent again: raises HubRefused unless the head shows that the commit stands.
     """
-    pause, raced, refused = BACKOFF_FIRST, False, None
+    pause, raced, sent, refused = BACKOFF_FIRST, False, False, None
     for _ in range(races):
-        head = target.head()
-        change = attempt(head)
+        with _read_after(sent, target):
+            head = target.head()
+            change = attempt(head)
         if isinstance(change, str):
             return Published(change, target.branch, found=True)
         if refused is not None:
@@ -215,16 +219,31 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
             commit = target.commit(change, head)
         except (HeadMoved, AnswerLost) as error:
             raced = isinstance(error, HeadMoved)
+            sent = sent or not raced
             refused = error.refused if isinstance(error, AnswerLost) else None
-            if not raced or target.head() == head:  # nothing moved: the store was busy
+            with _read_after(sent, target):
+                moved = raced and target.head() != head
+            if not moved:  # the store was busy
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2
             continue
-        _refuse_overwritten(target, commit, head, [*(a.path for a in change.additions), *change.deletes])
+        with _read_after(True, target):
+            _refuse_overwritten(target, commit, head, [*(a.path for a in change.additions), *change.deletes])
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=races)
     raise HubUnreachable(endpoint=str(target.place), what=f"{races} commits of {what[:12]} got no answer")
+
+
+@contextmanager
+def _read_after(sent: bool, target: Target) -> Iterator[None]:
+    """Once a commit was ``sent``, a target that cannot be read says nothing of it: raises HubUnreachable then."""
+    try:
+        yield
+    except (HubRefused, TargetNotFound) as error:
+        if not sent:
+            raise
+        raise HubUnreachable(endpoint=str(target.place), what=f"a commit may stand, but {error}") from error
 
 
 def _refuse_overwritten(target: Target, commit: str, since: str, paths: Iterable[str]) -> None:
