@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,10 +19,12 @@ from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import (
     ChangeOverwritten,
+    HubRefused,
     HubUnreachable,
     ObjectLost,
     ReceiptWrong,
     TargetConflict,
+    TargetNotFound,
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
@@ -184,31 +187,46 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     commit nothing is sent again: raises HubRefused unless the head shows that the commit stands.
     """
     pause, raced, refused = BACKOFF_FIRST, False, None
-    sent: str | None = None  # the head that the last commit was put on
+    lost: str | None = None  # the head that a commit without an answer was put on
     for _ in range(races):
-        head = target.head()
-        change = attempt(head)
-        if isinstance(change, str):
-            if sent is not None:
-                _refuse_overwritten(target, change, sent)
-            return Published(change, target.branch, found=True)
+        with _read_after(lost is not None, target):
+            head = target.head()
+            change = attempt(head)
+            if isinstance(change, str):
+                if lost is not None:
+                    _refuse_overwritten(target, change, lost)
+                return Published(change, target.branch, found=True)
         if refused is not None:
             raise refused
         try:
-            sent = head
             commit = target.commit(change, head)
         except (HeadMoved, AnswerLost) as error:
             raced = isinstance(error, HeadMoved)
+            lost = lost if raced else head
             refused = error.refused if isinstance(error, AnswerLost) else None
-            if not raced or target.head() == head:  # nothing moved: the store was busy
+            with _read_after(lost is not None, target):
+                moved = raced and target.head() != head
+            if not moved:  # the store was busy
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2
             continue
-        _refuse_overwritten(target, commit, head)
+        with _read_after(True, target):
+            _refuse_overwritten(target, commit, head)
         return Published(commit, target.branch, found=False)
     if raced:
         raise TargetRaced(target=str(target.place), races=races)
     raise HubUnreachable(endpoint=str(target.place), what=f"{races} commits of {what[:12]} got no answer")
+
+
+@contextmanager
+def _read_after(sent: bool, target: Target) -> Iterator[None]:
+    """Once a commit was ``sent``, a target that cannot be read says nothing of it: raises HubUnreachable then."""
+    try:
+        yield
+    except (HubRefused, TargetNotFound) as error:
+        if not sent:
+            raise
+        raise HubUnreachable(endpoint=str(target.place), what=f"a commit may stand, but {error}") from error
 
 
 def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str] = frozenset()) -> None:

@@ -29,17 +29,14 @@ def hostile(tmp_path: Path) -> Path:
 def test_listings_reports_and_errors_show_names_escaped(hostile: Path, tmp_path: Path, reshard: Run) -> None:
     calls: list[tuple[str | Path, ...]] = [
         ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B"),
-        ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B", "--oversize", "fail"),
-        ("plan", hostile, "--to", "us/model", "--size", "50kB"),
-        ("plan", f"./{ESC}{BIDI}", "--to", tmp_path / "out"),
+        ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B", "--json"),
+        ("plan", hostile, "--to", tmp_path / "out", "--size", "5000B", "--oversize", "fail", "--json"),
         ("plan", f"a/b{ESC}{BIDI}", "--to", tmp_path / "out"),
         ("verify", hostile),
-        ("run", hostile, "--to", tmp_path / "out", "--size", "50kB"),
     ]
     for call in calls:
-        for form in ((), ("--json",), ("--quiet",)):
-            done = reshard(*call, *form, env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "x"})
-            assert not RAW & set(done.out + done.err), call
-            assert "error[internal]" not in done.err, done.err
-            if "--json" in form:
-                assert all(json.loads(line) for line in done.out.splitlines())
+        done = reshard(*call, env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "x"})
+        assert not RAW & set(done.out + done.err), call
+        assert "error[internal]" not in done.err, done.err
+        if "--json" in call:
+            assert all(json.loads(line) for line in done.out.splitlines())

@@ -14,7 +14,15 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.copying.loop import Moved, Stopped
-from reshard.pipeline.errors import HubRefused, ObjectLost, ReadBackDiffers, ReceiptWrong, ReshardError, TargetConflict
+from reshard.pipeline.errors import (
+    HubRefused,
+    HubUnreachable,
+    ObjectLost,
+    ReadBackDiffers,
+    ReceiptWrong,
+    ReshardError,
+    TargetConflict,
+)
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.protocols import Source, Target
@@ -92,6 +100,20 @@ def test_a_commit_answered_with_nonsense_is_looked_for_and_never_sent_again(
     on_hub.admin.fault(COMMIT, "nonsense", body=body)  # and it is committed
     published = job.publish()
     assert published.found and published.commit == on_hub.admin.head(on_hub.repo("target")) and commits(on_hub) == 2
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_target_that_cannot_be_read_after_the_commit_leaves_open_whether_it_stands(
+    job: Job, on_hub: Namespace, lost: bool
+) -> None:
+    if lost:
+        on_hub.admin.fault(COMMIT, "lost_response", times=1)
+    on_hub.admin.fault("GET /api/models/.*/commits/", "status", status=200, body="[null]")
+    with pytest.raises(HubUnreachable, match="a commit may stand") as unknown:
+        job.publish()
+    assert unknown.value.retryable and commits(on_hub) == 1
+    on_hub.admin.clear_faults()
+    assert job.publish().found and commits(on_hub) == 1
 
 
 def test_a_pull_request_answered_with_nonsense_is_looked_for(
