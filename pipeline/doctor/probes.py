@@ -152,8 +152,7 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     finally:
         api.close()
-    date, here = answer.headers.get("date"), now()
-    skew = here - parsedate_to_datetime(date).timestamp() if date else 0.0
+    skew = _skew(answer.headers.get("date"), now())
     late = f"the clocks differ by {skew:.0f} s; signed URLs and tokens may be refused"
     late = late if abs(skew) > CLOCK_SKEW_MAX else ""
     if answer.status_code == 401 and credential is not None:
@@ -167,6 +166,11 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
     warning = late or ("" if writes else "nothing can be published with it")
     facts = {"endpoint": endpoint, "account": who, "rights": rights, "reads": readable_by(account), "writes": writes}
     return Probe(name, f"{what} is {who}'s: {rights}", warning, facts=facts)
+
+
+def _skew(date: str | None, now: float) -> float:
+    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
+    return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
 
 
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
