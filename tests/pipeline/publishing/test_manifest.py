@@ -319,7 +319,7 @@ def test_what_a_manifest_says_of_its_origin_is_held_against_the_commit(
     findings = said_of("manifest", look(out, meta_loader)).findings
     assert any(finding.startswith(f"the commit that published it says the {what.strip()} ") for finding in findings)
     downloaded = said_of("manifest", look(out, meta_loader, told=False))
-    assert downloaded.result == "passed" and "that is its own word" in downloaded.reason
+    assert downloaded.result == "passed" and "only the manifest itself says so" in downloaded.reason
     assert downloaded.figures["root_in_the_commit"] is False
 
 

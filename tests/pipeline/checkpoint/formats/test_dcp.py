@@ -444,8 +444,8 @@ def part(path: str, tensors: dict[str, tuple[int, ...]], info: str, dtype: str =
 @pytest.mark.parametrize(
     ("parts", "error", "why"),
     [
-        ([part("a", {"w": (2,)}, "")], BadIndex, "is no JSON"),
-        ([part("a", {"w": (2,)}, "[" * 100_000)], BadIndex, "is no JSON"),
+        ([part("a", {"w": (2,)}, "")], BadIndex, "is not JSON"),
+        ([part("a", {"w": (2,)}, "[" * 100_000)], BadIndex, "is not JSON"),
         ([part("a", {"w": (2,)}, "[]")], BadIndex, "does not say where w belongs"),
         ([part("a", {"w": (2,)}, '{"w": 3}')], BadIndex, "of w is malformed"),
         ([part("a", {"w": (2,)}, '{"w": {"saved_offsets": [-1]}}')], BadIndex, "of w is malformed"),

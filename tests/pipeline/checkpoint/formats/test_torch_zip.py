@@ -340,8 +340,8 @@ def test_a_torchscript_program_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "match"),
     [
-        (b"", BadArchive, "no file that torch.save wrote"),
-        (b"GGUF" + bytes(500), BadArchive, "no file that torch.save wrote"),
+        (b"", BadArchive, "torch.save did not write this file"),
+        (b"GGUF" + bytes(500), BadArchive, "torch.save did not write this file"),
         (bytes(257) + b"ustar" + bytes(300), Unsupported, "tar format that torch wrote before 2017"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", LfsPointer, "git lfs pull"),
         (b"PK\x03\x04" + bytes(300), BadArchive, "cut off"),
