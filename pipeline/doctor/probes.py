@@ -177,11 +177,6 @@ def _skew(date: str | None, now: float) -> float:
         return 0.0
 
 
-def _skew(date: str | None, now: float) -> float:
-    """Seconds that this machine's clock is ahead of the one that wrote an HTTP date; 0 when there is none."""
-    return 0.0 if date is None else now - parsedate_to_datetime(date).timestamp()
-
-
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
 
 
