@@ -298,7 +298,7 @@ def test_json_that_loaders_refuse_is_not_the_same(content: bytes, pair: tuple[Pa
     write(source / "generation_config.json", {})
     (output / "generation_config.json").write_bytes(content)
     (finding,) = compared(output, source).findings
-    assert "no JSON that loaders read" in finding
+    assert "not JSON that loaders read" in finding
     (source / "generation_config.json").write_bytes(content)
     assert compared(output, source).result == "passed", "it is the source's own"
 

@@ -331,7 +331,7 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
     [
         (None, "there is no config.json"),
         (b"{", "not JSON"),
-        (b"[]", "no JSON object"),
+        (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * 10_000_001, "10000001 bytes"),
