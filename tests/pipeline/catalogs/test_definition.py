@@ -63,8 +63,8 @@ def test_a_token_in_place_of_a_name_is_refused_and_not_repeated() -> None:
     "text, line, key, why, fix",
     [
         ("name: n\nentries: [}\n", 2, "YAML", "", "correct the YAML"),
-        ("- a", 1, "file", "no mapping", "begin with"),
-        ("", 1, "file", "no mapping", "begin with"),
+        ("- a", 1, "file", "not a mapping", "begin with"),
+        ("", 1, "file", "not a mapping", "begin with"),
         (HEAD + "  - repo: a/b\n    sise: 1GB\n", 5, "entries[0].sise", "not permitted", "did you mean `size`?"),
         (HEAD + "  - repo: a/b\n  - repo: a/c\n    size: 5G\n", 6, "entries[1].size", "5G", "change entries[1].size"),
         (HEAD + "  - repo: a/b\n    pack: big\n", 5, "entries[0].pack", "greedy", "choose one of"),
