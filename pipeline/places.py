@@ -65,7 +65,7 @@ class Strict(BaseModel):
 
 
 def unknown_names(error: ValidationError) -> str:
-    """What a newer release wrote, as ``error`` tells it: ``options.crop``; empty where it is no data at all."""
+    """What a newer release wrote, as ``error`` tells it: ``options.crop``; empty where it is not data at all."""
     problems = [problem for problem in error.errors() if problem["type"] != "json_invalid"]
     return ", ".join(".".join(str(part) for part in problem["loc"]) for problem in problems)
 
@@ -159,7 +159,7 @@ def _from_url(url: str) -> Hub:
         return Hub(repo=_repo(repo, url), revision=at or None)
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=url, why="this is no model repository")
+        raise BadPlace(value=url, why="this is not a model repository")
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
@@ -214,5 +214,5 @@ def _repo(repo: str, value: str) -> str:
         raise BadPlace(value=value, why="an owner is missing (user/repo); a folder starts with ./ or /")
     for part in (owner, name):
         if not _NAME.fullmatch(part):
-            raise BadPlace(value=value, why=f"{part!r} is no name that the Hub allows")
+            raise BadPlace(value=value, why=f"{part!r} is not a name that the Hub allows")
     return repo

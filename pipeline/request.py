@@ -42,7 +42,7 @@ def parse_size(value: str, option: str = "--size") -> int:
         raise BadSize(option=option, value=value, why="this is a rate or bits, and a file has bytes")
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadSize(option=option, value=value, why="this is no number of bytes")
+        raise BadSize(option=option, value=value, why="this is not a number of bytes")
     unit = match["unit"]
     if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
         raise BadSize(option=option, value=value, why=f"{unit} means bits")
@@ -130,7 +130,7 @@ class Options(Strict):
         return {name: getattr(self, name) for name in names}
 
     def told(self) -> str:
-        """What was changed, in one sentence for whoever finds the result."""
+        """What was changed, in one sentence for those who find the result."""
         changes = [
             f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" else "",
             "wrappers' prefixes were taken off names" if self.strip_prefix else "",
@@ -149,7 +149,7 @@ class Options(Strict):
 
 
 class Request(Strict):
-    """One job's order. It names no token: whoever carries it out has credentials of its own."""
+    """One job's order. It names no token: the process that carries it out has credentials of its own."""
 
     source: Place
     target: Place
@@ -169,7 +169,7 @@ class Request(Strict):
         """The same for requests that come to the same commit.
 
         Who asks does not matter, nor by which credentials: the bytes that a pinned commit holds are the same for
-        everyone who may read it, and what is published does not name who wrote it. Defaults are no part of it, so that
+        everyone who may read it, and what is published does not name who wrote it. Defaults are not part of it, so that
         a release with another option makes the same keys.
         """
         place = {"credential"}

@@ -361,7 +361,7 @@ def run(
     def moved(count: int) -> None:
         watcher.moved(count)
         if checking.done():
-            checking.result()  # raises what the check did: there is no use in copying on
+            checking.result()  # raises what the check did: copying on would be of no use
 
     work = _Work(made, source, target, uuid4().hex, context.disk, moved)
     try:

@@ -43,10 +43,10 @@ DTYPE_BITS: dict[str, int] = {
 
 @lru_cache(maxsize=4096)  # a model has tens of kinds of tensors, and up to 500,000 tensors
 def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes that a packed tensor occupies; raises ValueError when they are no whole number."""
+    """The bytes that a packed tensor occupies; raises ValueError when they are not a whole number."""
     bits = DTYPE_BITS[dtype] * prod(shape)
     if bits % 8:
-        raise ValueError(f"{dtype}{list(shape)} is {bits} bits, which is no whole number of bytes")
+        raise ValueError(f"{dtype}{list(shape)} is {bits} bits, which is not a whole number of bytes")
     return bits // 8
 
 

@@ -91,7 +91,7 @@ class LeaseKeeper:
         return self._yield
 
     def check(self) -> None:
-        """A sign of life that is no byte, such as a wait that the Hub asked for; raises Stopped."""
+        """A sign of life other than bytes, such as a wait that the Hub asked for; raises Stopped."""
         self.alive()
         if self.lease.kind in YIELDING_STEPS:
             self._yield_at_boundary()

@@ -31,7 +31,7 @@ class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
             for tag, message in self.qos._delivered.items():
                 if before.get(tag) is not message:
                     self.qos.ack(tag)  # else it counts as one that is being worked on
-            log.error("dropped a message that is no wake: %s: %s", type(error).__name__, str(error)[:200])
+            log.error("dropped a message that is not a wake: %s: %s", type(error).__name__, str(error)[:200])
             return True
 
 

@@ -208,12 +208,12 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
-    """Folders of sentence-transformers modules that are no transformer: their loader reads ``model.safetensors``."""
+    """Folders of sentence-transformers modules that are not transformers: their loader reads ``model.safetensors``."""
     try:
         content = load_json(read_file(source, modules, INDEX_MAX))
         return {m["path"] for m in content if m["path"] and not m["type"].endswith("Transformer")}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadIndex(file=modules.path, why=f"it is no list of modules ({error})") from None
+        raise BadIndex(file=modules.path, why=f"it is not a list of modules ({error})") from None
 
 
 class _Finder:
@@ -385,16 +385,16 @@ def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, ob
     except (ValueError, RecursionError) as error:
         raise BadIndex(file=path, why=f"it is not JSON ({str(error).splitlines()[0][:200]})") from None
     if not isinstance(data, dict):
-        raise BadIndex(file=path, why="it is no JSON object")
+        raise BadIndex(file=path, why="it is not a JSON object")
     bare = "weight_map" not in data
     weight_map = data if bare else data["weight_map"]
     metadata = {} if bare else data.get("metadata", {})
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise BadIndex(file=path, why="its weight_map is no map from tensors to files")
+        raise BadIndex(file=path, why="its weight_map is not a map from tensors to files")
     if not weight_map:
         raise BadIndex(file=path, why="its weight_map is empty")
     if not isinstance(metadata, dict):
-        raise BadIndex(file=path, why="its metadata is no JSON object")
+        raise BadIndex(file=path, why="its metadata is not a JSON object")
     inside = {file: _inside(dirname(path), file, path) for file in set(weight_map.values())}
     return {intern(tensor): inside[file] for tensor, file in weight_map.items()}, metadata
 

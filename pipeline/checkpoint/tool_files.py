@@ -1,4 +1,4 @@
-"""Files that lie in a repository or a folder and are no part of a model, however deep they lie.
+"""Files that lie in a repository or a folder and are not part of a model, however deep they lie.
 
 What a folder does not list, nobody may write to one, or it would not be found there again. So both ask here.
 """

@@ -241,7 +241,7 @@ class HubApi:
         while following := response.links.get("next", {}).get("url"):
             url = urljoin(str(response.request.url), following) if is_url(following) else self.endpoint + following
             if not is_url(url) or url in seen or len(seen) >= PAGES_MAX:
-                why = "its next page is no URL, one that was read before, or one of too many"
+                why = "its next page is not a URL, was read before, or is one too many"
                 raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why)
             seen.add(url)
             response = self.call("GET", url)

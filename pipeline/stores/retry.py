@@ -125,7 +125,7 @@ def wait_asked(response: httpx2.Response) -> float | None:
     """Seconds that a 429 or 503 asks to wait, by ``Retry-After`` or the IETF draft's ``RateLimit`` header."""
     after = response.headers.get("retry-after", "")
     if after.isdecimal():
-        return float(after[-9:])  # more digits are no number of seconds
+        return float(after[-9:])  # more digits are not a number of seconds
     limits = _rate_limit(response) if response.status_code == 429 else None
     if limits is not None and limits.remaining == 0:
         return limits.reset_in_seconds + 1.0  # whole seconds, rounded down by the server

@@ -99,7 +99,7 @@ def _ask_class(
     Another config is a difference between files, and is reported there.
     """
     if side.found.stays_whole:
-        return ModelCheck("structural", "skipped", "such weights have a loader of their own, and are no model's alone")
+        return ModelCheck("structural", "skipped", "such weights have a loader of their own, for more than one model")
     path = join(checkpoint.name.folder, "config.json")
     places = [(side.source, path)]
     if theirs and before:

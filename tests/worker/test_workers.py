@@ -385,7 +385,7 @@ def test_neither_garbage_on_the_queue_nor_a_full_broker_ends_a_worker(site: Site
     for message in GARBAGE:
         site.client.lpush("reshard:interactive", message)
     site.assert_published_once(site.submit("after-garbage"), "after-garbage")
-    assert worker.said().count("dropped a message that is no wake") >= 8
+    assert worker.said().count("dropped a message that is not a wake") >= 8
 
     site.client.config_set("maxmemory", 1)
     site.client.client_kill_filter(skipme=True, _type="normal")  # all have to come back to a broker that takes nothing

@@ -21,8 +21,8 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     """Raises TargetNotAllowed, SourceNotAllowed or FolderNotAllowed unless every place of ``request`` is allowed.
 
     ``own(target)`` names the namespaces of the token that would write there; it is asked only where no list is set.
-    Raises BadPlace for what is no repository: a request may come from a client that did not read it as `reshard` does,
-    and `us/../them/model` would be taken for ours.
+    Raises BadPlace for what is not a repository: a client may not read requests as `reshard` does, and
+    `us/../them/model` would be taken for ours.
     """
     sources = [place for place in (request.source, request.options.config_from) if place is not None]
     for place in (*sources, request.target):
