@@ -1,13 +1,13 @@
 """Resharding one checkpoint repository, from open to publish. Read this file first.
 
-Each step is a function of what the steps before it left behind, and may be run again at any time on any machine:
-`run` calls them one after the other in this process, the worker calls each under a lease.
+Each step needs only the results of the steps before it, so it can run again at any time on any machine: `run` calls
+them one after the other in this process, the worker calls each under a lease.
 
     plan     headers only                               -> Plan
-    copy     the bytes of one source file's shards      -> receipts, batch by batch, and what attests the bytes
+    copy     the shards that begin in one source file   -> receipts, batch by batch, and what attests the bytes
     check    reload on the meta device, headers only    -> checks
     publish  the one commit                             -> Published
-    confirm  read back what was published               -> a check
+    confirm  compare the commit with plan and receipts  -> a check
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posixpath import join
 from typing import TypeVar
 from uuid import uuid4
 
-from reshard.pipeline.check import Check, prior_checks
+from reshard.pipeline.check import Check, first, prior_checks
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.copying.loop import Attested, Moved, copy
@@ -165,14 +165,13 @@ def _draft(
     key = request_key(request, source.pin, lender, publication.address(target))
     last = None if state.head is None else next(publication.publications(target, state.head, None), None)
     options = request.options
-    believed = None if options.force else last
+    believed = None if options.force else last  # our last commit, unless it is to be doubted
     published = believed.commit if believed is not None and believed.request == key else None
     untouched = published is not None and published == state.head
     before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
     drifted = drift(before)
     if drifted and not replaces:
-        more = f" and {len(drifted) - 1:,} more" if len(drifted) > 1 else ""
-        raise TargetDrifted(target=str(request.target), what=drifted[0] + more)
+        raise TargetDrifted(target=str(request.target), what=first(drifted))
     if last is not None and published is None and (last.submitted or 0) > (submitted or math.inf) and not replaces:
         what = f"commit {last.commit[:12]} has what was asked for later"
         raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
@@ -241,10 +240,8 @@ def _ties(
     if meta_loader is None:
         with closing(MetaLoader()) as ours:
             return _ties(opened, configs, ours)
-    return {
-        c.name: meta_loader.check(configs[c.name][1], {t.name: (t.dtype, t.shape) for t in c.tensors}).ties
-        for c in tied
-    }
+    names = {c.name: {t.name: (t.dtype, t.shape) for t in c.tensors} for c in tied}
+    return {name: meta_loader.check(configs[name][1], tensors).ties for name, tensors in names.items()}
 
 
 def _look(target: Target, head: str | None, last: publication.Publication | None) -> Before:
@@ -267,15 +264,13 @@ def _refuse_nested_folders(request: Request) -> None:
         return
     target = resolved(request.target.path)
     for place in (request.source, request.options.config_from):
-        if not isinstance(place, Folder):
-            continue
-        source = resolved(place.path)
+        source = resolved(place.path) if isinstance(place, Folder) else target
         if source in target.parents:
             what = "the result would become part of its own source"
-            raise FoldersNested(inner=request.target.path, outer=place.path, what=what)
+            raise FoldersNested(inner=request.target.path, outer=str(source), what=what)
         if target in source.parents:
             what = "replacing the target would replace the source"
-            raise FoldersNested(inner=place.path, outer=request.target.path, what=what)
+            raise FoldersNested(inner=str(source), outer=request.target.path, what=what)
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:

@@ -68,10 +68,11 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The shards that one lease copies, and the source files that pass whole while it does.
+    """The shards that begin in one source file, which one lease copies.
 
-    ``witnesses`` are the tensors of those files that another group copies: their digests are taken here as well,
-    so that a neighbour's copy is attested by a file that was read whole.
+    ``attests`` are indexes into ``Plan.files``: source files that this group reads whole, to compare them with their
+    sha256 or their archive's sums. So it also hashes the tensors in them that other groups copy, ``witnesses``, and
+    `check_receipts` compares the two.
     """
 
     number: int
