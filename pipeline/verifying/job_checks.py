@@ -63,9 +63,11 @@ def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Sign
     tensors = 0
     for number, output in enumerate(plan.outputs):
         headers = _headers(shards[i] for i in output.shards)
-        tensors += sum(len(header.tensors) for header in headers.values())
-        findings += map(str, compare(wanted(number), signature(headers)))
-        if output.index:  # by now what the names were compared with is free again: there may be 500,000
+        planned = wanted(number)
+        tensors += len(planned)
+        findings += map(str, compare(planned, signature(headers)))
+        del planned  # there may be 500,000 names, and the index has them as well
+        if output.index:
             rules = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
         else:
             rules = check_weight_files(headers)

@@ -11,7 +11,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub.fixtures import Namespace
-from tests.support.measured import measured
+from tests.support.measured import measured, slowness
 
 JOBS = "tests.pipeline.jobs"
 
@@ -84,4 +84,4 @@ def test_planning_half_a_million_tensors_of_one_file_is_linear(
     # 1.1 to 1.3 kB a tensor beside the interpreter.
     assert cost.peak <= (750 if cost.result["shards"] > 1 else 650) * MB
     # Twice what an idle machine takes: processors that share a core count each other's waits. It was 300 s and more.
-    assert cost.cpu <= 20
+    assert cost.cpu <= 20 * slowness()

@@ -12,8 +12,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+REFERENCE_LOOP = 0.4  # seconds of processor time
 
 
 class Measured(NamedTuple):
@@ -33,6 +36,16 @@ def measured(function: str, *arguments: Any, env: dict[str, str] | None = None, 
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def slowness() -> float:
+    """How many times longer than on the machine that bounds were taken on a fixed loop takes here now, at least 1.
+
+    A host that is shared or throttled stretches processor time, too.
+    """
+    start = time.process_time()
+    sum(i * i for i in range(5_000_000))
+    return max(1.0, (time.process_time() - start) / REFERENCE_LOOP)
+
+
 def peak() -> int:
     """The most memory that this process ever had, in bytes."""
     match = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -41,8 +54,6 @@ def peak() -> int:
 
 
 def main() -> None:
-    import time
-
     module, _, name = sys.argv[1].partition(":")
     start = time.perf_counter()
     result = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))

@@ -93,6 +93,12 @@ class Proc:
         return self.log.read_text(errors="replace")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 class Broker:
     """A Redis on disk, with a port and a password that survive its restart."""
 
@@ -102,9 +108,7 @@ class Broker:
         self._server = server or find_server()
         self._folder = folder / "broker"
         self._folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         password = secrets.token_hex(8)
         self._config = self._folder / "server.conf"
         self._config.write_text(CONFIG.format(host=HOST, port=port, password=password, folder=self._folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,12 @@ from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker
 
 SIZE = 20_000  # bytes; four tensors of 4 kB a file
+
+
+@pytest.fixture(autouse=True)
+def _temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that is worked on in this process makes its folder that of Python's tempfile; not for the next test."""
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
 
 
 @pytest.fixture(scope="session")

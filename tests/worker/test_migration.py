@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ DATA = json.loads((Path(__file__).parent / "data" / "layout_1.json").read_text()
 
 
 def restore(store: JobStore) -> None:
+    tomorrow = (time.time() + 86400) * 1000  # when its schedules were due next is over
     for key, kept in DATA.items():
-        value: Any = kept["value"]
+        value: Any = dict.fromkeys(kept["value"], tomorrow) if key == "reshard:schedules:due" else kept["value"]
         match kept["type"]:
             case "hash":
                 store.redis.hset(key, mapping=value)

@@ -15,7 +15,8 @@ __all__ = ["hub", "hub_process", "namespace", "site"]
 
 
 def backup(store: JobStore) -> dict[bytes, bytes]:
-    return {key: store.redis.dump(key) or b"" for key in store.redis.keys("*")}
+    dumps = {key: store.redis.dump(key) for key in store.redis.keys("*")}
+    return {key: dump for key, dump in dumps.items() if dump is not None}  # control takes some meanwhile
 
 
 def restore(store: JobStore, kept: dict[bytes, bytes]) -> None:

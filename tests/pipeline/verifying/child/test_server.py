@@ -11,6 +11,7 @@ import threading
 import time
 import venv
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
 from reshard.pipeline.verifying.child.server import REFUSED, Allowed
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
+from tests.support.measured import slowness
 
 ROOT = Path(__file__).parents[4]
 GetSaved = Callable[..., Saved]
@@ -88,7 +90,8 @@ def test_a_hostile_config_ends_inconclusive_and_hurts_nobody(
     changes: dict[str, Any], reason: str, meta_loader: MetaLoader
 ) -> None:
     warm = child_of(meta_loader)
-    found = meta_loader.check(llama(**changes), NORM, allowed=STRICT)
+    allowed = STRICT if "processor time" in reason else replace(STRICT, cpu=10)  # memory is to run out first
+    found = meta_loader.check(llama(**changes), NORM, allowed=allowed)
     assert (found.level, found.result) == ("structural", "inconclusive")
     assert reason in found.reason
     assert found.peak_rss < 1_000_000_000
@@ -534,7 +537,7 @@ def test_a_7b_layout_is_checked_cold_in_6_seconds_of_processor_time_and_450_mb()
     assert len(specs) == 291
     with MetaLoader() as meta_loader:
         found = meta_loader.check(config, specs)
-        assert used(child_of(meta_loader)) < 6
+        assert used(child_of(meta_loader)) < 6 * slowness()
     assert (found.level, found.result) == ("model", "clean")
     assert found.peak_rss < bound(450_000_000)
 
