@@ -41,6 +41,7 @@ def test_devices_are_given_whole_blocks_and_only_the_files_they_need(reshard: Ru
     assert "kept whole: LlamaDecoderLayer" in reshard(*typed).out
 
 
+@pytest.mark.slow
 def test_a_map_may_be_named_as_accelerate_names_it(reshard: Run, llama: Path) -> None:
     limits = ("--max-memory", "0=2MB,1=2MB,2=2MB,cpu=1GB")
 
@@ -61,6 +62,7 @@ def test_a_named_map_needs_devices_to_place_on(reshard: Run, llama: Path) -> Non
     assert done.code == 2 and "--device-map balanced needs --max-memory" in done.err
 
 
+@pytest.mark.slow
 def test_a_device_that_gets_nothing_is_shown_with_its_limit(reshard: Run, llama: Path) -> None:
     typed = ("plan", llama, "--max-memory", "1=2kB,0=600kB,cpu=1kB")
     (placed,) = reshard(*typed, "--json").documents[0]["device_maps"]

@@ -54,6 +54,7 @@ def night(machine: Machine, store: JobStore, file: Path) -> Seen:
     return Catalogs(store).get(name)
 
 
+@pytest.mark.slow
 def test_each_night_does_what_changed_and_nothing_else(
     machine: tuple[Machine, Broker, JobStore], namespace: Namespace, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ __all__ = ["hub", "hub_process", "namespace"]
 SIZE = 210_000  # bytes; five shards of four tensors for each of the four source files
 
 
-@pytest.mark.parametrize("transport", ["http", "xet"])
+@pytest.mark.parametrize("transport", ["http", pytest.param("xet", marks=pytest.mark.slow)])
 def test_two_workers_without_a_shared_disk_finish_one_job_together(
     tmp_path: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:

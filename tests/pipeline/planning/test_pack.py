@@ -144,7 +144,10 @@ def test_source_order_is_file_by_file_and_byte_by_byte() -> None:
     assert [e.name for e in in_source_order(entries)] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("packing", [greedy, balanced, layers])
+@pytest.mark.parametrize(
+    "packing",
+    [greedy, pytest.param(balanced, marks=pytest.mark.slow), pytest.param(layers, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "dtypes",
     [pytest.param(["F32"], id="aligned", marks=pytest.mark.slow), pytest.param(["F32", "U8", "BF16"], id="misaligned")],

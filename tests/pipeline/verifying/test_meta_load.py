@@ -238,6 +238,7 @@ print(json.dumps(reload_child_model.check(**request, scratch=Path(tempfile.mkdte
 """
 
 
+@pytest.mark.slow
 def test_without_the_fp8_patch_a_lost_scale_goes_unseen(tmp_path: Path) -> None:
     """The contract with transformers' private class: when this goes red on a new version, the patch may go."""
     config, specs = deepseek_fp8(**DEEPSEEK_SMALL)
