@@ -576,6 +576,10 @@ def test_a_single_damaged_transfer_is_fetched_again(model: Path, on_hub: Namespa
 
 def test_a_file_that_stays_damaged_ends_the_run_after_three_copies(model: Path, on_hub: Namespace, go: Run) -> None:
     repo = upload(on_hub, "source", model)
-    on_hub.admin.corrupt(repo, "model-00002-of-00004.safetensors", 20_000)
-    with pytest.raises(SourceCorrupt):
-        go(repo, on_hub.repo("target"), size=SIZE)
+    place = (repo, "model-00002-of-00004.safetensors", 20_000)
+    on_hub.admin.corrupt(*place)
+    try:
+        with pytest.raises(SourceCorrupt):
+            go(repo, on_hub.repo("target"), size=SIZE)
+    finally:
+        on_hub.admin.corrupt(*place)  # inverted again: other tests' files of the same content share its chunks

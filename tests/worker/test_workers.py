@@ -327,7 +327,7 @@ def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -
             killed.add(pid)
         return seen if seen.state.ended else None
 
-    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 120)
+    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 300)
     assert seen is not None
     assert seen.state == JobState.failed
     assert seen.error is not None and seen.error["code"] == "job.attempts"
@@ -354,6 +354,7 @@ def sockets(pid: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site) -> None:
     """docs/operations.md says how many of them are the broker's."""
     others = len(site.client.client_list())
