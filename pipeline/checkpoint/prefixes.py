@@ -17,7 +17,8 @@ def wrappers_in(names: Sequence[str]) -> tuple[str, ...]:
 
     ``module.`` counts only when, the others aside, every name begins with it: models may have a part of that name.
     """
-    inside = [part for part in _INSIDE if any(part in name and part in name.split(".")[:-1] for name in names)]
+    text = "\n".join(names)  # one search in place of 500,000
+    inside = [part for part in _INSIDE if part in text and any(part in name.split(".")[:-1] for name in names)]
     bare = ([part for part in name.split(".") if part not in _INSIDE] for name in names)
     leading = bool(names) and all(len(parts) > 1 and parts[0] == _LEADING for parts in bare)
     return tuple(f"{part}." for part in ([_LEADING] if leading else []) + inside)

@@ -205,10 +205,11 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     """
     folder = index.path.rpartition("/")[0]
     prefix = f"{folder}/" if folder else ""
-    weight_map = {entry.name: shards[i].path.removeprefix(prefix) for i in index.shards for entry in shards[i].entries}
-    content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
-    head = json.dumps(content, indent=2, ensure_ascii=False).removesuffix("{}\n}")
     # What json.dumps does with an indent is done in Python, a call for each token: too slow for 500,000 names.
     quoted = json.encoder.encode_basestring
-    lines = ",\n".join([f"    {quoted(name)}: {quoted(path)}" for name, path in sorted(weight_map.items())])
+    paths = {i: quoted(shards[i].path.removeprefix(prefix)) for i in index.shards}
+    weight_map = {tensor.name: path for i, path in paths.items() for tensor, _ in shards[i].entries}
+    content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
+    head = json.dumps(content, indent=2, ensure_ascii=False).removesuffix("{}\n}")
+    lines = ",\n".join([f"    {quoted(name)}: {path}" for name, path in sorted(weight_map.items())])
     return (f"{head}{{\n{lines}\n  }}\n}}\n" if lines else f"{head}{{}}\n}}\n").encode()

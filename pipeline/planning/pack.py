@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, pairwise
 from operator import add
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_size, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
 from reshard.pipeline.planning.model import Entry
-from reshard.pipeline.tensors import DTYPE_BITS
+from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
 
 Bin = list[Entry]
 
@@ -40,14 +41,17 @@ def aligned(entries: Sequence[Entry]) -> list[Entry]:
     """
     position = 0
     for entry in entries:
-        if position % _element(entry):
-            return sorted(entries, key=lambda e: -_element(e))
-        position += entry.size
+        element, size = _extent(entry.as_dtype, entry.tensor.shape)
+        if position % element:
+            return sorted(entries, key=lambda e: -_extent(e.as_dtype, e.tensor.shape)[0])
+        position += size
     return list(entries)
 
 
-def _element(entry: Entry) -> int:
-    return max(1, DTYPE_BITS[entry.as_dtype] // 8)
+@lru_cache(maxsize=4096)  # few in a model of 500,000 tensors
+def _extent(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The bytes of an element, at least 1, and of the tensor."""
+    return max(1, DTYPE_BITS[dtype] // 8), size_in_bytes(dtype, shape)
 
 
 def header_of(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
@@ -70,18 +74,20 @@ class Row:
     def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
         self.entries = entries
         self._metadata = metadata_size(metadata)
-        self._elements = bytes(map(_element, entries))
-        sizes = array("q", (entry.size for entry in entries))
-        self._starts = _sums(sizes)
-        self._texts = _sums(entry_size(e.name, e.as_dtype, e.tensor.shape) for e in entries)
-        self._of_element = {
-            element: _Column(
-                array("q", (i for i, one in enumerate(self._elements) if one == element)),
-                _sums(size for size, one in zip(sizes, self._elements, strict=True) if one == element),
-            )
-            for element in sorted(set(self._elements), reverse=True)
-        }
+        extents = [_extent(dtype, tensor.shape) for tensor, dtype in entries]
+        self._elements = bytes([element for element, _ in extents])
+        self._starts = _sums([size for _, size in extents])
+        self._texts = _sums([entry_size(tensor.name, dtype, tensor.shape) for tensor, dtype in entries])
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
+
+    @cached_property
+    def _of_element(self) -> dict[int, _Column]:
+        """The entries by the size of their elements, the largest first."""
+        columns = {}
+        for element in sorted(set(self._elements), reverse=True):
+            rows = array("q", (i for i, one in enumerate(self._elements) if one == element))
+            columns[element] = _Column(rows, _sums(self.data(i, i + 1) for i in rows))
+        return columns
 
     def large(self, limit: int) -> tuple[int, ...]:
         """The numbers of the entries that no file of ``limit`` bytes can hold."""
@@ -302,7 +308,12 @@ def check_size(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]
     """The entries that no file of ``limit`` bytes can hold; raises Oversize or SizeTooSmall where that is refused."""
     # More than its name escaped, its shape and all else takes: most entries need no closer look.
     about = metadata_size(metadata) + 200
-    large = (e for e in entries if e.size + 6 * len(e.name) + 21 * len(e.tensor.shape) + about > limit)
+    large = [
+        entry
+        for entry in entries
+        if _extent(entry.as_dtype, entry.tensor.shape)[1] + 6 * len(entry.name) + 21 * len(entry.tensor.shape)
+        > limit - about
+    ]
     too_large = [entry for entry in large if file_size([entry], metadata) > limit]
     for entry in too_large:
         header = len(header_of([entry], metadata))

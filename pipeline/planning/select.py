@@ -60,11 +60,9 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) ->
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
     fixed = quantised(tensors)
-    entries = tuple(
-        Entry(tensor, tensor.dtype if tensor.name in fixed else cast_dtype(tensor.dtype, options.dtype))
-        for tensor in tensors
-        if tensor.name not in dropped
-    )
+    kept = [tensor for tensor in tensors if tensor.name not in dropped] if dropped else tensors
+    wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
+    entries = tuple(map(Entry, kept, wanted))
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     notes += _cast_notes(entries, options.dtype, fixed)
     return Selection(entries, dropped, tuple(ties), tuple(notes))

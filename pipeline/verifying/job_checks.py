@@ -38,35 +38,35 @@ def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str,
     if len(opened.checkpoints) != len(plan.outputs):
         raise ProofError(what=f"{len(opened.checkpoints)} checkpoints become {len(plan.outputs)}")
 
-    def wanted(number: int) -> Signature:
+    def wanted(number: int) -> Sequence[Entry]:
         checkpoint = opened.checkpoints[number]
         selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
         if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
             raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
-        return _planned(selection.entries)
+        return selection.entries
 
     return _structure(plan, plan.shards, wanted)
 
 
 def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
     """The same for a plan that was stored meanwhile, against its own entries; raises ProofError."""
-    return _structure(plan, shards, lambda n: _planned(e for i in plan.outputs[n].shards for e in shards[i].entries))
+    return _structure(plan, shards, lambda n: [e for i in plan.outputs[n].shards for e in shards[i].entries])
 
 
 def _planned(entries: Iterable[Entry]) -> Signature:
-    return {entry.name: (entry.as_dtype, entry.tensor.shape) for entry in entries}
+    return {tensor.name: (as_dtype, tensor.shape) for tensor, as_dtype in entries}
 
 
-def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Signature]) -> Check:
+def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Sequence[Entry]]) -> Check:
     """The check of every output of ``plan``, number ``n`` against ``wanted(n)``."""
     findings: list[str] = []
     tensors = 0
     for number, output in enumerate(plan.outputs):
         headers = _headers(shards[i] for i in output.shards)
-        planned = wanted(number)
-        tensors += len(planned)
-        findings += map(str, compare(planned, signature(headers)))
-        del planned  # there may be 500,000 names, and the index has them as well
+        entries = wanted(number)
+        tensors += len(entries)
+        findings += map(str, compare(_planned(entries), signature(headers)))
+        del entries  # there may be 500,000, and the index names them as well
         if output.index:
             rules = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
         else:
@@ -124,7 +124,7 @@ def _ask_class(
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
     config = edited.get(output.config) or read_file(source, source.files()[output.config], CONFIG_MAX)
     ours = [shards[number] for number in output.shards]
-    planned = {entry.name: (entry.as_dtype, entry.tensor.shape) for shard in ours for entry in shard.entries}
+    planned = _planned(entry for shard in ours for entry in shard.entries)
     return meta_loader.check(config, planned, signature(_headers(ours)))
 
 

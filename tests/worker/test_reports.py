@@ -137,7 +137,7 @@ def test_a_plan_that_was_spoiled_in_the_store_is_a_failed_check(bench: Bench, st
     assert first != second
     bench.until(lambda job: job.state.ended)
     check = failed(report(bench)[0])
-    assert (check["name"], check["figures"]["tensors"]) == ("structure", 39)  # by name; eight are there twice
+    assert (check["name"], check["figures"]["tensors"]) == ("structure", 47)
     assert "model.safetensors.index.json" in check["findings"][0]
 
 

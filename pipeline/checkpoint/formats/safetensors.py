@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from math import isinf, prod
+from operator import ne, sub
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
@@ -33,11 +34,10 @@ _DEPTH_MAX = 127  # arrays and objects inside each other, at which serde_json st
 _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..|\\.", re.DOTALL)
 
 _OFFSET = "(0|[1-9][0-9]{0,17})"
+# (name, kind, start, stop)
 _ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f]*)":\{"dtype":"(\w+)","shape":\[([0-9,]*)\],"data_offsets":\['
-    rf"{_OFFSET},{_OFFSET}\]\}}([,}}])"
+    r'"([^"\\\x00-\x1f]*)":\{"dtype":"(\w+","shape":\[[0-9,]*)\],"data_offsets":\[' rf"{_OFFSET},{_OFFSET}\]\}}"
 )
-_ENTRY_FIXED = len('"":{"dtype":"","shape":[],"data_offsets":[,]}')  # characters beside the groups
 _DECODER = json.JSONDecoder()
 
 _Pairs = tuple[tuple[str, Any], ...]  # an object of JSON; arrays are lists
@@ -141,27 +141,28 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
         return None
     if "\\" in text or type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         return None
-    entries = _ENTRY.findall(text, start + 1)
-    characters = len(entries) * _ENTRY_FIXED + sum(map(len, chain.from_iterable(entries)))
-    if not entries or text[start] != ("," if start else "{") or start + 1 + characters != len(text):
-        return None  # something else lies between the entries
-    kinds: dict[tuple[str, str], tuple[str, tuple[int, ...], int | None]] = {}
-    found: dict[str, Spec] = {}
-    for name, dtype, counts, start_text, stop_text, _ in entries:
-        kind = kinds.get((dtype, counts)) or kinds.setdefault((dtype, counts), _kind(dtype, counts))
-        start, stop = int(start_text), int(stop_text)
-        if stop - start != kind[2]:
-            return None
-        # The same names are in the source's headers, its index and the planned headers: one copy serves all.
-        found[sys.intern(name)] = Spec(kind[0], kind[1], data_start + start, data_start + stop)
-    ends = "".join([entry[-1] for entry in entries])
-    if len(found) < len(entries) or "__metadata__" in found or ends.find("}") != len(entries) - 1:
+    text = text[start:]
+    parts = _ENTRY.split(text)
+    between, names, texts, starts, stops = (parts[column::5] for column in range(5))
+    del text, parts  # 50 MB each
+    if between != ["," if start else "{", *[","] * (len(names) - 1), "}"]:
+        return None
+    kinds = list(map(_kind, texts))
+    firsts, lasts = ([data_start + int(offset) for offset in column] for column in (starts, stops))
+    if any(map(ne, map(sub, lasts, firsts), [size for _, _, size in kinds])):
+        return None
+    specs = map(Spec, [kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts)
+    # The same names are in the source's headers, its index and the planned headers: one copy serves all.
+    found = dict(zip(map(sys.intern, names), specs, strict=True))
+    if len(found) < len(names) or "__metadata__" in found:
         return None
     return metadata, found
 
 
-def _kind(dtype: str, counts: str) -> tuple[str, tuple[int, ...], int | None]:
-    """(dtype, shape, bytes) of an entry's texts; None for the bytes of an entry that is wrong."""
+@lru_cache(maxsize=4096)
+def _kind(text: str) -> tuple[str, tuple[int, ...], int | None]:
+    """(dtype, shape, bytes) of what ``_ENTRY`` calls so; None for the bytes where it is wrong."""
+    dtype, _, counts = text.partition('","shape":[')
     try:
         shape = json.loads(f"[{counts}]")
         if _is_dtype(dtype) and _are_counts(shape) and prod(map(max, shape, repeat(1))) < 1 << 64:
@@ -297,14 +298,14 @@ def _checked(name: str, spec: Spec, file: str) -> Spec:
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def _fragment(name: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """A tensor's entry up to its offsets."""
-    return json.encoder.encode_basestring(name) + _kind_fragment(dtype, shape)
+_quoted = json.encoder.encode_basestring
 
 
 @lru_cache(maxsize=4096)
-def _kind_fragment(dtype: str, shape: tuple[int, ...]) -> str:
-    return f':{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":['
+def _written_kind(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
+    """(text of a tensor's entry between its name and its offsets, bytes of the tensor)."""
+    text = f':{{"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":['
+    return text, size_in_bytes(dtype, shape)
 
 
 def _metadata_fragment(metadata: Mapping[str, str]) -> str:
@@ -317,8 +318,9 @@ def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: 
     made = bytearray(LENGTH_BYTES) + _metadata_fragment(metadata).encode()
     position = 0
     for name, dtype, shape in tensors:
-        stop = position + size_in_bytes(dtype, shape)
-        made += f",{_fragment(name, dtype, shape)}{position},{stop}]}}".encode()
+        text, size = _written_kind(dtype, shape)
+        stop = position + size
+        made += f",{_quoted(name)}{text}{position},{stop}]}}".encode()
         position = stop
     made += b"}"
     made += b" " * (padded(len(made)) - len(made))
@@ -338,4 +340,4 @@ def padded(size: int) -> int:
 
 def entry_size(name: str, dtype: str, shape: tuple[int, ...]) -> int:
     """The bytes of a tensor's entry in a header, its comma included, but for the digits of its two offsets."""
-    return len(_fragment(name, dtype, shape).encode()) + len(",") + len(",]}")
+    return len(_quoted(name).encode()) + len(_written_kind(dtype, shape)[0]) + len(",") + len(",]}")
