@@ -19,12 +19,11 @@ from reshard.pipeline.copying.hashing import COPY, COPY_LEVEL, Compared
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import (
     ChangeOverwritten,
-    HubRefused,
     HubUnreachable,
     ObjectLost,
     ReceiptWrong,
+    ReshardError,
     TargetConflict,
-    TargetNotFound,
     TargetRaced,
 )
 from reshard.pipeline.limits import BACKOFF_FIRST, COMMIT_RACES
@@ -191,6 +190,7 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
     for _ in range(races):
         with _read_after(lost is not None, target):
             head = target.head()
+        with _read_after(lost is not None, target, (TargetConflict, ChangeOverwritten)):
             change = attempt(head)
             if isinstance(change, str):
                 if lost is not None:
@@ -210,7 +210,7 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2
             continue
-        with _read_after(True, target):
+        with _read_after(True, target, (ChangeOverwritten,)):
             _refuse_overwritten(target, commit, head)
         return Published(commit, target.branch, found=False)
     if raced:
@@ -219,12 +219,15 @@ def commit_on_head(target: Target, what: str, attempt: Callable[[str], Change | 
 
 
 @contextmanager
-def _read_after(sent: bool, target: Target) -> Iterator[None]:
-    """Once a commit was ``sent``, a target that cannot be read says nothing of it: raises HubUnreachable then."""
+def _read_after(sent: bool, target: Target, findings: tuple[type[ReshardError], ...] = ()) -> Iterator[None]:
+    """Once a commit was ``sent``, a target that cannot be read says nothing of it: raises HubUnreachable then.
+
+    ``findings`` are errors that say what was read.
+    """
     try:
         yield
-    except (HubRefused, TargetNotFound) as error:
-        if not sent:
+    except ReshardError as error:
+        if not sent or error.retryable or isinstance(error, findings):
             raise
         raise HubUnreachable(endpoint=str(target.place), what=f"a commit may stand, but {error}") from error
 

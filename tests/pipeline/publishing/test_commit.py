@@ -85,7 +85,16 @@ def commits(space: Namespace, repo: str = "target") -> int:
     return sum(1 for r in space.admin.log() if r["method"] == "POST" and f"{space.repo(repo)}/commit/" in r["path"])
 
 
-NONSENSE = ["[]", "null", "{}", '{"commitOid": null}', '{"commitOid": "\\ud800"}', "<html>", "[" * 10_000]
+NONSENSE = [
+    "[]",
+    "null",
+    "{}",
+    '{"commitOid": "../../x"}',
+    '{"commitOid": null}',
+    '{"commitOid": "\\ud800"}',
+    "<html>",
+    "[" * 10_000,
+]
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body[:25])
@@ -102,15 +111,27 @@ def test_a_commit_answered_with_nonsense_is_looked_for_and_never_sent_again(
     assert published.found and published.commit == on_hub.admin.head(on_hub.repo("target")) and commits(on_hub) == 2
 
 
-@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "where", "answer"),
+    [
+        (True, "commits", {"status": 200, "body": "[null]"}),
+        (False, "commits", {"status": 200, "body": "[null]"}),
+        *((True, where, {"status": status}) for where in ("revision", "commits") for status in (401, 402, 403, 404)),
+        *((False, "commits", {"status": status}) for status in (401, 402, 403, 404)),
+    ],
+)
 def test_a_target_that_cannot_be_read_after_the_commit_leaves_open_whether_it_stands(
-    job: Job, on_hub: Namespace, lost: bool
+    job: Job, on_hub: Namespace, lost: bool, where: str, answer: dict[str, Any]
 ) -> None:
     if lost:
         on_hub.admin.fault(COMMIT, "lost_response", times=1)
-    on_hub.admin.fault("GET /api/models/.*/commits/", "status", status=200, body="[null]")
+
+    def break_reads() -> None:
+        before = 1 if where == "revision" else 0  # the head is read once more before the commit
+        on_hub.admin.fault(f"GET /api/models/.*/{where}/", "status", skip=before, **answer)
+
     with pytest.raises(HubUnreachable, match="a commit may stand") as unknown:
-        job.publish()
+        job.publish(break_reads)
     assert unknown.value.retryable and commits(on_hub) == 1
     on_hub.admin.clear_faults()
     assert job.publish().found and commits(on_hub) == 1
