@@ -15,7 +15,7 @@ from reshard.pipeline.errors import DiskFull, FolderNotWritable, ResourceError
 from reshard.pipeline.stores.scratch import FULL
 
 _FORBIDDEN = frozenset({
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ def make_folder(folder: Path) -> None:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    with file.open("wb") as opened:
+    """A link at ``file`` is an OSError: whoever made it would choose what is overwritten."""
+    with open(file, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)) as opened:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())

@@ -37,7 +37,8 @@ class Swap:
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
-        self._intent = resolved(f"{self.staging}.intent")  # the longest of them
+        self._intent = self.staging.with_name(f"{self.staging.name}.intent")
+        resolved(str(self._intent))  # raises BadPlace where they would be too long: this is the longest
         self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
 
     def claim(self, token: str) -> Path:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,23 @@ def commit_and_die(root: Path, how: str, kill_at: int) -> None:
 
     sys.addaudithook(audit)
     target.commit(change, base)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_where_the_journal_lies_changes_no_file_of_anybody(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    stranger = tmp_path / "stranger"
+    if there:
+        stranger.write_text("theirs")
+    (root.parent / f".{root.name}.reshard.intent").symlink_to(stranger)
+    monkeypatch.setattr(module, "exchange", lambda *_: False)
+    target = FolderTarget(Folder(path=str(root)))
+    head = target.prepare(private=True)
+    with nullcontext() if there else pytest.raises(FolderNotWritable, match="intent"):  # a living one is swept away
+        target.commit(change_with_weights(target), head)
+    assert contents(root)["w.safetensors"] == b"abc" if there else contents(root) == OLD
+    assert stranger.exists() is there and (not there or stranger.read_text() == "theirs")
 
 
 @pytest.mark.parametrize("how", ["exchange", "journal"])
