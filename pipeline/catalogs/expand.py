@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
 from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Folder, Hub, check_repo
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.request import DEFAULT_BRANCH, Request, parse_size
-from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel
+from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
@@ -79,6 +79,7 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     empty: list[int] = []
     for entry, repo in _models(catalog, context, empty):
         try:
+            check_repo(repo)
             asked.setdefault(request_for(catalog, entry, repo), repo)
         except BadPlace as error:
             refused.append(Wanted(repo, None, None, None, error))
@@ -168,7 +169,7 @@ def _found(query: Query, cut: Cut, context: Context) -> Iterator[str]:
     tags = [*query.tags, *([query.library] if query.library else [])]
     params |= {name: value for name in ("author", "search") if (value := getattr(query, name))}
     params |= {"filter": tags} if tags else {}
-    for item in api.pages(ListedModel, "/api/models", params):
+    for item in api.pages(list[ListedModel], "/api/models", params):
         if query.min_downloads is not None and (item.downloads or 0) < query.min_downloads:
             return  # the rest has fewer
         if _fits(query, item):
@@ -213,7 +214,9 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
     params: dict[str, Any] = {"author": owner, "expand": LIST_FIELDS, "limit": str(PAGE)}
     most = PAGE * len(wanted)
     try:
-        for count, item in enumerate(islice(api.pages(ListedModel, "/api/models", params), most), 1):
+        for count, item in enumerate(islice(api.pages(list[ListedModel], "/api/models", params), most), 1):
+            if item.id in wanted and item.sha is None:
+                return found, False  # asking for it says what it is without a commit
             if item.id in wanted:
                 found[item.id] = _listed(item)
             if count == most or len(found) == len(wanted):
@@ -227,13 +230,13 @@ def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
     revision = quote(place.revision or DEFAULT_BRANCH, safe="")
     try:
         path = f"/api/models/{place.repo}/revision/{revision}"
-        return _listed(api.data(ListedModel, "GET", path, params={"expand": LIST_FIELDS}))
+        return _listed(api.data(ModelInfo, "GET", path, params={"expand": LIST_FIELDS}))
     except Refusal as refusal:
         return refusal.as_source(place.repo, place.revision)
 
 
-def _listed(item: ListedModel) -> Listed:
-    return Listed(item.id, item.sha, item.private, bool(item.gated), item.usedStorage or 0)
+def _listed(item: ListedModel | ModelInfo) -> Listed:
+    return Listed(item.id, item.sha or "", item.private, bool(item.gated), item.usedStorage or 0)
 
 
 def _too_visible(request: Request, source: Listed | None, target: Listed | None) -> TargetMoreVisible | None:

@@ -70,25 +70,29 @@ class RepoInfo(Access):
     sha: CommitId
 
 
-class ListedModel(RepoInfo):
-    """A repository as lists of many have it."""
+class ModelInfo(RepoInfo):
+    """A repository as one that a catalog wants is asked for."""
 
+    usedStorage: Size | None = None
+
+
+class ListedModel(Answer):
+    """A repository as lists of many have it: one with an odd name, or without commits, does not spoil its list."""
+
+    id: str
+    sha: CommitId | None = None
+    private: bool = True
+    gated: bool | str | None = None
     downloads: int | None = None
     usedStorage: Size | None = None
 
 
 class CollectionItem(Answer):
-    """A model, or something that is called by another rule."""
+    """A model, or something else."""
 
     type: str
     id: str
     usedStorage: Size | None = None
-
-    @model_validator(mode="after")
-    def _named(self) -> CollectionItem:
-        if self.type == "model":
-            _repo(self.id)
-        return self
 
 
 class Collection(Answer):

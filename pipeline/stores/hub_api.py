@@ -233,11 +233,11 @@ class HubApi:
             raise HubUnreachable(endpoint=self.endpoint, what=describe(problem)) from problem
         retry.after(problem)
 
-    def pages(self, kind: type[T], path: str, params: dict[str, str] | None = None) -> Iterator[T]:
+    def pages(self, kind: type[list[T]], path: str, params: dict[str, str] | None = None) -> Iterator[T]:
         """The items of a listing, page by page, as its ``Link`` headers lead; raises HubRefused where those circle."""
         response = self.call("GET", path, params=params)
         seen = {str(response.request.url)}
-        yield from self.decoded(list[kind], response)  # type: ignore[valid-type]
+        yield from self.decoded(kind, response)
         while following := response.links.get("next", {}).get("url"):
             url = urljoin(str(response.request.url), following) if is_url(following) else self.endpoint + following
             if not is_url(url) or url in seen or len(seen) >= PAGES_MAX:
@@ -245,7 +245,7 @@ class HubApi:
                 raise HubRefused(endpoint=self.endpoint, what=f"GET {path}", why=why)
             seen.add(url)
             response = self.call("GET", url)
-            yield from self.decoded(list[kind], response)  # type: ignore[valid-type]
+            yield from self.decoded(kind, response)
 
     # -------------------------------------------------------------------------------------------------- reading
 
@@ -283,7 +283,7 @@ class HubApi:
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
         path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
-        for item in self.pages(TreeItem, path, {"recursive": "true", "expand": "false"}):
+        for item in self.pages(list[TreeItem], path, {"recursive": "true", "expand": "false"}):
             if item.type == "file":
                 if why := unsafe_path(item.path):
                     raise UnsafePath(file=f"{repo} at {commit[:12]}", path=repr(item.path)[:300], why=why)
@@ -304,7 +304,7 @@ class HubApi:
 
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:
         """The history of ``revision``, newest first, fetched as far as it is read."""
-        for item in self.pages(HistoryItem, f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
+        for item in self.pages(list[HistoryItem], f"/api/models/{repo}/commits/{quote(revision, safe='')}"):
             author = next((author.user for author in item.authors or () if author.user), "")
             yield Commit(item.id, item.title, item.message, author)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +98,37 @@ def test_where_lists_are_refused_each_model_is_asked_for(space: Namespace) -> No
     assert [one.source and one.source.sha for one in wanted] == [space.admin.head(repo) for repo in repos]
     with pytest.raises(HubRefused):
         found(space, f"- query: {{author: {space.name}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("odd", "code"),
+    [
+        ({"id": "gpt2"}, "usage.place"),
+        ({"id": "a--b/c"}, "usage.place"),
+        ({"id": "\x1b/x"}, "usage.place"),
+        ({"id": "../../x"}, "usage.place"),
+    ],
+)
+def test_an_odd_model_of_a_list_is_an_error_of_its_own(space: Namespace, odd: dict[str, object], code: str) -> None:
+    good = model(space, "good")
+    body = json.dumps([odd, {"id": good, "sha": space.admin.head(good), "private": False}])
+    space.admin.fault(r"^GET /api/models\?.*downloads", "status", status=200, body=body)
+    wanted = found(space, f"- query: {{author: {space.name}}}\n")
+    assert {one.repo: one.error and one.error.code for one in wanted} == {odd["id"]: code, good: None}
+
+
+@pytest.mark.parametrize("odd", [{"id": "gpt2"}, {"sha": None}])
+def test_an_odd_model_of_an_owners_list_hides_no_other(space: Namespace, odd: dict[str, object]) -> None:
+    first, second = model(space, "first"), model(space, "second")
+    listed = [{"id": repo, "sha": space.admin.head(repo), "private": False, "gated": False} for repo in (first, second)]
+    space.admin.fault(
+        rf"^GET /api/models\?.*author={space.name}",
+        "status",
+        status=200,
+        body=json.dumps([listed[0] | odd, *listed[1:]]),
+    )
+    wanted = found(space, f"- repo: {first}\n- repo: {second}\n")
+    assert [one.source and one.source.sha for one in wanted] == [space.admin.head(first), space.admin.head(second)]
 
 
 def test_a_model_that_is_named_is_not_found_again(space: Namespace) -> None:

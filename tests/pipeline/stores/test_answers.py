@@ -97,6 +97,10 @@ def sent(api: HubApi) -> object:
         return send(api, "a/b", file, 4, OID, threading.Event())
 
 
+def lost(api: HubApi) -> object:
+    return XetSink(api, "a/b", "/token/xet", MEMORY_FLOOR_XET).lost([FILE])
+
+
 def listed(api: HubApi) -> object:
     """A catalog of a query and of two models of one owner, which a list is asked for."""
     text = "name: mine\ndefaults: {to: 'us/{name}', size: 5MB}\nentries:\n"
@@ -126,6 +130,7 @@ MODEL = {"id": "a/b", "sha": SHA, "private": False, "gated": "auto", "usedStorag
 UPLOAD = {"upload": {"href": "URL/put", "header": {"x-a": "b"}}, "verify": {"href": "URL/verify", "header": {}}}
 PARTS = {"upload": {"href": "URL/done", "header": {"chunk_size": "4", "1": "URL/part"}}}
 TOKEN = {"casUrl": "URL/cas", "accessToken": "t", "exp": 1}
+TERMS = {"terms": [{"hash": "h"}], "fetch_info": {"h": [{"url": "URL/xorb", "url_range": {"start": 0, "end": 3}}]}}
 ACCESS = {"role": "fineGrained", "fineGrained": {"scoped": [{"entity": {"name": "a"}, "permissions": ["repo.write"]}]}}
 ACCOUNT = {"name": "a", "orgs": [{"name": "o", "roleInOrg": "write"}], "auth": {"accessToken": ACCESS}}
 
@@ -143,6 +148,7 @@ class Call:
     good: Any
     before: tuple[tuple[str, Any], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
+    ends: str = ""  # the code of the error that the proper answer leads to
 
 
 CALLS = {
@@ -191,19 +197,13 @@ CALLS = {
         lambda api: api.lfs_batch("a/b", [StoredFile("y", 1, sha256=OID)]),
         "/objects/batch",
         {"objects": [{"oid": OID, "error": {"code": 404, "message": "no"}}]},
+        ends="hub.refused",
     ),
     "send": Call(sent, "/objects/batch", lfs(UPLOAD)),
     "send_parts": Call(sent, "/objects/batch", lfs(PARTS), headers=(("etag", '"e"'),)),
     "xet_token": Call(lambda api: api.xet_token("/xet-read-token/main"), "/xet-read-token/", TOKEN),
-    "xet_lost": Call(
-        lambda api: XetSink(api, "a/b", "/token/xet", MEMORY_FLOOR_XET).lost([FILE]), "/token/xet", TOKEN
-    ),
-    "reconstruction": Call(
-        lambda api: XetSink(api, "a/b", "/token/xet", MEMORY_FLOOR_XET).lost([FILE]),
-        "/v1/reconstructions/",
-        {"terms": [{"hash": "h"}], "fetch_info": {"h": [{"url": "URL/xorb", "url_range": {"start": 0, "end": 3}}]}},
-        (("/token/xet", TOKEN),),
-    ),
+    "xet_lost": Call(lost, "/token/xet", TOKEN, (("/v1/reconstructions/", TERMS),)),
+    "reconstruction": Call(lost, "/v1/reconstructions/", TERMS, (("/token/xet", TOKEN),)),
     "catalog": Call(listed, "/api/models?", [MODEL], (("/api/models/", MODEL),)),
     "catalog_one": Call(listed, "/api/models/", MODEL, (("/api/models?", []),)),
     "collection": Call(
@@ -272,7 +272,7 @@ def answered(call: Call, api: HubApi, scripted: Scripted, body: bytes) -> str:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_an_answer_of_another_kind_is_refused(call: Call, api: HubApi, scripted: Scripted) -> None:
-    assert answered(call, api, scripted, json.dumps(call.good).encode()) in ("", "hub.refused")
+    assert answered(call, api, scripted, json.dumps(call.good).encode()) == call.ends
     for name, body in WHOLE.items():
         assert answered(call, api, scripted, body) == "hub.refused", name
 
@@ -282,6 +282,29 @@ def test_an_answer_with_one_thing_wrong_never_ends_as_a_bug(call: Call, api: Hub
     for answer in spoiled(call.good):
         code = answered(call, api, scripted, json.dumps(answer).encode())
         assert code != "internal", answer
+
+
+@pytest.mark.parametrize("value", ["../../x", "main", "A" * 40, "a" * 6, "\x1b[2J", 7])
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("info", ("sha",)),
+        ("tree", (0, "oid")),
+        ("tree", (0, "lfs", "oid")),
+        ("tree", (0, "xetHash")),
+        ("commits", (0, "id")),
+        ("missing", ("objects", 0, "oid")),
+    ],
+)
+def test_what_is_not_a_hash_is_never_taken_for_one(
+    name: str, keys: tuple[str | int, ...], value: object, api: HubApi, scripted: Scripted
+) -> None:
+    call = CALLS[name]
+    answer = inner = copy.deepcopy(call.good)
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    assert answered(call, api, scripted, json.dumps(answer).encode()) == "hub.refused"
 
 
 HEADERS = [
