@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpcore2
 import httpx2
 
-from reshard.pipeline.errors import UnsafeRedirect
+from reshard.pipeline.errors import HubUnreachable, UnsafeRedirect
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes are an IPv4 address
 
@@ -67,7 +67,10 @@ class Guard:
     def check(self, url: str) -> None:
         """``check_url`` for who connects without this module, and of what its host resolves to just now."""
         parts = httpx2.URL(url)
-        self.check_url(parts)
+        try:
+            self.check_url(parts)
+        except httpx2.ConnectError as error:
+            raise HubUnreachable(endpoint=self._endpoint, what=str(error)) from error
         with suppress(OSError, UnicodeError):
             self.addresses(parts.host, parts.port or _port(parts.scheme))
 
@@ -86,10 +89,11 @@ class Guard:
 
     @cached_property
     def _is_private(self) -> bool:
+        """Raises ConnectError, and is asked anew the next time, while the endpoint's own name cannot be looked up."""
         try:
             return not any(is_public(address) for address in resolve(*self._own))
-        except OSError:
-            return False
+        except (OSError, UnicodeError) as error:
+            raise httpx2.ConnectError(f"{self._own[0]}: {error}") from error
 
     def _refused(self, host: str, how: str) -> UnsafeRedirect:
         return UnsafeRedirect(endpoint=self._endpoint, what=f"leads to {host}", why=f"which is not reached {how}")
@@ -134,5 +138,7 @@ class GuardedClient(httpx2.Client):
     def __init__(self, guard: Guard, event_hooks: dict[str, list[Any]], **options: Any) -> None:
         requests = [*event_hooks.get("request", ()), lambda request: guard.check_url(request.url)]
         super().__init__(event_hooks={**event_hooks, "request": requests}, **options)
-        transport: Any = self._transport
-        transport._pool._network_backend = _CheckedBackend(guard)  # httpx has no setting for it
+        pool: Any = self._transport
+        pool = pool._pool
+        assert isinstance(pool._network_backend, httpcore2.NetworkBackend), "an httpx that connects in another way"
+        pool._network_backend = _CheckedBackend(guard)  # httpx has no setting for it

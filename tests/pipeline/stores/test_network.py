@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx2
 import pytest
 
-from reshard.pipeline.errors import EndpointNotAllowed, ReshardError, SourceCorrupt, UnsafeRedirect
+from reshard.pipeline.errors import EndpointNotAllowed, HubUnreachable, ReshardError, SourceCorrupt, UnsafeRedirect
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores import network
 from reshard.pipeline.stores.carry import read_whole
@@ -127,6 +127,45 @@ def test_a_public_hub_leads_to_no_private_address(
         content(source)
     assert refused.value.code == "hub.redirect" and not refused.value.retryable
     assert internal.asked == []
+
+
+def test_another_host_is_reached_by_https_alone(api: HubApi, names: dict[str, list[list[str]]]) -> None:
+    names["public.test"] = [[PUBLIC]]
+    with pytest.raises(UnsafeRedirect, match="by https"):
+        api.call("GET", "http://public.test/x")
+
+
+def test_a_content_store_is_checked_like_any_other_host(hub: HubAdmin, api: HubApi, internal: Internal) -> None:
+    body = json.dumps({"casUrl": internal.url.replace("http:", "https:"), "accessToken": "t"})
+    hub.fault("/xet-read-token/", "status", status=200, body=body)
+    with pytest.raises(UnsafeRedirect, match=r"127\.0\.0\.2"):
+        api.xet_token("/api/models/a/b/xet-read-token/main")
+    assert internal.asked == []
+
+
+def test_a_hub_whose_name_was_not_found_for_a_moment_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[list[str] | OSError] = [OSError("no such name, for now"), ["10.0.0.1"]]
+
+    def resolve(host: str, port: int) -> list[str]:
+        if host != "hub.test":
+            return ["10.0.0.2"]
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(network, "resolve", resolve)
+    guard = network.Guard("http://hub.test")
+    with pytest.raises(HubUnreachable, match="for now") as error:
+        guard.check("http://storage.test/x")
+    assert error.value.retryable
+    guard.check("http://storage.test/x")  # a private Hub may lead to its own network
+    assert answers == []
+
+
+def test_a_hub_whose_name_cannot_be_one_is_unreachable() -> None:
+    with pytest.raises(HubUnreachable):
+        network.Guard(f"http://{'x' * 64}.test").check("http://storage.test/x")
 
 
 def test_of_several_addresses_only_the_public_ones_are_connected_to(
