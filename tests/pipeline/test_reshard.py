@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,6 +38,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying import job_checks
+from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -375,6 +377,30 @@ def test_drift_stops_until_it_is_asked_for(model: Path, on_hub: Namespace, go: R
     assert on_hub.admin.head(target) == head
     go(repo, target, size=2 * SIZE, overwrite=True)
     assert from_hub(on_hub.endpoint, target)("config.json") == (model / "config.json").read_bytes()
+
+
+def test_a_publication_of_a_later_request_stops_an_earlier_one_but_a_wrong_clock_does_not(
+    model: Path, on_hub: Namespace, meta_loader: MetaLoader, monkeypatch: pytest.MonkeyPatch, go: Run
+) -> None:
+    repo, target = upload(on_hub, "source", model), on_hub.repo("target")
+    request = Request(source=parse_place(repo), target=parse_place(target), options=Options(size=2 * SIZE))
+
+    def planned(submitted: float) -> Plan:
+        places = (
+            source_of(request, Context.from_env()),
+            open_target(request.target, request.options, Context.from_env()),
+        )
+        return reshard.plan(request, *places, meta_loader, int(submitted * 1000))
+
+    now = time.time()
+    go(repo, target, size=SIZE)
+    assert planned(time.time()).shards
+    with pytest.raises(TargetDrifted, match="after this was submitted"):
+        planned(now - 1)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now + 3600)
+        go(repo, target, size=3 * SIZE)
+    assert planned(now).shards
 
 
 def test_what_somebody_changed_is_put_right_by_the_same_request_when_asked(
