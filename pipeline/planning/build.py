@@ -43,7 +43,7 @@ from reshard.pipeline.planning.model import (
     Shard,
     Transports,
 )
-from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, header_of, in_source_order
+from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, file_size, header_of, in_source_order
 from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.select import retyped_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -211,8 +211,11 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     pack = PACKINGS[options.pack]
     bins = pack(entries, options.size, metadata)
     if len(bins) == 1 and selection.dropped:  # one file has no index, so its own metadata names what is tied
-        bins = pack(entries, options.size, {**metadata, **selection.dropped})
-        metadata |= selection.dropped if len(bins) == 1 else {}
+        named = {**metadata, **selection.dropped}
+        bins = pack(entries, options.size, named)
+        # A single tensor that fits without them goes without them.
+        if len(bins) == 1 and (too_large or file_size(aligned(bins[0]), named) <= options.size):
+            metadata = named
     shards = [
         _shard(aligned(b), shard_path(checkpoint.name, i + 1, len(bins)), metadata, files, known.pin)
         for i, b in enumerate(bins)

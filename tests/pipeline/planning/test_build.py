@@ -107,7 +107,25 @@ def test_the_size_holds_with_the_names_of_dropped_ties(size: int) -> None:
     )  # fmt: skip
     shards = make_plan(known).shards
     assert {entry.name for shard in shards for entry in shard.entries} == {"kept", "other"}
-    assert all(shard.size <= size or len(shard.entries) == 1 for shard in shards)
+    assert all(shard.size <= size for shard in shards)
+
+
+@pytest.mark.parametrize(("size", "named", "notes"), [(450, False, 0), (800, True, 0), (350, True, 1)])
+def test_a_single_tensor_goes_without_the_names_of_dropped_ties_where_they_alone_exceed_the_size(
+    size: int, named: bool, notes: int
+) -> None:
+    names = ("kept", *(f"tied.{i}" for i in range(6)))
+    tied = tuple(Tensor(name, "U8", (300,), (Piece(0, 64, (0,), (300,)),)) for name in names)
+    checkpoint = Checkpoint(Name("", "model"), (0,), tied, ties=(names,))
+    opened = Opened((StoredFile("pytorch_model.bin", 364),), (checkpoint,), {})
+    known = Known(
+        request(size=size, ties="source"), PIN, Keys("request", "weights"), Found((), frozenset()), opened,
+        {file.path: file for file in opened.files}, NOTHING, ties={checkpoint.name: dict.fromkeys(names, "kept")},
+    )  # fmt: skip
+    plan = make_plan(known)
+    (shard,) = plan.shards
+    assert (b"tied.5" in shard.header) is named and (shard.size <= size) is not bool(notes)
+    assert sum("more than --size allows" in note for note in plan.notes) == notes
 
 
 def test_what_decides_the_bytes_decides_the_digests() -> None:
