@@ -20,7 +20,7 @@ from reshard.pipeline.tensors import DTYPE_BITS, Tensor
 _PARTS = {"C64": 4}
 
 _Array = np.ndarray[Any, Any]
-Read = Callable[[memoryview, int], object]  # fills a view with the bytes of the file from an offset on
+Read = Callable[[memoryview, int], None]  # fills a view with the bytes of the file from an offset on
 
 
 class Window(NamedTuple):

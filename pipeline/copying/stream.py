@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
@@ -41,7 +40,7 @@ def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
         # it, and a window beside the one before it would double what is held.
         buffer = bytearray(min(GATHER_WINDOW, tensor.size))
         for window in windows(tensor, GATHER_WINDOW):
-            made = gather(tensor, window, lambda view, at: os.preadv(scratch.file.fileno(), [view], at), buffer)
+            made = gather(tensor, window, scratch.read_into, buffer)
             for at in range(0, len(made), CHUNK):
                 yield memoryview(bytes(made[at : at + CHUNK]))
 

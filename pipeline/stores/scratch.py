@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 import threading
@@ -64,6 +65,14 @@ class ScratchFile:
         with full_disk_errors(self._disk.path, self.size):
             while view:
                 view = view[self.file.write(view) :]
+
+    def read_into(self, view: memoryview, at: int) -> None:
+        """Fill ``view`` with the bytes from ``at`` on; raises EOFError where the file ends before."""
+        while view:
+            count = os.preadv(self.file.fileno(), [view], at)
+            if not count:
+                raise EOFError(f"a scratch file ends at byte {at}")
+            view, at = view[count:], at + count
 
     def close(self) -> None:
         self.file.close()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -84,22 +84,21 @@ def _operations() -> dict[str, Callable[..., dict[str, Any]]]:
 
 def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed) -> dict[str, Any] | None:
     """The answer of a fork to one request; None when the parent is gone."""
-    here, there = Pipe(duplex=False)
+    here, there = os.pipe()
     pid = os.fork()
     if pid == 0:
         # A pipe that a fork holds open hides its parent's end from the process at the other side.
         parent.close()
-        here.close()
+        os.close(here)
         _answer_and_exit(request, scratch, there, allowed)
-    there.close()
-    answer = None
+    os.close(there)
+    answer, said = None, bytearray()
     try:
-        end = _wait(here, parent, pid, allowed)
-        if end == "done":
-            with suppress(EOFError, OSError):
-                answer = json.loads(here.recv_bytes())
+        end = _read(here, said, parent, pid, allowed)
+        with suppress(ValueError):  # of one that ended in the middle
+            answer = json.loads(said)
     finally:
-        here.close()
+        os.close(here)
         # Harmless to one that is done; the others must not run on.
         os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
@@ -109,19 +108,28 @@ def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed)
         answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
     elif end == "large":
         answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss} bytes of memory")
+    elif end == "long":
+        answer = _inconclusive(f"the reload's answer is longer than {limits.RELOAD_ANSWER} bytes")
     unit = 1 if sys.platform == "darwin" else 1024
     return {**(answer or _inconclusive(_cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
 
 
-def _wait(
-    here: Connection, parent: Connection, pid: int, allowed: Allowed
-) -> Literal["done", "late", "large", "alone"]:
-    """Wait until the fork answers or ends, uses too much, or our own parent is gone."""
+def _read(
+    here: int, said: bytearray, parent: Connection, pid: int, allowed: Allowed
+) -> Literal["done", "late", "large", "long", "alone"]:
+    """Read what the fork says until it ends, uses too much, or our own parent is gone."""
     deadline = time.monotonic() + allowed.seconds
     while (left := deadline - time.monotonic()) > 0:
         ready = wait([here, parent], left if allowed.rss is None else min(left, limits.LOAD_WATCH))
-        if ready:
-            return "done" if here in ready else "alone"
+        if here in ready:
+            part = os.read(here, limits.CHUNK)
+            said += part
+            if not part:
+                return "done"
+            if len(said) > limits.RELOAD_ANSWER:
+                return "long"
+        elif ready:
+            return "alone"
         if allowed.rss is not None and _held(pid) > allowed.rss:
             return "large"
     return "late"
@@ -150,7 +158,7 @@ def _cut_short(status: int, allowed: Allowed) -> str:
     return f"the reload crashed with {signal.Signals(number).name}"
 
 
-def _answer_and_exit(request: bytes, scratch: Path, there: Connection, allowed: Allowed) -> NoReturn:
+def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed) -> NoReturn:
     from reshard.pipeline.verifying.child.model import NotChecked
 
     try:
@@ -165,7 +173,8 @@ def _answer_and_exit(request: bytes, scratch: Path, there: Connection, allowed: 
         answer = _inconclusive("the config nests deeper than the reload can follow")
     except BaseException as error:  # noqa: BLE001 - the last frame of a fork; it ends here, and says why
         answer = _inconclusive(f"the reload failed: {type(error).__name__}: {error}"[:500])
-    _send(there, answer)
+    with open(there, "wb") as pipe:
+        pipe.write(json.dumps(answer).encode())
     os._exit(0)
 
 

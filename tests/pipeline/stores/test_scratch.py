@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_what_does_not_fit_waits_for_what_is_leaving(tmp_path: Path) -> None:
     first.close()
     later.join(10)
     assert len(opened) == 1
+
+
+def test_a_view_is_filled_whole_or_not_at_all(tmp_path: Path) -> None:
+    with closing(ScratchSpace(tmp_path).open(10)) as scratch:
+        scratch.write(memoryview(b"0123456789"))
+        view = bytearray(4)
+        scratch.read_into(memoryview(view), 6)
+        assert view == b"6789"
+        with pytest.raises(EOFError, match="byte 10"):
+            scratch.read_into(memoryview(view), 8)
 
 
 @pytest.mark.usefixtures("small_files")

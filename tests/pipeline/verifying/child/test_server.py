@@ -12,6 +12,7 @@ import time
 import venv
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import transformers
 
 from reshard.pipeline import limits
 from reshard.pipeline.verifying.child.model import UNSAFE_KEYS, cleaned
-from reshard.pipeline.verifying.child.server import REFUSED, Allowed
+from reshard.pipeline.verifying.child.server import REFUSED, Allowed, _read
 from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from tests.pipeline.verifying.models import Saved, Specs, deepseek_fp8, layout
 from tests.support.measured import slowness
@@ -117,6 +118,21 @@ def test_a_request_that_takes_too_long_is_inconclusive_and_the_child_stays(meta_
     assert (found.result, found.reason) == ("inconclusive", "the reload took longer than 0.5 s")
     assert warm.children() == []
     assert child_of(meta_loader) == warm
+
+
+@pytest.mark.parametrize(
+    ("allowed", "end"), [(Allowed(seconds=0.2), "late"), (Allowed(rss=1), "large"), (Allowed(seconds=60), "alone")]
+)
+def test_a_fork_that_stops_in_the_middle_of_its_answer_is_as_limited(allowed: Allowed, end: str) -> None:
+    here, there = os.pipe()
+    ours, owner = Pipe()
+    os.write(there, b'{"result": "cle')
+    if end == "alone":
+        owner.close()
+    said = bytearray()
+    assert _read(here, said, ours, os.getpid(), allowed) == end
+    os.close(here)
+    os.close(there)
 
 
 @pytest.mark.parametrize(
