@@ -233,8 +233,12 @@ def _opened_torch(opened: OpenedSide | CheckpointError) -> dict[str, _TorchFile 
     torch = {file.path for part in opened.found.sets if part.format == "torch" for file in part.files}
     found: dict[str, _TorchFile | CheckpointError] = {}
     for checkpoint in opened.opened.checkpoints:
+        tensors: defaultdict[int, list[Tensor]] = defaultdict(list)
+        for tensor in checkpoint.tensors:
+            tensors[tensor.pieces[0].file].append(tensor)
+        storages: defaultdict[int, list[Record]] = defaultdict(list)
+        for record in checkpoint.records:
+            storages[record.file].append(record)
         for number in (number for number in checkpoint.files if files[number].path in torch):
-            tensors = [tensor for tensor in checkpoint.tensors if tensor.pieces[0].file == number]
-            storages = [record for record in checkpoint.records if record.file == number]
-            found[files[number].path] = _TorchFile(files[number], tensors, storages)
+            found[files[number].path] = _TorchFile(files[number], tensors[number], storages[number])
     return found
