@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import PureWindowsPath
+from typing import Any
 
 from reshard.pipeline.limits import COMPONENT_MAX
 
@@ -37,20 +38,18 @@ def printable_json(document: str) -> str:
 class _LogRecord(logging.LogRecord):
     """A record whose message, names and all, is printable; of a traceback the line breaks stay."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if self.exc_info and self.exc_info[0]:
+            self.exc_text = printable_lines(logging.Formatter().formatException(self.exc_info))
+
     def getMessage(self) -> str:
         return printable(super().getMessage())
 
 
-def _record(*args: object, **more: object) -> logging.LogRecord:
-    made = _LogRecord(*args, **more)  # type: ignore[arg-type]
-    if made.exc_info and made.exc_info[0]:
-        made.exc_text = printable_lines(logging.Formatter().formatException(made.exc_info))
-    return made
-
-
 def escape_logs() -> None:
     """From now on, every log line of this process is printable, whatever writes it."""
-    logging.setLogRecordFactory(_record)
+    logging.setLogRecordFactory(_LogRecord)
 
 
 def unsafe_path(path: object) -> str:

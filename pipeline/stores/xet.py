@@ -247,9 +247,11 @@ class XetSink:
         if not chunked:
             return lost
         try:
-            token = self.api.data(XetToken, "GET", self._route)
+            token = self.api.xet_token(self._route)
         except Refusal as refusal:
             raise refusal.as_target(self.repo) from refusal
+        if token is None:  # the Hub has no such store any more
+            return lost + chunked
         with ThreadPoolExecutor(XET_CHECKS) as pool:
             gone = pool.map(lambda file: self._is_gone(file, token.casUrl, token.accessToken), chunked)
             return lost + [file for file, is_gone in zip(chunked, gone, strict=True) if is_gone]
