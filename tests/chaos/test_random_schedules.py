@@ -301,10 +301,15 @@ def carry_out(service: Service, schedule: Schedule) -> None:
     service.mend()
     try:
         service.check(work)
-        fleet = Fleet(service.store)
-        wait_for(lambda: not fleet.resting(), "the return of workers that rested", REST_MAX / 2)
+        wait_for(lambda: not resting(service), "the return of workers that rested", REST_MAX / 2)
     finally:
         service.forget(work)
+
+
+def resting(service: Service) -> set[int]:
+    """The pids of living workers that rest; what is noted of the dead stays until the next one rests."""
+    noted = {int(name.rpartition(":")[2]) for name in Fleet(service.store).resting()}
+    return noted & {worker.pid for worker in service.workers if worker.alive()}
 
 
 @pytest.mark.slow

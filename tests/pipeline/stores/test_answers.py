@@ -324,6 +324,18 @@ def test_a_size_that_is_no_number_says_nothing(api: HubApi, scripted: Scripted, 
         assert error.code == "source.changed"
 
 
+@pytest.mark.parametrize("lacking", [{"size": 3}, {"oid": SHA}, {"lfs": {"oid": OID}}])
+def test_a_file_is_listed_with_its_size_and_a_hash_or_not_at_all(
+    api: HubApi, scripted: Scripted, lacking: dict[str, object]
+) -> None:
+    whole = [{"type": "directory", "path": "a"}, {"type": "file", "path": "x", "size": 3, "oid": SHA}]
+    scripted.rest = (200, {}, json.dumps(whole).encode())
+    assert [(file.path, file.size, file.oid) for file in api.tree("a/b", SHA)] == [("x", 3, SHA)]
+    scripted.rest = (200, {}, json.dumps([{"type": "file", "path": "x", **lacking}]).encode())
+    with pytest.raises(HubRefused, match="without"):
+        list(api.tree("a/b", SHA))
+
+
 @pytest.mark.parametrize("following", ["{url}", "/api/models/a/b/commits/main"])
 def test_a_listing_that_leads_back_ends_at_once(api: HubApi, scripted: Scripted, following: str) -> None:
     link = following.format(url=f"{scripted.url}/api/models/a/b/commits/main")
