@@ -25,6 +25,9 @@ class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
+class UnsafeName(CheckpointError, code="checkpoint.unsafe_name"):
+    message = "{file} names a tensor {tensor}; control characters and bidirectional marks are not published to a Hub"
+    hint = "do not use this checkpoint before you know who made it; a folder as the target takes any name"
 class NameTooLong(CheckpointError, code="checkpoint.name_too_long"):
     message = "{file}: a part of its path has {bytes} bytes, and file systems take {most}"
     hint = "rename the source file that it is called after, or leave it out with --exclude"

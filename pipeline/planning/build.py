@@ -23,7 +23,15 @@ from reshard.pipeline.checkpoint.discover import (
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
-from reshard.pipeline.errors import BadSize, CheckpointError, NameTooLong, PathTaken, TooLargeForHub, UnsafePath
+from reshard.pipeline.errors import (
+    BadSize,
+    CheckpointError,
+    NameTooLong,
+    PathTaken,
+    TooLargeForHub,
+    UnsafeName,
+    UnsafePath,
+)
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.model import (
@@ -48,7 +56,7 @@ from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.select import retyped_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
-from reshard.pipeline.text import unsafe_path
+from reshard.pipeline.text import printable, unsafe_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +112,12 @@ class Known:
 def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
-    Raises Oversize, SizeTooSmall, TooLargeForHub, NameTooLong, PathTaken, UnsafePath.
+    Raises Oversize, SizeTooSmall, TooLargeForHub, NameTooLong, PathTaken, UnsafePath, UnsafeName.
     """
     options, opened, before = known.request.options, known.opened, known.before
+    on_hub = known.request.target.kind == "hub"
+    if on_hub:
+        _check_names(opened)
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes: list[str] = []
@@ -116,14 +127,14 @@ def make_plan(known: Known) -> Plan:
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
         notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
-    if known.request.target.kind == "hub":
+    if on_hub:
         _refuse_too_large(shards)
     carried, left_out = sort_out(known.listing, known.found, opened, options)
     edits = _edits(known, {file.path for file in carried})
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
-    _check_paths([s.path for s in shards], written | {f.path for f in carried}, known.request.target.kind == "hub")
+    _check_paths([s.path for s in shards], written | {f.path for f in carried}, on_hub)
     reused = () if opened.checkpoints else _reused(known)
     stays = written | {*reused} | {f.path for f in carried} | {CARD}
     deletes = _deletes(outputs, before, stays, options)
@@ -180,6 +191,19 @@ def _check_paths(shards: Sequence[str], written: set[str], on_hub: bool) -> None
         for folder in PurePosixPath(path).parents:
             if (taken := folder.as_posix()) in written or taken == CARD:
                 raise PathTaken(file=path, other=taken, why="one is a file where the other needs a folder")
+
+
+def _check_names(opened: Opened) -> None:
+    """Raises UnsafePath, UnsafeName for names of the source that nobody should be shown from an index on the Hub."""
+    for file in opened.files:
+        if why := unsafe_path(file.path):
+            raise UnsafePath(file="the source", path=repr(file.path), why=why)
+    for checkpoint in opened.checkpoints:
+        names = [tensor.name for tensor in checkpoint.tensors]
+        if printable(together := "".join(names)) != together:  # all at once: there may be 500,000
+            bad = next(tensor for tensor in checkpoint.tensors if printable(tensor.name) != tensor.name)
+            where = next((piece.file for piece in bad.pieces), 0)
+            raise UnsafeName(file=opened.files[where].path, tensor=repr(bad.name)[:300])
 
 
 def _refuse_too_large(shards: Sequence[Shard]) -> None:

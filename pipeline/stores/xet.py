@@ -39,7 +39,7 @@ from reshard.pipeline.limits import (
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
-from reshard.pipeline.stores.answers import Reconstruction, XetToken
+from reshard.pipeline.stores.answers import Reconstruction
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing

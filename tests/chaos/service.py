@@ -6,6 +6,7 @@ every tensor is equal by a reader of its own, and bytes were copied twice only a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -47,6 +48,7 @@ FILES, SHARDS = 4, 4  # source files, and shards of each
 SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
 PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
 USER, TOKEN = "us", "hf_us"
+RELOADED = f"{USER}/reloaded"  # the same model stored plainly, with a config, so that a reload child is started for it
 
 
 class Violated(AssertionError):
@@ -105,8 +107,9 @@ class Service:
         self._command = command
         self._machines = machines
         self._starting: dict[Proc, Machine] = {}
+        self._killed: set[Proc] = set()
         self._environment = {
-            "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "RESHARD_LEASE": str(LEASE),
+            "HF_ENDPOINT": hub.endpoint, "RESHARD_LEASE": str(LEASE),
             "RESHARD_BACKOFF_FIRST": "0.2", "RESHARD_BACKOFF_MAX": "2", "PYTHONPATH": str(ROOT),
         } | environment  # fmt: skip
         self.kills = 0  # of processes that copy, since the last submission
@@ -114,9 +117,7 @@ class Service:
 
     def __enter__(self) -> Service:
         self.broker.start()
-        self.machines = [
-            Machine(self.folder / f"machine-{n}", self.broker.url, **self._environment) for n in range(self._machines)
-        ]
+        self.machines = [self._machine(self.folder / f"machine-{n}") for n in range(self._machines)]
         self.workers = [self._worker(n) for n in range(self._machines)]
         self.controls = [self._control()]
         self._client = self.broker.client()
@@ -222,6 +223,7 @@ class Service:
             self._kill(control)
 
     def _kill(self, process: Proc) -> None:
+        self._killed.add(process)
         process.kill()
         self._starting.pop(process, None)
 
@@ -242,15 +244,38 @@ class Service:
 
     def mend(self) -> None:
         """Start again whatever is dead. Nobody waits for it: whoever is there already goes on meanwhile."""
+        for process in (*self.workers, *self.controls):
+            if not process.alive() and not {process} & {*self._killed, *self._starting}:
+                self._killed.add(process)  # to be said once
+                raise Violated("alive", f"{process.name} ended by itself\n{process.said()[-3000:]}")
         if not self.broker.alive():
             self.broker.start()
-            # A worker whose broker dies at a bad moment may end of it, and whoever supervises it starts it again.
+            # A worker whose broker dies while it starts ends of it, and whoever supervises it starts it again.
             self._starting = {process: machine for process, machine in self._starting.items() if process.alive()}
         self._all_there()
         for n, worker in enumerate(self.workers):
             if not worker.alive():
                 self.workers[n] = self._worker(n)
         self.controls = [control for control in self.controls if control.alive()] or [self._control()]
+
+    def mend_and_wait(self) -> None:
+        """The same, and all workers are there with their children, as the broker that runs now has heard."""
+        self.mend()
+        self._all_there()
+
+        def there() -> bool:
+            announced = {found.pid for found in self.store.processes()}
+            return all(w.pid in announced and len(w.children()) >= CONCURRENCY for w in self.workers)
+
+        wait_for(there, "all workers' signs of life", PATIENCE)
+
+    def _machine(self, folder: Path) -> Machine:
+        """One whose token and credentials are in files, so that they can go bad while its worker runs."""
+        machine = Machine(folder, self.broker.url, RESHARD_CREDENTIALS=str(credentials(folder)), **self._environment)
+        token(folder).parent.mkdir(exist_ok=True)
+        token(folder).write_text(TOKEN)
+        credentials(folder).touch()
+        return machine
 
     def _worker(self, n: int) -> Proc:
         return self._launched(self.machines[n], "worker", self._command(CONCURRENCY))
@@ -312,9 +337,20 @@ class Service:
         for worker in self.workers:
             worker.wait(60)
 
-    def leftovers(self) -> list[Path]:
-        """What lies in the machines' temporary folders; nothing does when their workers have ended."""
-        return [path for machine in self.machines for path in machine.tmpdir.iterdir()]
+    def leftovers(self) -> list[str]:
+        """What workers that have ended left in the machines' temporary folders and in kombu's records: nothing."""
+        files = [str(path) for machine in self.machines for path in machine.tmpdir.glob("*")]
+        return files + [key.decode() for key in self.store.redis.scan_iter(match="*unacked*")]
+
+
+def token(folder: Path) -> Path:
+    """The file that holds the token of the machine in ``folder``."""
+    return folder / "hf" / "token"
+
+
+def credentials(folder: Path) -> Path:
+    """Its list of further credentials, which is empty."""
+    return folder / "credentials.toml"
 
 
 # ---------------------------------------------------------------------------------------------------------- models
@@ -331,15 +367,17 @@ def model(transport: Transport) -> str:
 def put_models(hub: HubProcess, folder: Path) -> None:
     """One model twice: stored plainly, and sent by the Hub's own client over Xet.
 
-    It has no config: its reload would take each worker that was killed five seconds to warm up again.
+    It has no config: its reload would take each worker that was killed five seconds to warm up again. RELOADED has one.
     """
     model = folder / "model"
     save_sharded(model, numbered(arrays(64, MATRIX), FILES))
     add_friends(model)
     (model / "config.json").unlink()
     files = {path.name: path.read_bytes() for path in model.iterdir()}
-    hub.admin.create_repo(f"{USER}/plain")
-    hub.admin.put_files(f"{USER}/plain", files, lfs=[name for name in files if name.endswith(".safetensors")])
+    config = {"config.json": json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode()}
+    for repo, more in ((f"{USER}/plain", {}), (RELOADED, config)):
+        hub.admin.create_repo(repo)
+        hub.admin.put_files(repo, files | more, lfs=[name for name in files if name.endswith(".safetensors")])
     hub.admin.create_repo(f"{USER}/xet")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     env = inherited | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}

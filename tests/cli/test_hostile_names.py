@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reshard.cli.output import Output
 from tests.cli.conftest import Run
 
 ESC, BIDI = "\x1b[2J\x07\x9b", "\u202e"
@@ -24,6 +25,18 @@ def hostile(tmp_path: Path) -> Path:
     (folder / f"notes{ESC}{BIDI}\nforged: line.txt").write_text("x")
     (folder / f".env{ESC}{BIDI}").write_text("x")
     return folder
+
+
+def test_whatever_is_printed_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also by a command that does not think of it."""
+    text = f"a{ESC}{BIDI}\n\tb"
+    for output in (Output(), Output(quiet=True), Output(json=True)):
+        output.result({"name": text}, text, text)
+        output.say(text)
+    printed = capsys.readouterr()
+    assert not RAW & set(printed.out + printed.err)
+    escaped = "a\\x1b[2J\\x07\\x9b\\u202e\n"
+    assert (printed.out.count(escaped), printed.err.count(escaped)) == (2, 1), "text and bare; what was said"
 
 
 def test_listings_reports_and_errors_show_names_escaped(hostile: Path, tmp_path: Path, reshard: Run) -> None:

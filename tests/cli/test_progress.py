@@ -13,6 +13,9 @@ import pytest
 from reshard.cli import progress
 from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace"]
 
 
 class Clock:
@@ -98,3 +101,27 @@ def test_times_are_said_in_the_largest_unit_of_which_there_are_two(monkeypatch: 
         "2 h ago",
         "2 d ago",
     ]
+
+
+def test_on_a_terminal_it_asks_before_what_not_everyone_sees_is_made_public(
+    model: Path, tmp_path: Path, namespace: Namespace, clean: dict[str, str]
+) -> None:
+    source, target = namespace.repo("secret"), namespace.repo("shown")
+    namespace.admin.create_repo(source, visibility="private")
+    namespace.admin.put_files(source, {"model.safetensors": (model / "model.safetensors").read_bytes()})
+    command = [Path(sys.executable).parent / "reshard", "run", source, "--to", target, "--size", "3300B", "--public"]
+    env = clean | {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    for answer, code in ((b"n\n", 130), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as run:
+            os.close(theirs)
+            seen = b""
+            while chunk := read(ours):
+                seen += chunk
+                if b"for everyone to see?" in seen and answer:
+                    assert not any(line["path"] == "/api/repos/create" for line in namespace.admin.log())
+                    os.write(ours, answer)
+                    answer = b""
+        os.close(ours)
+        assert (run.returncode, answer) == (code, b""), seen.decode()
+    assert namespace.admin.state(target)["visibility"] == "public"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-from reshard.pipeline.errors import ReshardError, UnsafePath
+from reshard.pipeline.errors import ReshardError, UnsafeName, UnsafePath
 from tests.pipeline.conftest import Run
 from tests.support.hub.fixtures import Namespace
 
@@ -96,3 +97,32 @@ def test_a_name_that_terminals_obey_is_refused_for_the_hub(
     with pytest.raises(UnsafePath, match="no path may have"):
         go(folder, on_hub.repo("target"), size=SIZE)
     assert not any("/repos/create" in line["path"] for line in on_hub.admin.log())
+
+
+@pytest.mark.parametrize("name", ["no\x1b[2Jrm", "bell\x07", "nul\0", "new\nline", "evil\u202ethgiew", "c1\x9b"])
+def test_a_tensor_whose_name_terminals_obey_is_refused_for_the_hub(
+    tmp_path: Path, on_hub: Namespace, go: Run, name: str
+) -> None:
+    folder = weights(tmp_path / "model")
+    tensors = {"good": np.zeros(4, np.float32), f"layer.{name}.weight": np.ones(4, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    go(folder, tmp_path / "out", size=SIZE)
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
+    with pytest.raises(UnsafeName, match="names a tensor 'layer") as error:
+        go(folder, on_hub.repo("target"), size=SIZE)
+    assert error.value.code == "checkpoint.unsafe_name" and repr(name)[1:-1] in str(error.value)
+    assert not any("/repos/create" in line["path"] for line in on_hub.admin.log())
+
+
+def test_a_source_file_whose_name_terminals_obey_is_refused_for_the_hub(
+    tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    """Its shards have another name, and the manifest would show it."""
+    folder = weights(tmp_path / "model")
+    part = "a\x1b[2J.safetensors"
+    (folder / "model.safetensors").rename(folder / part)
+    index = {"metadata": {}, "weight_map": {f"l{i}": part for i in range(5)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    go(folder, tmp_path / "out", size=SIZE)
+    with pytest.raises(UnsafePath, match="no path may have"):
+        go(folder, on_hub.repo("target"), size=SIZE)

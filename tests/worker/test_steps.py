@@ -131,7 +131,7 @@ def test_what_not_everyone_sees_is_made_public_only_where_the_operator_allows_it
     namespace.admin.create_repo(source.repo, **seen_by)
     namespace.admin.put_files(source.repo, {path.name: path.read_bytes() for path in bench.source.iterdir()})
     for allowed in (False, True):
-        bench.settings = Settings(allow_public=allowed)
+        bench.settings = Settings(allow_public=True) if allowed else Settings()
         options = Options(size=SIZE + allowed, visibility="public")
         bench.id = bench.store.submit(Request(source=source, target=target, options=options)).id
         bench.step()

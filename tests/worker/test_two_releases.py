@@ -67,6 +67,22 @@ def test_no_default_has_changed() -> None:
     assert Request(source=Hub(repo="a/b"), target=Hub(repo="a/c")).priority == "interactive"
 
 
+class NewerOptions(Options):
+    crop: int = 0
+
+
+class NewerRequest(Request):
+    options: NewerOptions = NewerOptions()
+
+
+def test_a_request_has_the_same_key_in_a_release_with_one_more_option() -> None:
+    """Or every client of the other release would submit, as a second job, what is done already."""
+    asked = json.loads(ask().stored())
+    assert NewerRequest.model_validate(asked).key() == Request.model_validate(asked).key()
+    asked["options"] = {"crop": 1}
+    assert NewerRequest.model_validate(asked).key() != ask().key()
+
+
 # ------------------------------------------------------------------------------------------------- who carries it out
 
 NEWS = {

@@ -84,7 +84,7 @@ def failed(kind: str, error: ReshardError) -> None:
 
 def succeeded(kind: str) -> None:
     """In a child: a unit of this kind was done. Another kind proves nothing: plans are made without a disk."""
-    if _shared[_COUNT] and _cause().get("kind") == kind:
+    if (_shared[_COUNT] or not _shared[_WELL]) and _cause().get("kind") == kind:
         _shared[_COUNT], _shared[_WELL] = 0, 1
 
 

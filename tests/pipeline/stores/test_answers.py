@@ -20,6 +20,8 @@ from reshard.pipeline.doctor.probes import probe_hub
 from reshard.pipeline.errors import HubRefused, ReshardError
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.places import Hub
+from reshard.pipeline.stores import hub_api
+from reshard.pipeline.stores.answers import HistoryItem
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Credentials, Reference
 from reshard.pipeline.stores.http import HubSource
@@ -345,6 +347,18 @@ def test_a_size_that_is_no_number_says_nothing(api: HubApi, scripted: Scripted, 
         assert error.code == "source.changed"
 
 
+@pytest.mark.parametrize("lacking", [{"size": 3}, {"oid": SHA}, {"lfs": {"oid": OID}}])
+def test_a_file_is_listed_with_its_size_and_a_hash_or_not_at_all(
+    api: HubApi, scripted: Scripted, lacking: dict[str, object]
+) -> None:
+    whole = [{"type": "directory", "path": "a"}, {"type": "file", "path": "x", "size": 3, "oid": SHA}]
+    scripted.rest = (200, {}, json.dumps(whole).encode())
+    assert [(file.path, file.size, file.oid) for file in api.tree("a/b", SHA)] == [("x", 3, SHA)]
+    scripted.rest = (200, {}, json.dumps([{"type": "file", "path": "x", **lacking}]).encode())
+    with pytest.raises(HubRefused, match="without"):
+        list(api.tree("a/b", SHA))
+
+
 @pytest.mark.parametrize("following", ["{url}", "/api/models/a/b/commits/main"])
 def test_a_listing_that_leads_back_ends_at_once(api: HubApi, scripted: Scripted, following: str) -> None:
     link = following.format(url=f"{scripted.url}/api/models/a/b/commits/main")
@@ -352,6 +366,17 @@ def test_a_listing_that_leads_back_ends_at_once(api: HubApi, scripted: Scripted,
     with pytest.raises(HubRefused, match="next page"):
         list(api.commits("a/b", "main"))
     assert len(scripted.asked) == 1
+
+
+def test_a_listing_without_an_end_ends(api: HubApi, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_api, "PAGES_MAX", 5)
+    for page in range(9):
+        link = f"/api/models/a/b/commits/main?p={page + 1}"
+        body = json.dumps([{"id": SHA}]).encode()
+        scripted.answers[f"p={page}"] = (200, {"link": f'<{link}>; rel="next"'}, body)
+    with pytest.raises(HubRefused, match="next page"):
+        list(api.pages(HistoryItem, "/api/models/a/b/commits/main", {"p": "0"}))
+    assert len(scripted.asked) == 5
 
 
 def test_a_list_of_pull_requests_that_repeats_itself_ends(api: HubApi, scripted: Scripted) -> None:

@@ -19,7 +19,7 @@ from reshard.pipeline.stores import network
 from reshard.pipeline.stores.carry import read_whole
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing, send
 from reshard.pipeline.stores.network import is_public
 from reshard.pipeline.tensors import StoredFile
@@ -29,6 +29,7 @@ from tests.support.hub.fixtures import Namespace
 
 SECRET = b"instance-role: admin"
 PUBLIC = "93.184.215.14"
+STATUSES = {"broken": 500, "denied": 403}  # what is answered to a path that ends in this
 
 
 class Internal(ThreadingHTTPServer):
@@ -40,7 +41,8 @@ class Internal(ThreadingHTTPServer):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 asked.append(self.path)
-                self.send_response(500 if "broken" in self.path else 200)
+                self.send_response(STATUSES.get(self.path.rpartition("/")[2], 200))
+                self.send_header("x-error-code", "GatedRepo")
                 self.send_header("content-length", str(len(SECRET)))
                 self.send_header("x-error-message", "the password is swordfish")
                 self.end_headers()
@@ -53,8 +55,13 @@ class Internal(ThreadingHTTPServer):
 
         super().__init__((host, 0), Handler)
         self.asked = asked
+        self.connections = 0
         self.url = f"http://{host}:{self.server_address[1]}/latest/meta-data"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def verify_request(self, *_: object) -> bool:
+        self.connections += 1
+        return True
 
 
 @pytest.fixture
@@ -129,18 +136,29 @@ def test_a_public_hub_leads_to_no_private_address(
     assert internal.asked == []
 
 
-def test_another_host_is_reached_by_https_alone(api: HubApi, names: dict[str, list[list[str]]]) -> None:
-    names["public.test"] = [[PUBLIC]]
-    with pytest.raises(UnsafeRedirect, match="by https"):
-        api.call("GET", "http://public.test/x")
+def test_a_public_hub_leads_by_https_only_and_to_no_other_port_of_its_own(
+    hub: HubAdmin, namespace: Namespace, api: HubApi, internal: Internal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "is_public", lambda address: True)
+    with Internal("127.0.0.1") as beside:
+        for server in (internal, beside):
+            with pytest.raises(UnsafeRedirect, match="by https"):
+                content(bait(hub, namespace, api, server.url))
+            hub.clear_faults()
+            assert (server.connections, server.asked) == (0, [])
+        beside.shutdown()
 
 
-def test_a_content_store_is_checked_like_any_other_host(hub: HubAdmin, api: HubApi, internal: Internal) -> None:
-    body = json.dumps({"casUrl": internal.url.replace("http:", "https:"), "accessToken": "t"})
-    hub.fault("/xet-read-token/", "status", status=200, body=body)
-    with pytest.raises(UnsafeRedirect, match=r"127\.0\.0\.2"):
-        api.xet_token("/api/models/a/b/xet-read-token/main")
-    assert internal.asked == []
+def test_a_content_store_has_no_private_address_either(
+    hub: HubAdmin, namespace: Namespace, api: HubApi, internal: Internal
+) -> None:
+    """hf_xet connects to it, past all that is checked here at a connection."""
+    route = f"/api/models/{namespace.repo('bait')}/xet-read-token/main"
+    for url in (internal.url, internal.url.replace("http:", "https:")):
+        answer = {"casUrl": url, "accessToken": "x", "exp": 2_000_000_000}
+        hub.fault("/xet-read-token/", "status", status=200, body=json.dumps(answer), times=1)
+        with pytest.raises(UnsafeRedirect, match=r"127\.0\.0\.2"):
+            api.xet_token(route)
 
 
 def test_a_hub_whose_name_was_not_found_for_a_moment_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +204,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
     client = network.GuardedClient(network.Guard("https://127.0.0.1:1"), {})
     with client, pytest.raises(httpx2.ConnectError):  # it was reached, and speaks no TLS
         client.get(f"https://rebinds.test:{internal.server_address[1]}/x")
+    assert internal.connections == 1
     assert address == ["127.0.0.2"] and names["rebinds.test"] == [["127.0.0.1"], ["127.0.0.1"]], "it was asked once"
 
 
@@ -237,10 +256,13 @@ def test_a_private_hub_leads_to_its_own_network_but_to_no_link_local_address(
     assert len(internal.asked) == 1
     with pytest.raises(UnsafeRedirect):
         api.call("GET", "http://metadata.test/latest")
+    with pytest.raises(Refusal) as refused:
+        api.call("GET", f"{internal.url}/denied")
+    assert (refused.value.code, refused.value.why) == ("", "403 from 127.0.0.2"), "its own words count for nothing"
 
 
 @pytest.mark.parametrize("listed", [{}, {"size": 7}])
-@pytest.mark.parametrize("path", ["", "/broken"])
+@pytest.mark.parametrize("path", ["", "/broken", "/denied"])
 def test_an_error_tells_nothing_of_what_another_host_sent(
     hub: HubAdmin, namespace: Namespace, context: Context, internal: Internal, listed: dict[str, object], path: str
 ) -> None:
