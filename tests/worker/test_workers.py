@@ -18,6 +18,7 @@ from celery import Celery
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
+from reshard.worker.local import worker_command
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
@@ -166,14 +167,30 @@ def test_a_second_request_after_the_job_is_done_finds_it_published(site: Site) -
     assert first.published is not None and again.published["commit"] == first.published["commit"]
 
 
+# A worker whose Celery never hears of a child's end, as it often does not: it looks when the child's pipe closes, which
+# is a moment before the child can be reaped, and then not for five seconds.
+DEAF = """
+from celery.__main__ import main
+from celery.concurrency.asynpool import AsynPool
+
+assert AsynPool._event_process_exit and AsynPool.timers
+AsynPool._event_process_exit = lambda self, hub, proc: self._untrack_child_process(proc, hub)
+AsynPool.timers = {}
+main()
+"""
+
+
 def test_a_killed_child_is_replaced_and_the_job_goes_on(site: Site) -> None:
+    """By our own look, which does not wait for Celery's."""
+    python, module, celery, *arguments = worker_command(1)
+    assert (module, celery) == ("-m", "celery")
     site.slow()
-    worker = site.machine.worker()
+    worker = site.machine.start("worker", [python, "-c", DEAF, *arguments])
     job = site.submit()
     unit = site.copying(job)
     os.kill(child_of(worker, site.store.get(job), unit), signal.SIGKILL)
-    wait_for(lambda: any(e["kind"] == "lost" for _, e in site.store.events(job)), "the loss being noticed")
     site.space.admin.clear_faults()
+    wait_for(lambda: any(e["kind"] == "lost" for _, e in site.store.events(job)), "the loss being noticed")
     site.assert_published_once(job)
 
 
@@ -319,19 +336,20 @@ def test_work_that_kills_its_worker_each_time_ends_as_a_failed_job(site: Site) -
     killed: set[int] = set()
 
     def killed_until_it_ended() -> Job | None:
-        """Kills whoever copies; the attempts before it are over, because nobody else is there."""
+        """Kills whoever copies, but not who claims a group once more and is about to refuse it."""
         seen = site.store.get(job)
-        copiers = {int(h.worker.rpartition(".")[2]) for h in seen.claims if h.unit.startswith("group")}
+        copies = [h for h in seen.claims if h.unit.startswith("group") and h.attempt == 1]
+        copiers = {int(h.worker.rpartition(".")[2]) for h in copies}
         for pid in copiers & set(worker.children()) - killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         return seen if seen.state.ended else None
 
-    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 300)
+    seen = wait_for(killed_until_it_ended, "the end of a job that kills its workers", 120)
     assert seen is not None
     assert seen.state == JobState.failed
     assert seen.error is not None and seen.error["code"] == "job.attempts"
-    assert len(killed) >= 4  # each group had its one attempt, and a second one was refused
+    assert len(killed) == 4  # each group had its one attempt, and a second one was refused
     assert worker.alive()
 
 
@@ -354,15 +372,19 @@ def sockets(pid: int) -> int:
     return found
 
 
-@pytest.mark.slow
 def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site) -> None:
     """docs/operations.md says how many of them are the broker's."""
     others = len(site.client.client_list())
     worker = site.machine.worker(concurrency=1)
-    site.assert_published_once(site.submit("first"), "first")
+    site.assert_published_once(site.submit("first", transport="http"), "first")
+    # Which of hf_xet's requests overlap is chance, and each that does keeps a connection. Answered late, all that may
+    # overlap do, so that later jobs find as many connections as they can ever use.
+    site.space.admin.fault("/_cas/", "delay", seconds=0.1)
+    site.assert_published_once(site.submit("second", transport="xet"), "second")
+    site.space.admin.clear_faults()
     (child,) = worker.children()
     before = sockets(child)
-    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet", "http"))]
+    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet", "http", "xet"))]
     assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
     assert worker.children() == [child], "it was not replaced"
     assert sockets(child) <= before
