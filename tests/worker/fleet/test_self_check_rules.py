@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from reshard.pipeline.errors import (
     TokenMissing,
 )
 from reshard.worker.fleet import self_check
-from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.fleet.fleet import RESTING, Fleet
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import REST_AFTER
 from tests.support.procs import wait_for
+from tests.worker.conftest import age, another, ask, claimed
+from tests.worker.test_self_check import process
+from tests.worker.test_steps import DISK, EXPIRED
 
 ME = "here:1"
 PACKAGE = PackageMissing(what="no module named x")
@@ -119,3 +124,18 @@ def test_a_fault_that_no_try_sees_lets_it_rest_the_second_time_and_longer_each_t
     assert not machine.fails(PACKAGE)
     assert machine.fails(PACKAGE)
     assert pauses(caplog) == ["5", "10", "20", "5"], "the pause starts anew"
+
+
+def test_a_resting_worker_is_waited_for_unless_it_rests_for_the_same_cause_or_for_long(store: JobStore) -> None:
+    for name in ("a:1", "b:2"):
+        announce(store.redis, process(name))
+    fleet, bad = Fleet(store), another(store, "a:1.10")
+    fleet.rest("b:2", DISK.to_dict())
+    job, other = (store.submit(ask(name)).id for name in ("one", "two"))
+    assert bad.hand_over(claimed(bad, job, "plan"), DISK.to_dict()) == "alone"
+    assert bad.hand_over(claimed(bad, other, "plan"), EXPIRED.to_dict()) == "ok"
+    assert bad.claim(other) is None
+    fault = json.loads(store.redis.hget(RESTING, "b:2"))
+    store.redis.hset(RESTING, "b:2", json.dumps(fault | {"since": fault["since"] - 601}))
+    age(store, other, 10)
+    assert bad.hand_over(claimed(bad, other, "plan"), EXPIRED.to_dict()) == "alone"
