@@ -131,7 +131,12 @@ class SelfCheck:
             self._pause, self._doubted, _shared[_WELL] = 0.0, False, 0
         self._tried_for = self._cause or _cause()
         command = [sys.executable, "-P", "-m", __name__, json.dumps(self._tried_for)]
-        self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        try:
+            self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        except (OSError, MemoryError) as error:
+            log.warning("this worker cannot try itself: %s", error)
+            self._rest(self._tried_for)
+            return
         self._tried = time.monotonic()
 
     def _look(self, process: subprocess.Popen[bytes]) -> None:
@@ -147,10 +152,14 @@ class SelfCheck:
                 log.warning("this worker found itself fit, and takes work again")
             self._doubted |= self._cause is None
             self._cause, _shared[_COUNT] = None, 0
-        elif ended == 0 and said:
-            self._rest({name: value for name, value in self._tried_for.items() if name in _FACTS} | json.loads(said))
-        else:
-            self._rest(self._tried_for)
+            return
+        found = self._tried_for
+        if ended == 0 and said:
+            try:
+                found = {name: value for name, value in found.items() if name in _FACTS} | json.loads(said)
+            except ValueError:
+                log.warning("this worker's try of itself said something else: %r", said[:200])
+        self._rest(found)
 
     def _unseen(self) -> bool:
         """Whether a fault may be there that a try does not see, when what is found fit has failed again since."""

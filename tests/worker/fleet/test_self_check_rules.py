@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from reshard.pipeline.errors import (
+    BrokerUnavailable,
     CredentialUnknown,
     PackageMissing,
     ReshardError,
@@ -25,7 +28,7 @@ from reshard.worker.settings import REST_AFTER
 from tests.support.procs import wait_for
 from tests.worker.conftest import age, another, ask, claimed
 from tests.worker.test_self_check import process
-from tests.worker.test_steps import DISK, EXPIRED
+from tests.worker.test_steps import DISK, EXPIRED, raising
 
 ME = "here:1"
 PACKAGE = PackageMissing(what="no module named x")
@@ -124,6 +127,46 @@ def test_a_fault_that_no_try_sees_lets_it_rest_the_second_time_and_longer_each_t
     assert not machine.fails(PACKAGE)
     assert machine.fails(PACKAGE)
     assert pauses(caplog) == ["5", "10", "20", "5"], "the pause starts anew"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), OSError(errno.EAGAIN, "no pid"), MemoryError()])
+def test_a_machine_that_cannot_start_a_try_rests_and_tries_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(self_check.subprocess, "Popen", raising(error))
+        assert machine.fails(FOLDER)
+        machine.check._next = 0.0
+        assert machine.tried()
+    assert pauses(caplog) == ["5", "10"]
+    machine.check._next = 0.0
+    assert not machine.tried()
+
+
+def test_a_try_that_says_something_else_is_a_fault(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho no JSON")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert machine.fails(FOLDER)
+    assert machine.fleet.resting()[ME].code == FOLDER.code
+
+
+def test_a_broker_that_goes_away_while_a_worker_says_that_it_rests_does_not_end_the_worker(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from reshard.worker.app import Drained  # which needs a broker's URL to be imported at all
+
+    step = Drained.__new__(Drained)
+    step._begun, step._self_check, step._fleet, step._name = True, machine.check, machine.fleet, ME
+    monkeypatch.setattr(self_check.subprocess, "Popen", raising(OSError(errno.ENOMEM, "no memory")))
+    monkeypatch.setattr(machine.fleet, "_workers", raising(BrokerUnavailable(url="redis://here", why="gone")))
+    for _ in range(REST_AFTER):
+        self_check.failed("plan", FOLDER)
+    step._look(None)
+    assert "the broker is unavailable" in caplog.text
+    assert machine.check.rests(), "it rests, though it could not say so"
 
 
 def test_a_resting_worker_is_waited_for_unless_it_rests_for_the_same_cause_or_for_long(store: JobStore) -> None:
