@@ -8,6 +8,7 @@ process of its own, so that neither a slow Hub nor a full memory stops the main 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import mmap
@@ -49,6 +50,7 @@ _TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
 # What the children tell the main process: failures in a row, 1 when a unit was done since the last rest, the cause.
 _shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
 _COUNT, _WELL, _CAUSE = 0, 1, 2
+_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # of the machine, or of the limits of its user
 _FACTS = ("needed", "endpoint")  # what a try has to know of an error
 # Errors that a request can cause on a fit machine, by a credential or a source that does not exist, and of which a try
 # sees whether the machine caused them. Of others, such as missing packages, a try may see nothing.
@@ -70,6 +72,8 @@ def named(error: Exception, tmpdir: Path | None) -> ReshardError:
         where, why = error.filename or tmpdir, error.strerror or str(error)
         if error.errno in FULL:
             return ResourceError(what=f"no room on {where}: {why}")
+        if error.errno in _EXHAUSTED:
+            return ResourceError(what=f"memory, processes or open files ran out where the work is done: {why}")
         if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
             return TempDirUnusable(path=str(tmpdir), why=why)
     log.error("it failed for an unknown reason", exc_info=error)

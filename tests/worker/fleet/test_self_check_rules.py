@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from reshard.pipeline.errors import (
     CredentialUnknown,
     PackageMissing,
     ReshardError,
+    ResourceError,
     SourceNotFound,
     TempDirUnusable,
     TokenMissing,
@@ -127,6 +129,13 @@ def test_a_fault_that_no_try_sees_lets_it_rest_the_second_time_and_longer_each_t
     assert not machine.fails(PACKAGE)
     assert machine.fails(PACKAGE)
     assert pauses(caplog) == ["5", "10", "20", "5"], "the pause starts anew"
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOSPC])
+def test_what_runs_out_is_the_machine_s_fault_and_other_errors_are_not(number: int, tmp_path: Path) -> None:
+    named = self_check.named(OSError(number, os.strerror(number)), tmp_path)
+    assert isinstance(named, ResourceError) and named.blames_worker and os.strerror(number) in str(named)
+    assert not self_check.named(OSError(errno.EBADF, "a bug"), tmp_path).blames_worker
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), OSError(errno.EAGAIN, "no pid"), MemoryError()])
