@@ -188,18 +188,25 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             assert [known.id for known in store.recent()] == [job] and store.processes() == []
             store.cancel(job)
             assert store.get(job).state == "cancelled"
-            assert durability(store.redis, "here").state == "ok"
+            assert "does not show this user appendfsync" in durability(store.redis, "here").warning
+            assert durability(whole, "here").state == "ok"
             Fleet(store).paused()
             catalogs = Catalogs(store)
             catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
             catalogs.cancel("mine")
-            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG SET save 1", "ACL LIST"]
-            for command in [*forbidden, "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
+            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG GET requirepass", "CONFIG SET save 1"]
+            for command in [*forbidden, "ACL LIST", "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     store.redis.execute_command(*command.split())
     finally:
         server.terminate()
         server.wait()
+
+
+def test_the_user_of_clients_in_the_security_page_is_the_one_of_the_compose_file() -> None:
+    words = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["broker"]["command"]
+    user = " ".join(words[words.index("--user") + 1 :]).replace("${BROKER_CLIENT_PASSWORD:?set it}", "PASSWORD")
+    assert re.findall(r"^    user (client .*)$", (ROOT / "docs/security.md").read_text(), re.M) == [user]
 
 
 def test_the_commands_of_deployments_exist() -> None:

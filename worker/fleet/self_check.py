@@ -1,13 +1,14 @@
 """How a worker notices that the fault is its own, rests, and comes back.
 
 Its children count the failures in a row that blame the machine and not the job (``ReshardError.blames_worker``): a full
-disk, a temporary folder that is gone, a token that was revoked. After REST_AFTER the main process takes no more work,
-as if it were drained, and tries itself at growing intervals. A try is a process of its own, so that neither a slow Hub
-nor a full memory stops the main process's event loop.
+disk, a temporary folder that is gone, a token that was revoked. After REST_AFTER the main process tries itself. When a
+fault is found it takes no more work, as if it were drained, and tries itself again at growing intervals. A try is a
+process of its own, so that neither a slow Hub nor a full memory stops the main process's event loop.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import mmap
@@ -49,7 +50,11 @@ _TOKEN_ERRORS = (TokenMissing.code, TokenRefused.code)
 # What the children tell the main process: failures in a row, 1 when a unit was done since the last rest, the cause.
 _shared = mmap.mmap(-1, 8192)  # anonymous and shared, as in drain.py
 _COUNT, _WELL, _CAUSE = 0, 1, 2
+_EXHAUSTED = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)  # of the machine, or of the limits of its user
 _FACTS = ("needed", "endpoint")  # what a try has to know of an error
+# Errors that a request can cause on a fit machine, by a credential or a source that does not exist, and of which a try
+# sees whether the machine caused them. Of others, such as missing packages, a try may see nothing.
+_SEEN = ("access.", "source.")
 
 
 def named(error: Exception, tmpdir: Path | None) -> ReshardError:
@@ -67,6 +72,8 @@ def named(error: Exception, tmpdir: Path | None) -> ReshardError:
         where, why = error.filename or tmpdir, error.strerror or str(error)
         if error.errno in FULL:
             return ResourceError(what=f"no room on {where}: {why}")
+        if error.errno in _EXHAUSTED:
+            return ResourceError(what=f"memory, processes or open files ran out where the work is done: {why}")
         if tmpdir is not None and not (tmpdir.is_dir() and os.access(tmpdir, os.W_OK | os.X_OK)):
             return TempDirUnusable(path=str(tmpdir), why=why)
     log.error("it failed for an unknown reason", exc_info=error)
@@ -84,7 +91,7 @@ def failed(kind: str, error: ReshardError) -> None:
 
 def succeeded(kind: str) -> None:
     """In a child: a unit of this kind was done. Another kind proves nothing: plans are made without a disk."""
-    if (_shared[_COUNT] or not _shared[_WELL]) and _cause().get("kind") == kind:
+    if _cause().get("kind") == kind:
         _shared[_COUNT], _shared[_WELL] = 0, 1
 
 
@@ -103,16 +110,18 @@ class SelfCheck:
     def __init__(self, fleet: Fleet, worker: str) -> None:
         self._fleet, self._worker = fleet, worker
         self._cause: dict[str, Any] | None = None  # while it rests
+        self._tried_for: dict[str, Any] = {}
         self._try: subprocess.Popen[bytes] | None = None
         self._tried = self._next = 0.0
-        self._pause = 0.0  # seconds before the next try; it shrinks only when a unit was done
+        self._pause = 0.0  # seconds before the next try; it starts anew only when a unit was done
+        self._doubted = False  # it was found fit after a row of failures, and no unit was done since
 
     def rests(self) -> bool:
-        """Whether the worker rests now, to be asked every second; may raise redis-py's errors."""
-        if self._cause is None and _shared[_COUNT] >= REST_AFTER:
-            self._begin(_cause())
-        elif self._cause is not None:
-            self._look(self._cause)
+        """Whether the worker rests now, to be asked every second; may raise redis-py's errors and BrokerUnavailable."""
+        if self._try is not None:
+            self._look(self._try)
+        elif time.monotonic() >= self._next if self._cause is not None else _shared[_COUNT] >= REST_AFTER:
+            self._begin()
         return self._cause is not None
 
     def stop(self) -> None:
@@ -121,39 +130,52 @@ class SelfCheck:
             self._try.communicate()
             self._try = None
 
-    def _begin(self, cause: dict[str, Any]) -> None:
-        self._fleet.rest(self._worker, cause)
-        if _shared[_WELL]:
-            self._pause = 0.0
-        _shared[_WELL] = 0
-        self._cause, self._next = cause, time.monotonic() + self._pause
-        log.error("this worker rests after %s failures in a row that are its own: %s", REST_AFTER, cause["message"])
+    def _begin(self) -> None:
+        if self._cause is None and _shared[_WELL]:
+            self._pause, self._doubted, _shared[_WELL] = 0.0, False, 0
+        self._tried_for = self._cause or _cause()
+        command = [sys.executable, "-P", "-m", __name__, json.dumps(self._tried_for)]
+        try:
+            self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        except (OSError, MemoryError) as error:
+            log.warning("this worker cannot try itself: %s", error)
+            self._rest(self._tried_for)
+            return
+        self._tried = time.monotonic()
 
-    def _look(self, cause: dict[str, Any]) -> None:
-        if self._try is None:
-            if time.monotonic() >= self._next:
-                command = [sys.executable, "-P", "-m", __name__, json.dumps(cause)]
-                self._try = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-                self._tried = time.monotonic()
+    def _look(self, process: subprocess.Popen[bytes]) -> None:
+        ended = process.poll()
+        if ended is None and time.monotonic() - self._tried < SELF_CHECK_TIMEOUT:
             return
-        if self._try.poll() is None and time.monotonic() - self._tried < SELF_CHECK_TIMEOUT:
-            return
-        ended = self._try.poll()
-        self._try.kill()
-        said, _ = self._try.communicate()
+        process.kill()
+        said, _ = process.communicate()
         self._try = None
+        if ended == 0 and not said and not self._unseen():
+            if self._cause is not None:
+                self._fleet.awake(self._worker)
+                log.warning("this worker found itself fit, and takes work again")
+            self._doubted |= self._cause is None
+            self._cause, _shared[_COUNT] = None, 0
+            return
+        found = self._tried_for
+        if ended == 0 and said:
+            try:
+                found = {name: value for name, value in found.items() if name in _FACTS} | json.loads(said)
+            except ValueError:
+                log.warning("this worker's try of itself said something else: %r", said[:200])
+        self._rest(found)
+
+    def _unseen(self) -> bool:
+        """Whether a fault may be there that a try does not see, when what is found fit has failed again since."""
+        return self._cause is None and self._doubted and not self._tried_for["code"].startswith(_SEEN)
+
+    def _rest(self, cause: dict[str, Any]) -> None:
         self._pause = min(2 * self._pause or REST_FIRST, REST_MAX)
         self._next = time.monotonic() + self._pause
-        if ended == 0 and not said:
-            self._fleet.awake(self._worker)
-            self._cause, _shared[_COUNT] = None, 0
-            log.warning("this worker found itself fit, and takes work again")
-            return
-        if ended == 0:
-            found = {name: value for name, value in cause.items() if name in _FACTS} | json.loads(said)
-            self._fleet.rest(self._worker, found)
-            self._cause = cause = found
-        log.warning("this worker still rests, and tries itself again in %.0f s: %s", self._pause, cause["message"])
+        rests = "still rests" if self._cause else f"rests after {REST_AFTER} failures in a row that are its own"
+        log.error("this worker %s, and tries itself again in %.0f s: %s", rests, self._pause, cause["message"])
+        self._cause = cause
+        self._fleet.rest(self._worker, cause)
 
 
 def check(cause: Mapping[str, Any], settings: Settings) -> None:

@@ -9,7 +9,7 @@ if not owns(id, name, token) then return { 'lost', '' } end
 local mine = process(unit(id, name, 'worker'))
 local failed_by = unit(id, name, 'failed_by') or ' '
 if not failed(id, name, mine) then set_unit(id, name, 'failed_by', failed_by .. mine .. ' ') end
-if not others(id, name) then return { 'alone', '' } end
+if not others(id, name, failure) then return { 'alone', '' } end
 set_unit(id, name, 'attempts', math.max(0, (unit(id, name, 'attempts') or 0) - 1))
 set_unit(id, name, 'error', failure)
 free(id, name, 0)

@@ -56,11 +56,22 @@ local function failed(id, name, worker)
   return by and string.find(by, ' ' .. process(worker) .. ' ', 1, true) ~= nil
 end
 
--- Whether a worker is alive that did not, and is not drained. One that rests by itself may come back.
-local function others(id, name)
+-- Whether a worker rests by itself that would fail with the same error, or that nobody repairs.
+local PATIENCE = 600000 -- ms; twice the longest pause between two tries of a resting worker
+local function no_help(worker, code)
+  local resting = redis.call('HGET', FLEET .. ':resting', worker)
+  if not resting then return false end
+  local fault = cjson.decode(resting)
+  return fault.code == code or math.abs(now() - fault.since * 1000) > PATIENCE
+end
+
+-- Whether a worker is alive that did not fail the unit with `failure`, is not drained, and may yet do it.
+local function others(id, name, failure)
+  local code = failure and cjson.decode(failure).code
   for _, worker in ipairs(redis.call('SMEMBERS', PREFIX .. 'processes')) do
     local known = redis.call('GET', PREFIX .. 'process:' .. worker)
-    if known and cjson.decode(known).kind == 'worker' and not drained(worker) and not failed(id, name, worker) then
+    if known and cjson.decode(known).kind == 'worker' and not drained(worker) and not failed(id, name, worker)
+        and not no_help(worker, code) then
       return true
     end
   end
@@ -72,7 +83,7 @@ local function claimable(id, worker, t)
   local first = redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t, 'LIMIT', 0, 1)[1]
   if not first or not failed(id, first, worker) then return first, false end
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', key(id, 'todo'), '-inf', t)) do
-    if not failed(id, name, worker) or not others(id, name) then return name, true end
+    if not failed(id, name, worker) or not others(id, name, unit(id, name, 'error')) then return name, true end
   end
   return nil, true
 end
