@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from reshard.pipeline.errors import BadCredentials, DiskFull, ReshardError, TempDirUnusable, TokenMissing, TokenRefused
-from reshard.worker.fleet import self_check
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
-from reshard.worker.fleet.self_check import SelfCheck, check
+from reshard.worker.fleet.self_check import check
 from reshard.worker.local import worker_command
 from reshard.worker.probes import queue
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
-from reshard.worker.settings import ATTEMPTS_AT_A_BUG, REST_AFTER, Settings
+from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
@@ -222,26 +221,6 @@ def test_one_good_token_of_several_is_enough(
     monkeypatch.setenv("RESHARD_CREDENTIALS", str(file))
     monkeypatch.setenv("OLD", "hf_revoked")
     assert fit(TokenRefused(endpoint=namespace.endpoint)) is None
-
-
-@pytest.mark.parametrize(("done", "at_once"), [("group", True), ("plan", False)])
-def test_a_worker_that_did_again_what_it_failed_tries_itself_at_once_when_it_rests_anew(
-    fit: Callable[..., Any], store: JobStore, monkeypatch: pytest.MonkeyPatch, done: str, at_once: bool
-) -> None:
-    monkeypatch.setenv("RESHARD_BROKER_URL", store.url)
-    monkeypatch.setattr(self_check, "_shared", bytearray(8192))
-    worker = SelfCheck(Fleet(store), "here:1")
-    for _ in range(REST_AFTER):
-        self_check.failed("group", DISK)
-    assert worker.rests()
-    wait_for(lambda: not worker.rests(), "its coming back")
-    self_check.succeeded(done)
-    for _ in range(REST_AFTER):
-        self_check.failed("group", DISK)
-    assert worker.rests()
-    worker.rests()
-    assert (worker._try is not None) is at_once
-    worker.stop()
 
 
 # ------------------------------------------------------------------------------------------------------ real workers

@@ -375,7 +375,7 @@ def test_a_listing_without_an_end_ends(api: HubApi, scripted: Scripted, monkeypa
         body = json.dumps([{"id": SHA}]).encode()
         scripted.answers[f"p={page}"] = (200, {"link": f'<{link}>; rel="next"'}, body)
     with pytest.raises(HubRefused, match="next page"):
-        list(api.pages(HistoryItem, "/api/models/a/b/commits/main", {"p": "0"}))
+        list(api.pages(list[HistoryItem], "/api/models/a/b/commits/main", {"p": "0"}))
     assert len(scripted.asked) == 5
 
 
