@@ -52,8 +52,10 @@ def escape_logs() -> None:
     logging.setLogRecordFactory(_LogRecord)
 
 
-def unsafe_path(path: object) -> str:
+def unsafe_path(path: object, *, published: bool = True) -> str:
     """Why a path must not be put into a URL or a commit; empty for one that may.
+
+    A path that is only read, and not ``published``, may have bidirectional marks: what is printed of it is escaped.
 
     >>> unsafe_path("unet/model.safetensors"), unsafe_path("../../other/repo/resolve/main/secret")
     ('', 'leaves the repository')
@@ -65,7 +67,8 @@ def unsafe_path(path: object) -> str:
         return "leaves the repository"
     if "" in parts or "." in parts:
         return "has an empty component"
-    if "\\" in path or printable(path) != path:
+    shown = path if published else path.translate(dict.fromkeys(_BIDIRECTIONAL))
+    if "\\" in path or printable(shown) != shown:
         return "has a character that no path may have"
     if max(len(part.encode()) for part in parts) > COMPONENT_MAX:
         return f"has a component of more than {COMPONENT_MAX} bytes"

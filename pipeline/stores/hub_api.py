@@ -285,7 +285,7 @@ class HubApi:
         path = f"/api/models/{repo}/tree/{quote(commit, safe='')}"
         for item in self.pages(list[TreeItem], path, {"recursive": "true", "expand": "false"}):
             if item.type == "file":
-                if why := unsafe_path(item.path):
+                if why := unsafe_path(item.path, published=False):
                     raise UnsafePath(file=f"{repo} at {commit[:12]}", path=repr(item.path)[:300], why=why)
                 sha256 = item.lfs.oid if item.lfs else None
                 oid = None if sha256 else item.oid

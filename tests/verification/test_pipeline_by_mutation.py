@@ -9,6 +9,7 @@ sha256s that their store lists, as on the Hub; a folder's have none, and then no
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -156,9 +157,23 @@ def spoil_what_is_written(patch: pytest.MonkeyPatch, letters: str) -> None:
     patch.setattr(taps.HashingWriter, "_write", spoiled)
 
 
+def spoil_what_is_handed_on(patch: pytest.MonkeyPatch, letters: str) -> None:
+    """Between the loop and the thread that writes; headers are left alone."""
+    spoiler, write, handed = Spoiler(letters), taps.HashingWriter.write, Counter[taps.HashingWriter]()
+
+    def spoiled(self: taps.HashingWriter, view: memoryview) -> None:
+        in_header = handed[self] < len(self._shard.header)
+        handed[self] += len(view)
+        for some in [view] if in_header else spoiler.views(view):
+            write(self, some)
+
+    patch.setattr(taps.HashingWriter, "write", spoiled)
+
+
 MISTAKES: dict[str, Break] = {
     "takes other bytes than were attested": spoil_what_is_taken,
     "writes other bytes than it read": spoil_what_is_written,
+    "hands on other bytes than it read": spoil_what_is_handed_on,
 }
 
 

@@ -87,8 +87,8 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} {value!r}"[:60] if value is not None else "None"
     if type(value) is str:
         return f"str {value[:40]!r}"
-    if type(value) in (bytes, tuple, list):
-        return f"a {type(value).__name__} of {len(value)}"  # type: ignore[arg-type]
+    if type(value) is bytes or type(value) is tuple or type(value) is list:
+        return f"a {type(value).__name__} of {len(value)}"
     if (pairs := pairs_of(value)) is not None:
         return f"a dictionary of {len(pairs)}"
     if type(value) is Made:
@@ -122,8 +122,8 @@ class _Search:
 
 
 def _inner(value: object) -> Sequence[object]:
-    if type(value) in (tuple, list):
-        return value  # type: ignore[return-value]
+    if type(value) is tuple or type(value) is list:
+        return value
     if type(value) is PickledMapping:
         return [part for pair in value.pairs for part in pair]
     if type(value) is Made:
@@ -168,13 +168,10 @@ def counts_of(value: object) -> tuple[int, ...] | None:
     """A tuple of non-negative integers, or the torch.Size of one; None for anything else."""
     if type(value) is Made and str(value.kind) == "torch.Size":
         value = value.args[0] if len(value.args) == 1 else None
-    if type(value) not in (tuple, list):
+    if not (type(value) is tuple or type(value) is list) or len(value) > _DIMENSIONS_MAX:
         return None
-    counts: Sequence[object] = value  # type: ignore[assignment]
-    if len(counts) > _DIMENSIONS_MAX:
-        return None
-    found = tuple(count for count in counts if type(count) is int and 0 <= count < _BYTES_MAX)
-    return found if len(found) == len(counts) else None
+    found = tuple(count for count in value if type(count) is int and 0 <= count < _BYTES_MAX)
+    return found if len(found) == len(value) else None
 
 
 def count_of(value: object) -> int | None:

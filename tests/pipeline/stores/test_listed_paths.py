@@ -39,7 +39,7 @@ def test_a_listed_path_that_is_not_safe_is_refused_before_anything_is_fetched(
     assert not [entry for entry in hub.log() if entry["kind"] == "resolve"]
 
 
-@pytest.mark.parametrize("path", ["a..b/c", "...", "x" * 255, "é/ü b.txt", ".hidden"])
+@pytest.mark.parametrize("path", ["a..b/c", "...", "x" * 255, "é/ü b.txt", ".hidden", "read\u200fme.md"])
 def test_a_listed_path_that_is_only_unusual_is_kept(
     namespace: Namespace, hub: HubAdmin, context: Context, path: str
 ) -> None:

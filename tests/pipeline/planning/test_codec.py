@@ -1,0 +1,44 @@
+"""Plans as bytes: what their digests cover."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.pipeline.planning.codec import shard_digest
+from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.pack import header_of
+from reshard.pipeline.request import key_of
+from reshard.pipeline.tensors import Piece, Pin, StoredFile, Tensor
+
+PIN = Pin("https://hub.example", "a/b", "c" * 40)
+FILES = (
+    StoredFile("a.bin", 100, sha256="a" * 64, xet="b" * 64),
+    StoredFile("b.bin", 100, xet="b" * 64),
+    StoredFile("ü/c.bin", 100),
+)
+
+counts = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
+orders = st.sampled_from(["little", "big"])
+pieces = st.builds(Piece, st.integers(0, 2), st.integers(0, 2**50), counts, counts, st.none() | counts, orders)
+tensors = st.builds(
+    Tensor, st.text(max_size=8), st.sampled_from(["F32", "BF16"]), st.just((2,)), st.lists(pieces).map(tuple)
+)
+entries = st.lists(st.builds(Entry, tensors, st.sampled_from(["F32", "F16"])), max_size=5)
+
+
+@given(entries)
+def test_a_shards_digest_covers_its_header_and_every_piece_of_what_is_read(entries: list[Entry]) -> None:
+    header = header_of(entries, {"format": "pt"})
+    names = ["a" * 64, "b" * 64, key_of([PIN.endpoint, PIN.repo, PIN.commit, "ü/c.bin"])]
+    read = [[e.as_dtype, [[names[p.file], *p[1:]] for p in e.tensor.pieces]] for e in entries]
+    assert shard_digest(header, entries, FILES, PIN) == key_of([header.decode("latin-1"), read])
+
+
+def test_a_shards_digest_is_the_one_that_receipts_of_earlier_releases_have() -> None:
+    tensor = Tensor("w", "F32", (2,), (Piece(0, 8, (0,), (2,)),))
+    header = header_of([Entry(tensor, "F32")], {"format": "pt"})
+    assert (
+        shard_digest(header, [Entry(tensor, "F32")], FILES, PIN)
+        == "d2ade4775c3e4d6500e16f96359a86d0a6a0e91e389082b82159a2235812766f"
+    )
