@@ -1,11 +1,46 @@
-"""The seed of the random kills, said at the head of a run that has them: with it, the same kills come again."""
+"""The order of the files, and the seed of the random kills, said at the head of a run that has them.
+
+With the seed, the same kills come again.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+from collections import Counter
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# They take longest, most of it waiting for the processes that they start. The first goes on beside the second, and none
+# is left to the end, when one process of a parallel run would do it alone.
+LONGEST = [
+    ROOT / "tests" / name
+    for name in (
+        "worker/test_workers.py",
+        "formats/test_table.py",
+        "test_packaging.py",
+        "worker/test_mixed_catalog.py",
+        "worker/test_fleet_at_work.py",
+        "worker/test_life_of_a_job.py",
+        "worker/test_two_machines.py",
+        "worker/test_two_releases.py",
+        "worker/test_refusing_broker.py",
+        "cli/test_devices.py",
+        "chaos/test_lost_tail.py",
+        "chaos/test_the_suite_can_fail.py",
+    )
+]
+assert all(path.exists() for path in LONGEST)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files one after the other: the longest, then those with the most tests (which is xdist's own order)."""
+    tests = Counter(item.path for item in items)
+    rank = {path: number for number, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: (rank.get(item.path, len(rank)), -tests[item.path]))
 
 
 def pytest_configure() -> None:

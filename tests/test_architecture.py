@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,8 +25,13 @@ MODEL_LIBRARIES = {"torch", "transformers", "accelerate"}
 CHILD = "pipeline/verifying/child/"
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, at the top or inside a function."""
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -35,21 +41,21 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def breaks(names: set[str], forbidden: set[str]) -> set[str]:
+def breaks(names: frozenset[str], forbidden: set[str]) -> set[str]:
     return {name for name in names for banned in forbidden if name == banned or name.startswith(f"{banned}.")}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_dependencies_point_one_way(path: Path) -> None:
     place = path.relative_to(ROOT)
-    assert not breaks(set(imports(path)), FORBIDDEN[place.parts[0]])
+    assert not breaks(imports(path), FORBIDDEN[place.parts[0]])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_only_the_reload_child_imports_model_libraries(path: Path) -> None:
     if path.relative_to(ROOT).as_posix().startswith(CHILD):
         return
-    assert not breaks(set(imports(path)), MODEL_LIBRARIES)
+    assert not breaks(imports(path), MODEL_LIBRARIES)
 
 
 # The rooms of each folder, from the top down: a room imports only from those of lower lines. A room is a folder or a
@@ -82,7 +88,13 @@ LINES_MAX = 450
 # By the names they are imported by.
 NAMED = {("reshard", *path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
 NAMED = {name[:-1] if name[-1] == "__init__" else name: path for name, path in NAMED.items()}
-GRAPH = {name: {m for m in (tuple(i.split(".")) for i in imports(path)) if m in NAMED} for name, path in NAMED.items()}
+
+
+@cache
+def graph() -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """The modules that each module imports."""
+    split = {name: (tuple(imported.split(".")) for imported in imports(path)) for name, path in NAMED.items()}
+    return {name: {module for module in modules if module in NAMED} for name, modules in split.items()}
 
 
 @pytest.mark.parametrize("folder", ROOMS)
@@ -90,19 +102,19 @@ def test_rooms_import_only_from_rooms_below(folder: str) -> None:
     level = {room: number for number, rooms in enumerate(ROOMS[folder]) for room in rooms}
     upwards = {
         (".".join(module), ".".join(imported))
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for imported in names
         if module[1] == imported[1] == folder and min(len(module), len(imported)) > 2
         if module[2] != imported[2] and level[module[2]] >= level[imported[2]]
     }
     assert upwards == set()
-    assert level.keys() == {module[2] for module in GRAPH if module[1] == folder and len(module) > 2}
+    assert level.keys() == {module[2] for module in graph() if module[1] == folder and len(module) > 2}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Raises CycleError, which names the circle; imports inside functions and for types count."""
     # The package itself offers what is below it by name, and loads it when it is asked for.
-    tuple(TopologicalSorter({m: names for m, names in GRAPH.items() if m != ("reshard", "pipeline")}).static_order())
+    tuple(TopologicalSorter({m: names for m, names in graph().items() if m != ("reshard", "pipeline")}).static_order())
 
 
 @pytest.mark.parametrize("folder", ["pipeline", "worker", "cli"])
@@ -115,7 +127,7 @@ def test_no_file_is_too_long_to_be_read_in_one_sitting(folder: str) -> None:
 def test_the_rules_see_an_import_inside_a_function(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text("def f():\n    from celery import Celery\n    import torch.nn\n")
-    assert breaks(set(imports(module)), {"celery", "torch"}) == {"celery", "celery.Celery", "torch.nn"}
+    assert breaks(imports(module), {"celery", "torch"}) == {"celery", "celery.Celery", "torch.nn"}
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -65,16 +65,16 @@ class _Done:
 
 def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row]:
     """The rows of those cases; ``space`` is a user on the Hub on loopback, ``HF_ENDPOINT`` and ``HF_TOKEN`` are its."""
-    with closing(MetaLoader()) as meta_loader:
+    with closing(MetaLoader()) as meta_loader, _Loaders(scratch) as loaders:
         done = [_reshard(name, scratch / name, space, meta_loader) for name in _built(names, scratch)]
-    asked = [(d, loader) for d in done for loader in LOADERS]
-    said = _ask([(loader, d.target, "auto") for d, loader in asked], scratch)
-    found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
-    # The source is asked only where the model itself is not enough to judge by.
-    unsure = [(d, loader) for d, loader in asked if found[d.name, loader].get("answer") != _reference(d, loader)]
-    said = _ask(
-        [(loader, d.original(loader), CASES[d.name].options.get("dtype", "auto")) for d, loader in unsure], scratch
-    )
+        asked = [(d, loader) for d in done for loader in LOADERS]
+        said = loaders.ask([(loader, d.target, "auto") for d, loader in asked])
+        found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
+        # The source is asked only where the model itself is not enough to judge by.
+        unsure = [(d, loader) for d, loader in asked if found[d.name, loader].get("answer") != _reference(d, loader)]
+        said = loaders.ask(
+            [(loader, d.original(loader), CASES[d.name].options.get("dtype", "auto")) for d, loader in unsure]
+        )
     sources = {(d.name, loader): answer for (d, loader), answer in zip(unsure, said, strict=True)}
     return [_row(d, found, sources) for d in done]
 
@@ -153,25 +153,49 @@ def _trouble(case: Case, folder: Path, target: Path, space: Namespace, repo: str
 # ------------------------------------------------------------------------------------------------------ by the loaders
 
 
-def _ask(questions: Sequence[tuple[str, Path, str]], scratch: Path) -> list[dict[str, Any]]:
-    """What each loader says of each folder, in the order asked."""
-    with ThreadPoolExecutor(CHILDREN) as threads:
-        parts = list(threads.map(lambda first: _child(questions[first::CHILDREN], scratch), range(CHILDREN)))
-    return [parts[i % CHILDREN][i // CHILDREN] for i in range(len(questions))]
+class _Loaders:
+    """The processes that load. Each imports torch once, while the first cases are built and resharded."""
+
+    def __init__(self, scratch: Path) -> None:
+        command = [sys.executable, "-m", "tests.formats.child", "load"]
+        with (scratch / "loaders.log").open("a") as log:
+            self._children = [
+                subprocess.Popen(
+                    command, cwd=ROOT, env=_environment(scratch), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=log, text=True,
+                )
+                for _ in range(CHILDREN)
+            ]  # fmt: skip
+
+    def ask(self, questions: Sequence[tuple[str, Path, str]]) -> list[dict[str, Any]]:
+        """What each loader says of each folder, in the order asked."""
+        parts = [questions[first::CHILDREN] for first in range(CHILDREN)]
+        with ThreadPoolExecutor(CHILDREN) as threads:
+            said = list(threads.map(_answers, self._children, parts))
+        return [said[i % CHILDREN][i // CHILDREN] for i in range(len(questions))]
+
+    def __enter__(self) -> _Loaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.kill()
+            child.communicate()
 
 
-def _child(questions: Sequence[tuple[str, Path, str]], scratch: Path) -> list[dict[str, Any]]:
-    if not questions:
-        return []
-    lines = [json.dumps({"loader": loader, "folder": str(at), "dtype": dtype}) for loader, at, dtype in questions]
-    command = [sys.executable, "-m", "tests.formats.child", "load"]
-    with (scratch / "loaders.log").open("a") as log:
-        done = subprocess.run(
-            command, cwd=ROOT, env=_environment(scratch), input="\n".join(lines), stdout=subprocess.PIPE, stderr=log,
-            text=True, check=True,
-        )  # fmt: skip
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"loader"')]
-    assert len(answers) == len(questions), "a loader wrote among the answers"
+def _answers(child: subprocess.Popen[str], questions: Sequence[tuple[str, Path, str]]) -> list[dict[str, Any]]:
+    """One after the other, so that neither side waits for the other to read."""
+    assert child.stdin is not None and child.stdout is not None
+    answers = []
+    for loader, at, dtype in questions:
+        question = {"loader": loader, "folder": str(at), "dtype": dtype}
+        print(json.dumps(question), file=child.stdin, flush=True)
+        # Some libraries print as well.
+        line = next((line for line in child.stdout if line.startswith('{"loader"')), "")
+        assert line, f"the process that loads ended at {question}; see loaders.log"
+        answer = json.loads(line)
+        assert answer | question == answer, f"an answer to another question than {question}"
+        answers.append(answer)
     return answers
 
 
