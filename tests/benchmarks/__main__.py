@@ -13,6 +13,7 @@ from pathlib import Path
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from reshard.worker import broker
 from reshard.worker.settings import Settings
+from tests.benchmarks.faulty import faulty
 from tests.benchmarks.figures import Figure, fastest_command, save
 from tests.benchmarks.finished import finished
 from tests.benchmarks.loading import loading
@@ -72,7 +73,7 @@ def answering(folder: Path) -> Iterator[Figure]:
 
 
 BENCHMARKS: tuple[Callable[[Path], Iterator[Figure]], ...] = (
-    answering, planning, copying, loading, proving, finished, tiny, nights,
+    answering, planning, copying, loading, proving, finished, tiny, faulty, nights,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.cli.output import Output
+from reshard.cli.output import Output, first, lines, some
 from tests.cli.conftest import Run
 
 ESC, BIDI = "\x1b[2J\x07\x9b", "\u202e"
@@ -37,6 +37,13 @@ def test_whatever_is_printed_is_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert not RAW & set(printed.out + printed.err)
     escaped = "a\\x1b[2J\\x07\\x9b\\u202e\n"
     assert (printed.out.count(escaped), printed.err.count(escaped)) == (2, 1), "text and bare; what was said"
+
+
+def test_a_name_makes_no_line_of_its_own() -> None:
+    """Which could say that something was checked."""
+    name = f"a\n{BIDI}b"
+    for shown in (lines([[name, name]]), *first([name], 1), some([name])):
+        assert "\n" not in shown and BIDI not in shown and "a\\x0a" in shown
 
 
 def test_listings_reports_and_errors_show_names_escaped(hostile: Path, tmp_path: Path, reshard: Run) -> None:

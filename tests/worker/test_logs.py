@@ -22,6 +22,7 @@ source = open_source(Hub(repo=sys.argv[1]), Context.from_env(), transport="http"
 file = source.files()["model.safetensors"]
 assert sum(len(view) for view in source.read(file, 0, file.size)) == file.size
 logging.getLogger("reshard").info("read it")
+logging.getLogger("other").info("%s", "a\\x1b[2J\\nb")
 """
 
 
@@ -37,6 +38,7 @@ def test_a_worker_logs_no_signed_url(namespace: Namespace, tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", FETCH, repo], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "read it" in done.stderr
+    assert "a\\x1b[2J\\x0ab" in done.stderr, "names from outside are escaped, whatever logs them"
     assert any("/_cdn/" in entry["path"] and "signature=" in entry["path"] for entry in namespace.admin.log())
     assert "signature=" not in done.stderr
     assert namespace.token not in done.stderr

@@ -19,6 +19,7 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
+from tests.support.at_fault import WAYS, spoil
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
@@ -240,22 +241,6 @@ def test_a_resting_worker_is_told_and_forgotten_with_it(store: JobStore, port: i
     assert scrape(port).one("reshard_workers_resting") == 0
 
 
-def spoil(way: str, folder: Path) -> dict[str, str]:
-    """The environment of a worker that is at fault."""
-    if way == "token":
-        return {"HF_TOKEN": "hf_revoked"}
-    if way == "no token":
-        return {"HF_TOKEN": ""}
-    if way == "credentials":
-        (folder / "bad.toml").write_text("[[credential]\n")
-        return {"RESHARD_CREDENTIALS": str(folder / "bad.toml")}
-    if way == "full":
-        return {"RESHARD_DISK_LIMIT": "1B", "HF_HUB_DISABLE_XET": "1"}
-    assert way == "folder"
-    (folder / "spoilt").write_text("a file where the folder should be")
-    return {"RESHARD_TMPDIR": str(folder / "spoilt" / "tmp"), "TMPDIR": str(folder)}
-
-
 def fault(site: Site, worker: Proc) -> Any:
     resting = Fleet(site.store).resting()
     return next((found for name, found in resting.items() if name.endswith(f":{worker.pid}")), None)
@@ -284,7 +269,7 @@ def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["folder", "full", "token", "no token", "credentials"])
+@pytest.mark.parametrize("way", WAYS)
 def test_two_of_three_workers_at_fault_fail_none_of_sixty_jobs(site: Site, tmp_path: Path, way: str) -> None:
     *faulty, _ = started(site, tmp_path, way, 2)
     jobs = [site.submit(f"out{i}") for i in range(60)]

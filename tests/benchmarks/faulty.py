@@ -1,0 +1,56 @@
+"""What workers at fault cost a fleet: 60 jobs by a good worker alone, and by the same beside two that are at fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options, Request
+from reshard.worker.local import worker_command
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.states import JobState
+from tests.benchmarks.figures import Figure
+from tests.support.at_fault import WAYS, spoil
+from tests.support.hub import HubProcess
+from tests.support.models import arrays, numbered, save_sharded
+from tests.support.procs import Broker, Machine, wait_for
+
+COUNT = 60  # jobs
+SIZE = 420_000  # bytes; the model has 2.4 MB in four files
+SOURCE = "you/model"
+
+
+def faulty(folder: Path) -> Iterator[Figure]:
+    """How many times as long the jobs take beside two workers at fault, in each way."""
+    model = folder / "model"
+    save_sharded(model, numbered(arrays(24, 100_000), 4))
+    with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
+        hub.admin.create_repo(SOURCE)
+        hub.admin.import_files(SOURCE, {path.name: path for path in model.iterdir()})
+        env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you"}
+        alone = _seconds(folder / "alone", env, [])
+        for way in WAYS:
+            here = folder / way.replace(" ", "-")
+            here.mkdir()
+            together = _seconds(here, env, [spoil(way, here)] * 2)
+            yield Figure(f"{COUNT} jobs, two of three at fault: {way}", together / alone, "times", 3, "must")
+
+
+def _seconds(folder: Path, env: dict[str, str], at_fault: list[dict[str, str]]) -> float:
+    """Until the last job is done, by one good worker and those that are at fault."""
+    with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine, JobStore.at(broker.url) as store:
+        machine.control()
+        workers = [machine.launch("worker", worker_command(2), **environment) for environment in [*at_fault, {}]]
+        for worker in workers:
+            machine.await_sign_of(worker)
+        start = time.perf_counter()
+        for number in range(COUNT):
+            target = Hub(repo=f"you/{folder.name}-{number}")
+            store.submit(Request(source=Hub(repo=SOURCE), target=target, options=Options(size=SIZE)))
+        wait_for(lambda: sum(store.counts()[state] for state in JobState if state.ended) == COUNT, "their end", 600)
+        took = time.perf_counter() - start
+        assert store.counts()[JobState.done] == COUNT
+        assert all("this worker rests after" in worker.said() for worker in workers[:-1])
+        return took
