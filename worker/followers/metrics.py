@@ -88,7 +88,7 @@ class Metrics(Collector):
             pipeline.hkeys(RESTING)
             (seconds, _), *answers, resting = pipeline.execute()
         alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
-        running, newest = {"worker": 0, "control": 0}, defaultdict[str, float](float)
+        running, newest = defaultdict(int, worker=0, control=0), defaultdict[str, float](float)
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
                 kind = known_fields(Process, data).kind
