@@ -165,11 +165,14 @@ def expose(url: str, port: int, address: str) -> None:
         log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
 
 
-def _family(kind: type[Metric], name: str, about: str, labels: str, rows: Iterable[Sequence[Any]]) -> Metric:
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def _family(kind: Family, name: str, about: str, labels: str, rows: Iterable[Sequence[Any]]) -> Metric:
     """Rows of the values of ``labels``, which blanks separate, and the figure."""
-    made = kind(f"reshard_{name}", about, labels=labels.split())  # type: ignore[call-arg]
+    made = kind(f"reshard_{name}", about, labels=labels.split())
     for *values, figure in rows:
-        made.add_metric(values, figure)  # type: ignore[attr-defined]
+        made.add_metric(values, figure)
     return made
 
 
