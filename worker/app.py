@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 from celery import Celery, bootsteps, signals
-from kombu import Queue
+from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
 from reshard.pipeline.errors import BadSetting, BrokerUnavailable

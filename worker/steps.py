@@ -90,8 +90,10 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
     ``temp_dir`` gives the folder for temporary files, or raises TempDirUnusable.
     """
     log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
+    keeper = None
     try:
-        with LeaseKeeper(leases, lease, settings) as keeper:
+        keeper = LeaseKeeper(leases, lease, settings)
+        with keeper:
             step = Step(leases, lease, keeper, settings)
             try:
                 if lease.attempts > settings.attempts:
@@ -118,7 +120,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
     except BROKER_UNAVAILABLE as error:
         log.error("%s of job %s is lost, the broker stayed unavailable: %s", lease.unit, lease.job, error)
     except Exception as error:  # noqa: BLE001  outside of the keeper's care, as when no thread can be started
-        unsure = lease.state == JobState.committing
+        unsure = lease.state == JobState.committing or (keeper is not None and keeper.begun)
         _trouble(leases, lease, lambda step: step(), settings, self_check.named(error, None), unsure)
 
 

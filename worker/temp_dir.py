@@ -66,11 +66,11 @@ def _abandoned(folder: Path) -> bool:
         with (folder / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return True
-    except BlockingIOError:
-        return False
     except FileNotFoundError:
         # Between its making and its lock a folder is nobody's for a moment; it may also be gone by now.
         try:
             return folder.is_dir() and time.time() - folder.stat().st_mtime > KEEP_TEMP_DIR
-        except FileNotFoundError:
+        except OSError:
             return False
+    except OSError:  # locked, or another user's
+        return False

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
+class Channel(redis.Channel):
     """Drops a message that cannot be read."""
 
     do_restore = False  # a connection that is lost has nothing to send back: no message waits unstarted in a worker
@@ -24,7 +24,8 @@ class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
     def _brpop_read(self, **options: Any) -> Any:
         connection, before = self.client.connection, dict(self.qos._delivered)
         try:
-            return super()._brpop_read(**options)
+            read: Any = super()._brpop_read
+            return read(**options)
         except _UNREADABLE as error:
             if not connection.is_connected:
                 raise
@@ -35,7 +36,7 @@ class Channel(redis.Channel):  # type: ignore[misc]  # kombu has no types
             return True
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
+class Transport(redis.Transport):
     Channel = Channel
 
 

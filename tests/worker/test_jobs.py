@@ -340,3 +340,11 @@ def in_state(store: JobStore, leases: Leases, plan: Plan, state: str) -> Job:
     found = store.get(job)
     assert found.state == state
     return found
+
+
+def test_a_job_in_a_state_of_a_newer_release_is_not_cancelled(store: JobStore) -> None:
+    job = store.submit(ask()).id
+    store.redis.hset(job_key(job), "state", "auditing")
+    with pytest.raises(WrongState, match="is auditing: only a newer release knows this state"):
+        store.cancel(job)
+    assert store.get(job).state == "auditing"

@@ -477,6 +477,26 @@ def test_many_that_stand_in_line_are_waited_for_by_nobody(store: JobStore) -> No
     assert store.redis.lindex("reshard:bulk", 0) == last.encode()
 
 
+def test_one_look_sends_no_more_than_so_many_whatever_is_lost(store: JobStore, leases: Leases) -> None:
+    lost = [store.submit(ask(f"lost{number}")).id for number in range(2 * DUE_AT_ONCE)]
+    assert leases.due() + leases.due() == 2 * DUE_AT_ONCE
+    for number, job in enumerate(lost):
+        age(store, job, RESEND + 1 if number % 2 else -HOUR)
+    for number in range(DUE_AT_ONCE // 2):
+        store.submit(ask(f"bulk{number}", "bulk"))
+    assert [leases.due() for _ in range(3)] == [DUE_AT_ONCE, DUE_AT_ONCE, DUE_AT_ONCE // 2]
+
+
+def test_jobs_that_wait_for_another_try_cost_a_look_little(store: JobStore, leases: Leases) -> None:
+    for number in range(DUE_AT_ONCE):
+        lease = claimed(leases, store.submit(ask(str(number))).id, "plan")
+        assert leases.again(lease, TROUBLE, 600) == "ok"
+    store.redis.config_resetstat()
+    assert leases.due() == 0
+    calls = sum(command["calls"] for command in store.redis.info("commandstats").values())
+    assert calls < 4 * DUE_AT_ONCE
+
+
 def test_a_dead_workers_share_is_due_when_its_lease_ends(
     store: JobStore, leases: Leases, wakes: Wakes, plan: Plan
 ) -> None:

@@ -19,12 +19,13 @@ from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BrokerUnavailable, HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.control import Control
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import serve
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, Schedules
-from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
@@ -325,3 +326,8 @@ def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: L
 
 def figure(family: Metric) -> str:
     return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def test_a_kind_of_process_that_only_a_newer_release_knows_is_counted_too(store: JobStore, port: int) -> None:
+    announce(store.redis, Process("gateway:1", "gateway", "9", "here", 1, 2, 0.0, False))
+    assert scrape(port)["reshard_processes"] == {("worker",): 0, ("control",): 0, ("gateway",): 1}

@@ -59,6 +59,16 @@ def test_a_shorter_wait_does_not_cut_a_longer_one_short(store: JobStore) -> None
     assert wait(rate_limiters(store.redis, nothing, nothing)(BUDGET)) > 1
 
 
+def test_a_window_from_before_the_broker_s_clock_jumped_back_is_over(store: JobStore) -> None:
+    pace = rate_limiters(store.redis, nothing, nothing)(BUDGET)
+    pace.update(RateLimitWindow("api", 0, 60, 10, 300))
+    assert wait(pace) > 50
+    store.redis.hincrby(f"{pace._key}:api", "ends", 3_600_000)
+    assert wait(pace) == 0
+    pace.update(RateLimitWindow("api", 0, 60, 10, 300))
+    assert 50 < wait(pace) <= 60, "what the Hub says counts again"
+
+
 def test_a_cancel_ends_a_wait(store: JobStore) -> None:
     def cancelled() -> None:
         raise Stopped("cancel")

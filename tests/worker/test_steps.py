@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from reshard.pipeline import errors
 from reshard.pipeline.errors import ReshardError
@@ -21,6 +22,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.support.checker import from_folder, read_checkpoint
@@ -315,3 +317,22 @@ def one_reload() -> Iterator[None]:
         meta_loader: MetaLoader = loaded._reload()
         meta_loader.close()
         loaded._reload.cache_clear()
+
+
+def test_a_commit_that_the_store_could_not_be_told_of_is_never_called_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench.source / "config.json").unlink()  # nothing names a class, so no reload child is started
+    bench.to_publish()
+    bench.store.redis.hset(job_key(bench.id, "units"), "publish.attempts", ATTEMPTS_AT_A_BUG - 1)
+    refused, fail = redis.ResponseError("ERR what nobody expects"), bench.leases.fail
+
+    def refuse_once(*arguments: Any) -> None:
+        monkeypatch.setattr(bench.leases, "fail", fail)
+        raise refused
+
+    monkeypatch.setattr(bench.leases, "done", raising(refused))
+    monkeypatch.setattr(bench.leases, "fail", refuse_once)
+    assert bench.step() == "publish"
+    assert (bench.target / "model.safetensors.index.json").exists()
+    assert bench.job.state == JobState.published_unverified

@@ -65,6 +65,23 @@ def test_a_folder_that_is_just_being_made_is_left_alone(tmp_path: Path) -> None:
     assert new.is_dir()
 
 
+def test_a_folder_whose_lock_cannot_be_opened_such_as_another_user_s_is_left_alone_and_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    """Tests may run as root, whom no permission stops: a link loop and a file cannot be opened by anybody."""
+    *others, old = (tmp_path / f"reshard-{number}-{'0' * 32}" for number in range(4))
+    others[0].mkdir()
+    (others[0] / LOCK).symlink_to(LOCK)
+    others[1].touch()
+    others[2].mkdir(mode=0 if os.geteuid() else 0o700)
+    if not os.geteuid():
+        (others[2] / LOCK).mkdir()
+    old.mkdir()
+    os.utime(old, (0, 0))
+    assert sweep(tmp_path) == [old]
+    assert all(os.path.lexists(folder) for folder in others)
+
+
 def test_temporary_files_lie_in_it_and_go_with_it(tmp_path: Path) -> None:
     before = tempfile.gettempdir()
     spool = ProcessTempDir(tmp_path)

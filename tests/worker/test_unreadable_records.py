@@ -8,12 +8,12 @@ import pytest
 
 from reshard.pipeline.errors import BadPlace
 from reshard.worker.control import Control
+from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, job_key
-from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
 from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
@@ -31,7 +31,7 @@ def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)
     finish(leases, job)
-    store.redis.hset(job_key(job), "state", "what no release knows")
+    store.redis.hset(key("mirror"), "failures", "what is no number")
     names = [f"other{number}" for number in range(4)]  # they are looked at in no order
     for number, name in enumerate(names):
         text = definition(1).text.replace("mirror", name).replace("us/", f"us{number}/")
@@ -47,9 +47,27 @@ def test_a_catalog_that_breaks_stops_neither_the_others_nor_the_wakes(
         "catalog mirror failed for an unknown reason, and waits"
     ]
 
-    store.redis.hset(job_key(job), "state", JobState.done)
+    store.redis.hset(key("mirror"), "failures", 0)
     catalogs.reconcile()
     assert catalogs.get("mirror").state == "done"
+
+
+def test_a_job_in_a_state_of_a_newer_release_is_waited_for_and_stops_nothing_else(
+    store: JobStore, leases: Leases, control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogs, schedules = Cursor(store), Schedules(store)
+    begin(catalogs, definition(2, at_once=2))
+    odd, other = jobs(catalogs)
+    schedules.add(Schedule(name="a", cron="0 3 * * *", request=ask("a")))
+    fired = schedules.run("a").job or ""
+    for job in (odd, fired):
+        store.redis.hset(job_key(job), "state", "auditing")
+    finish(leases, other)
+    control.look(listen=0.01)
+    catalogs.reconcile()
+    assert jobs(catalogs) == [odd]
+    assert schedules.run("a").outcome == "overlap"
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_schedule_that_breaks_stops_neither_the_others_nor_the_wakes(

@@ -28,7 +28,7 @@ from reshard.worker.cron import next_after
 from reshard.worker.fleet.bandwidth import SHARE, Share
 from reshard.worker.fleet.window import MIDNIGHT, Window, check_zone, last_due
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, decoded, job_key, ms, texts
+from reshard.worker.queue.scripts import PREFIX, decoded, job_key, known_fields, ms, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import ring
 
@@ -376,7 +376,7 @@ def _pause(fields: Mapping[str, str]) -> Pause | None:
 
 
 def _faults(stored: Any) -> dict[str, Fault]:
-    return {worker.decode(): Fault(**json.loads(fault)) for worker, fault in stored.items()}
+    return {worker.decode(): known_fields(Fault, fault) for worker, fault in stored.items()}
 
 
 def _one(name: str, workers: list[str]) -> str:

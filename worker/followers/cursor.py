@@ -149,7 +149,7 @@ class Cursor(Catalogs):
                 pipeline.hget(job_key(job), "state")
             states = pipeline.execute()
         pairs = zip(active.items(), states, strict=True)
-        ended = [one for one, state in pairs if state is None or JobState(state.decode()).ended]
+        ended = [one for one, state in pairs if state is None or JobState.known(state.decode()).ended]
         for number, id in ended:
             entry = self._entry(definition.name, number)
             try:

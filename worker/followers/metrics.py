@@ -88,7 +88,7 @@ class Metrics(Collector):
             pipeline.hkeys(RESTING)
             (seconds, _), *answers, resting = pipeline.execute()
         alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
-        running, newest = {"worker": 0, "control": 0}, defaultdict[str, float](float)
+        running, newest = defaultdict(int, worker=0, control=0), defaultdict[str, float](float)
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
                 kind = known_fields(Process, data).kind
@@ -165,11 +165,14 @@ def expose(url: str, port: int, address: str) -> None:
         log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
 
 
-def _family(kind: type[Metric], name: str, about: str, labels: str, rows: Iterable[Sequence[Any]]) -> Metric:
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def _family(kind: Family, name: str, about: str, labels: str, rows: Iterable[Sequence[Any]]) -> Metric:
     """Rows of the values of ``labels``, which blanks separate, and the figure."""
-    made = kind(f"reshard_{name}", about, labels=labels.split())  # type: ignore[call-arg]
+    made = kind(f"reshard_{name}", about, labels=labels.split())
     for *values, figure in rows:
-        made.add_metric(values, figure)  # type: ignore[attr-defined]
+        made.add_metric(values, figure)
     return made
 
 

@@ -226,7 +226,7 @@ class Schedules:
             return "fired", "", lambda pipe: catalogs.start(pipe, catalog, run, schedule.name)
         last = pipe.hget(LAST_JOB, schedule.name)
         state = pipe.hget(job_key(last.decode()), "state") if last else None
-        if last and state and not JobState(state.decode()).ended:
+        if last and state and not JobState.known(state.decode()).ended:
             return "overlap", last.decode(), None
         there, same = occupant(pipe, submitted)
         if there:

@@ -197,8 +197,11 @@ class JobStore:
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "refused":
-            ended = JobState(state).ended
-            why = "it has ended already" if ended else "its commit is being made and cannot be taken back any more"
+            why = "its commit is being made and cannot be taken back any more"
+            if state not in JobState.__members__:
+                why = "only a newer release knows this state; cancel it by a command of that one"
+            elif JobState(state).ended:
+                why = "it has ended already"
             raise WrongState(job=id, state=state, why=why)
         return JobState(state)
 

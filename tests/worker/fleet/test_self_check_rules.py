@@ -191,3 +191,9 @@ def test_a_resting_worker_is_waited_for_unless_it_rests_for_the_same_cause_or_fo
     store.redis.hset(RESTING, "b:2", json.dumps(fault | {"since": fault["since"] - 601}))
     age(store, other, 10)
     assert bad.hand_over(claimed(bad, other, "plan"), EXPIRED.to_dict()) == "alone"
+
+
+def test_why_a_worker_of_a_newer_release_rests_is_read_as_far_as_it_is_known(store: JobStore) -> None:
+    fault = {"since": 1.0, "code": "resource.gpu", "message": "it is hot", "hint": "cool it", "degrees": 105}
+    store.redis.hset(RESTING, ME, json.dumps(fault))
+    assert Fleet(store).resting()[ME].message == "it is hot"

@@ -31,13 +31,20 @@ end
 for _, line in ipairs(QUEUES) do
   look(redis.call('ZRANGEBYSCORE', line .. ':due', '-inf', t, 'LIMIT', 0, left()))
   -- Due in more than a lease: a backoff, or this server's clock jumped back and it is to be noted anew.
-  look(redis.call('ZREVRANGEBYSCORE', line .. ':due', '+inf', '(' .. t + ARGV[5] + SLACK, 'LIMIT', 0, left()))
-  local lost = math.min(left(), missing[line])
-  if lost > 0 then -- the oldest, as a line is served in order
-    for _, sent in ipairs({ { '-inf', t - resend }, { t + SLACK, '+inf' } }) do -- or before the clock jumped back
+  local far = '(' .. t + ARGV[5] + SLACK
+  local later = redis.call('ZREVRANGEBYSCORE', line .. ':due', '+inf', far, 'WITHSCORES', 'LIMIT', 0, left())
+  for i = 1, #later, 2 do
+    end_impossible(later[i], t)
+    local first = redis.call('ZRANGE', key(later[i], 'todo'), 0, 0, 'WITHSCORES')
+    if first[2] ~= later[i + 1] then look({ later[i] }) end
+  end
+  for _, sent in ipairs({ { '-inf', t - resend }, { t + SLACK, '+inf' } }) do -- or before the clock jumped back
+    local lost = math.min(left(), missing[line])
+    if lost > 0 then -- the oldest, as a line is served in order
       local ids = redis.call('ZRANGEBYSCORE', line .. ':waked', sent[1], sent[2], 'LIMIT', 0, lost)
       for _, id in ipairs(ids) do drop(id, 'waked') end
       look(ids)
+      missing[line] = missing[line] - #ids
     end
   end
 end

@@ -6,7 +6,8 @@ if told > 0 then return told end
 local window, t = budget .. ':' .. ARGV[2], now()
 local left, ends, quota, length = unpack(redis.call('HMGET', window, 'left', 'ends', 'quota', 'length'))
 if not left then return 0 end
-if t >= tonumber(ends) then
+-- One that ends later than any that begins now is from before this server's clock jumped back.
+if t >= tonumber(ends) or tonumber(ends) > t + length + 2000 + SLACK then
   left, ends = quota, t + length + 1000 -- a second for the way of our call to the Hub, where the window begins
   redis.call('HSET', window, 'left', left, 'ends', ends, 'guess', 1) -- others with the token may have begun it
 end
