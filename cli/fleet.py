@@ -11,12 +11,12 @@ from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.queue import (
     START,
+    bulk_text,
     fault_text,
     moment,
     open_queue,
     pause_text,
     process_text,
-    rest_text,
     worker_state,
 )
 
@@ -124,7 +124,7 @@ def _limits(seen: Seen) -> list[tuple[str, str]]:
     limits, tz = seen.limits, seen.limits.tz
     read = f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, tz)}"
     return [
-        ("bulk work", rest_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")),
+        ("bulk work", bulk_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")),
         ("bandwidth", f"{human_bytes(round(seen.rate))}/s read now, {_most(limits.bandwidth, '/s')}"),
         ("night", f"{read}, {_most(limits.night_bytes)}"),
         ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),

@@ -61,7 +61,7 @@ class Queue:
             seen = self.fleet.seen()
         except BadSchedule as error:
             return f"cannot tell here whether bulk work rests: {error}"
-        return f"bulk work {rest_text(seen)}" if seen.rest is not None else None
+        return f"bulk work {bulk_text(seen)}" if seen.closed is not None else None
 
     def warn(self, output: Output, bulk: bool) -> str | None:
         """Warns a person who submits of what is not running; returns ``waits``, which is in the warning, too."""
@@ -126,12 +126,12 @@ def pause_text(paused: Pause) -> str:
     return f"the service is paused since {moment(paused.since, 'UTC')}, by {paused.by}{reason}"
 
 
-def rest_text(seen: Seen) -> str:
+def bulk_text(seen: Seen) -> str:
     """Of bulk work: until when it rests and why, or that it does not."""
-    if seen.rest is None:
+    if seen.closed is None:
         return "starts as it arrives"
-    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[seen.rest.why]
-    return f"rests until {moment(seen.rest.until, seen.limits.tz)}: {why}"
+    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[seen.closed.why]
+    return f"rests until {moment(seen.closed.until, seen.limits.tz)}: {why}"
 
 
 def moment(seconds: float, tz: str) -> str:

@@ -103,7 +103,7 @@ class Control:
             self._catalogs.reconcile()
             self._reconciled = time.monotonic()
         self._schedules.fire_due()
-        self._expander.look([] if self._leases.fleet.rests() else self._catalogs.expanding())
+        self._expander.look([] if self._leases.fleet.closed() else self._catalogs.expanding())
         sent = self._leases.due()
         if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()
@@ -121,15 +121,17 @@ class Control:
         self._expander.check()
 
     def clean(self) -> int:
-        """Delete jobs that ended too long ago; returns how many."""
+        """Delete jobs that ended too long ago, JANITOR_BATCH at most; returns how many."""
         seconds, _ = self._store.redis.time()
         horizon = (seconds - self._keep) * 1000
+        old: list[str] = []
+        for state in sorted(ENDED):
+            ended, room = f"{PREFIX}jobs:{state}", JANITOR_BATCH - len(old)
+            old += texts(self._store.redis.zrangebyscore(ended, "-inf", horizon, 0, room))
         with self._store.redis.pipeline(transaction=False) as pipeline:
             delete = Scripts(pipeline)
-            for state in sorted(ENDED):
-                ended = f"{PREFIX}jobs:{state}"
-                for id in texts(self._store.redis.zrangebyscore(ended, "-inf", horizon, 0, JANITOR_BATCH)):
-                    delete("delete", id)
+            for id in old:
+                delete("delete", id)
             return sum(pipeline.execute())
 
 

@@ -157,6 +157,13 @@ def planned(store: JobStore, leases: Leases, plan: Plan, request: Request | None
     return job
 
 
+def copying(store: JobStore, leases: Leases, plan: Plan) -> tuple[str, Lease]:
+    """A job whose check is under way, and the lease of its first group."""
+    job = planned(store, leases, plan)
+    claimed(leases, job, "check")
+    return job, claimed(leases, job, "group:00000")
+
+
 def copied(store: JobStore, leases: Leases, plan: Plan, request: Request | None = None) -> str:
     """A job with everything copied and checked, which waits to be published."""
     job = planned(store, leases, plan, request)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound
+from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound, NoWeights
 from reshard.worker.control import Control
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore
@@ -15,7 +15,7 @@ from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import PRESUMED_DEAD, Settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, ask
+from tests.worker.conftest import Wakes, ask, claimed
 
 
 @pytest.fixture
@@ -73,15 +73,19 @@ def test_old_jobs_are_deleted_and_running_ones_never(store: JobStore, control: C
 
 
 def test_more_old_jobs_than_a_look_may_delete_go_with_the_next_looks(
-    store: JobStore, control: Control, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, leases: Leases, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reshard.worker.control.JANITOR_BATCH", 2)
     running = store.submit(ask(name="running")).id
     store.redis.zincrby(f"{PREFIX}jobs:queued", -31 * 86_400_000, running)
     for name in "abcde":
         old = store.submit(ask(name=name)).id
-        store.cancel(old)
-        store.redis.zincrby(f"{PREFIX}jobs:cancelled", -31 * 86_400_000, old)
+        if failed := name in "ab":
+            assert leases.fail(claimed(leases, old, "plan"), NoWeights(place="them/m", found="").to_dict()) == "ok"
+        else:
+            store.cancel(old)
+        state = JobState.failed if failed else JobState.cancelled
+        store.redis.zincrby(f"{PREFIX}jobs:{state}", -31 * 86_400_000, old)
     left = []
     for _ in range(4):
         control.look(listen=0.01)

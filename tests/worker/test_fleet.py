@@ -16,7 +16,7 @@ from reshard.pipeline.errors import BadLimit, WorkerNotFound
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.control import Control
 from reshard.worker.fleet import drain
-from reshard.worker.fleet.fleet import DRAINED, FLEET, Fleet, Limits, Rest, parse_limits
+from reshard.worker.fleet.fleet import DRAINED, FLEET, Closed, Fleet, Limits, parse_limits
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.window import Window
 from reshard.worker.followers.catalogs import Catalogs
@@ -57,33 +57,33 @@ def leases(store: JobStore, wakes: Wakes, fleet: Fleet) -> Leases:
     "limits, moment, read, expected",
     [
         (Limits(), "2026-06-01T12:00", 10**15, None),
-        (Limits(window=NIGHT), "2026-06-01T12:00", 0, Rest("window", at("2026-06-01T22:00"))),
+        (Limits(window=NIGHT), "2026-06-01T12:00", 0, Closed("window", at("2026-06-01T22:00"))),
         (Limits(window=NIGHT), "2026-06-01T22:00", 10**15, None),
         (Limits(window=NIGHT, tz="Europe/Berlin"), "2026-06-01T20:00", 0, None),
         (Limits(night_bytes=100), "2026-06-01T12:00", 99, None),
-        (Limits(night_bytes=100), "2026-06-01T12:00", 100, Rest("night", at("2026-06-02T00:00"))),
-        (Limits(night_bytes=100, tz="Europe/Berlin"), "2026-06-01T12:00", 100, Rest("night", at("2026-06-01T22:00"))),
-        (Limits(night_bytes=100, window=NIGHT), "2026-06-02T03:00", 100, Rest("night", at("2026-06-02T22:00"))),
-        (Limits(night_bytes=100, window=NIGHT), "2026-06-02T12:00", 100, Rest("window", at("2026-06-02T22:00"))),
+        (Limits(night_bytes=100), "2026-06-01T12:00", 100, Closed("night", at("2026-06-02T00:00"))),
+        (Limits(night_bytes=100, tz="Europe/Berlin"), "2026-06-01T12:00", 100, Closed("night", at("2026-06-01T22:00"))),
+        (Limits(night_bytes=100, window=NIGHT), "2026-06-02T03:00", 100, Closed("night", at("2026-06-02T22:00"))),
+        (Limits(night_bytes=100, window=NIGHT), "2026-06-02T12:00", 100, Closed("window", at("2026-06-02T22:00"))),
         # over both changes of Berlin's clocks the window opens at ten by the wall
         (
             Limits(window=NIGHT, tz="Europe/Berlin"),
             "2026-03-29T12:00",
             0,
-            Rest("window", at("2026-03-29T20:00")),
+            Closed("window", at("2026-03-29T20:00")),
         ),
         (
             Limits(window=NIGHT, tz="Europe/Berlin"),
             "2026-10-25T12:00",
             0,
-            Rest("window", at("2026-10-25T21:00")),
+            Closed("window", at("2026-10-25T21:00")),
         ),
     ],
 )
 def test_bulk_work_rests_outside_of_its_window_and_when_the_night_has_had_its_bytes(
-    limits: Limits, moment: str, read: int, expected: Rest | None
+    limits: Limits, moment: str, read: int, expected: Closed | None
 ) -> None:
-    assert limits.rest(at(moment), read) == expected
+    assert limits.closed(at(moment), read) == expected
 
 
 hours = st.sampled_from([None, NIGHT, Window("09:00", "17:00"), Window("02:30", "03:30")])
@@ -95,13 +95,13 @@ def test_a_rest_ends_when_it_says_if_nothing_more_is_read(
     window: Window | None, tz: str, moment: int, read: int
 ) -> None:
     limits = Limits(night_bytes=100, window=window, tz=tz)
-    rest = limits.rest(moment, read)
-    if rest is None:
+    closed = limits.closed(moment, read)
+    if closed is None:
         assert read < 100
     else:
-        assert rest.until > moment
-        assert limits.night(rest.until) == rest.until, "a new night, of which nothing was read"
-        assert limits.rest(rest.until, 0) is None
+        assert closed.until > moment
+        assert limits.night(closed.until) == closed.until, "a new night, of which nothing was read"
+        assert limits.closed(closed.until, 0) is None
 
 
 def test_limits_are_kept_as_they_were_meant() -> None:
@@ -232,7 +232,7 @@ def test_outside_of_the_window_bulk_work_waits_and_interactive_work_does_not(
     claimed(leases, quick, "plan")
     assert leases.claim(bulk) is None
     assert fleet.seen().deferred == 1
-    assert fleet.seen().rest == Rest("window", at("2026-06-01T20:00"))
+    assert fleet.seen().closed == Closed("window", at("2026-06-01T20:00"))
 
     clock.set("2026-06-01T20:00")
     assert leases.due() == 1
@@ -348,13 +348,13 @@ def test_when_the_night_has_had_its_bytes_copies_end_their_file_and_no_other_is_
     fleet.look()
     fleet.note(999_999, bulk=True)
     fleet.note(10**9, bulk=False)
-    assert not fleet.rests()
+    assert not fleet.closed()
     fleet.note(1, bulk=True)
-    assert fleet.rests()
+    assert fleet.closed()
     assert leases.renew(copy, 0, progress=True) == "ok"
     assert leases.claim(job) is None
     seen = fleet.seen()
-    assert (seen.read, seen.rest) == (1_000_000, Rest("night", at("2026-06-01T22:00")))
+    assert (seen.read, seen.closed) == (1_000_000, Closed("night", at("2026-06-01T22:00")))
     leases.seal(copy, receipts(plan, 0), Moved())
     assert leases.done(copy, [[], []]) == "ok"
     assert leases.claim(job) is None
@@ -411,12 +411,12 @@ def test_catalogs_are_not_expanded_while_bulk_work_rests(store: JobStore, leases
     Control(store, leases, Settings()).look(listen=1)
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "expander") is None
     fleet.limit({"window": "none"})
-    assert not fleet.rests()
+    assert not fleet.closed()
     fleet.limit({"window": "22:00-06:00"})
-    assert fleet.rests()
+    assert fleet.closed()
     fleet.limit({"window": "none"})
     fleet.pause("me")
-    assert fleet.rests()
+    assert fleet.closed()
 
 
 def test_how_fast_copies_are_is_known(fleet: Fleet, clock: Clock) -> None:

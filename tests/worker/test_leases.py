@@ -17,7 +17,7 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import DUE_AT_ONCE
 from reshard.worker.settings import HAND_BACK, INVALIDATIONS, LEASE, RESEND, YIELD_PAUSE
 from tests.support.procs import Broker, wait_for
-from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, planned, receipts
+from tests.worker.conftest import Wakes, age, another, ask, claimed, copied, copying, planned, receipts
 
 TROUBLE = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
 LOST = ObjectLost(repo="us/model", what="model.safetensors").to_dict()
@@ -81,9 +81,7 @@ def snapshot(store: JobStore, job: str) -> list[object]:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_zombie_changes_nothing(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    old = claimed(leases, job, "group:00000")
+    job, old = copying(store, leases, plan)
     age(store, job, LEASE + 1)
     new_owner = another(store)
     while (new := new_owner.claim(job)) is not None and new.unit != old.unit:
@@ -97,9 +95,7 @@ def test_a_zombie_changes_nothing(store: JobStore, leases: Leases, plan: Plan, s
 
 @pytest.mark.parametrize("step", STEPS)
 def test_after_a_cancel_no_step_changes_anything(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    lease = claimed(leases, job, "group:00000")
+    job, lease = copying(store, leases, plan)
     store.cancel(job)
     before = snapshot(store, job)
     assert STEPS[step](leases, lease, plan) == "cancelled"
@@ -109,9 +105,7 @@ def test_after_a_cancel_no_step_changes_anything(store: JobStore, leases: Leases
 @pytest.mark.parametrize("step", STEPS)
 def test_a_quick_retry_does_not_revive_the_old_copier(store: JobStore, leases: Leases, plan: Plan, step: str) -> None:
     """It sees `copying` again; only its token tells that it was meant."""
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    old = claimed(leases, job, "group:00000")
+    job, old = copying(store, leases, plan)
     store.cancel(job)
     store.retry(job)
     assert store.get(job).state == JobState.copying
@@ -153,9 +147,7 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(store: JobStore, leases:
 def test_a_copy_without_progress_loses_its_lease_although_it_is_renewed(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    hung = claimed(leases, job, "group:00000")
+    job, hung = copying(store, leases, plan)
     age(store, job, LEASE - 1)
     assert leases.renew(hung, 0, progress=False) == "ok"
     age(store, job, 2)
@@ -359,9 +351,7 @@ def test_receipts_are_voided_only_so_often(store: JobStore, leases: Leases, plan
 def test_a_group_that_read_bad_bytes_forgets_what_it_sealed_and_stays_its_owners(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    lease = claimed(leases, job, "group:00000")
+    job, lease = copying(store, leases, plan)
     leases.seal(lease, receipts(plan, 0), Moved())
     shards = [plan.shards[i] for i in plan.groups[0].shards]
     assert leases.invalidate(lease, TROUBLE, shards) == "ok"

@@ -27,7 +27,7 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.settings import HAND_BACK, LEASE
 from tests.support.hub.fixtures import hub, hub_process, namespace
 from tests.support.procs import Machine, wait_for
-from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, planned, receipts
+from tests.worker.conftest import SIZE, age, another, ask, claimed, copied, copying, planned, receipts
 from tests.worker.test_catalogs import begin, definition
 from tests.worker.test_workers import Site, site
 
@@ -131,9 +131,7 @@ def test_a_unit_and_a_state_of_a_newer_release_are_left_to_it(store: JobStore, l
 def test_a_plan_of_an_older_release_is_made_anew_once_nobody_works_on_it(
     store: JobStore, leases: Leases, plan: Plan
 ) -> None:
-    job = planned(store, leases, plan)
-    claimed(leases, job, "check")
-    group = claimed(leases, job, "group:00000")
+    job, group = copying(store, leases, plan)
     assert leases.seal(group, receipts(plan, 0)) == "ok"
     newer = another(store, "new-worker", schema=SCHEMA + 1)
     assert newer.claim(job) is None

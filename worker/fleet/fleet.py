@@ -46,7 +46,7 @@ AT_WORK = (JobState.planning, JobState.copying, JobState.publishing, JobState.co
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Closed:
     """Why bulk work is not done now, and when it goes on, in seconds since the epoch."""
 
     why: Literal["window", "night"]  # the window is shut; as much was read as may be in a night
@@ -83,12 +83,12 @@ class Limits:
         """When the next one begins. Raises BadSchedule."""
         return self.window.next_start(self.tz, moment) if self.window else next_after(MIDNIGHT, self.tz, moment)
 
-    def rest(self, moment: float, read: int) -> Rest | None:
-        """Whether bulk work rests, when ``read`` bytes were read since the night began. Raises BadSchedule."""
+    def closed(self, moment: float, read: int) -> Closed | None:
+        """Whether no bulk work is done now, when ``read`` bytes were read since the night began. Raises BadSchedule."""
         if self.shut(moment):
-            return Rest("window", self.next_night(moment))
+            return Closed("window", self.next_night(moment))
         if self.night_bytes is not None and read >= self.night_bytes:
-            return Rest("night", self.next_night(moment))
+            return Closed("night", self.next_night(moment))
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class FleetStatus:
 
     paused: Pause | None
     limits: Limits
-    rest: Rest | None
+    closed: Closed | None  # to bulk work
     night: float  # when it began
     read: int  # bytes of weights that bulk jobs read since then
     rate: float  # bytes a second that all copies read lately
@@ -169,7 +169,7 @@ class FleetStatus:
         return {
             "paused": asdict(self.paused) if self.paused else None,
             "limits": self.limits.to_dict(),
-            "bulk_rests": asdict(self.rest) if self.rest else None,
+            "bulk_rests": asdict(self.closed) if self.closed else None,
             "night": self.night,
             "read_in_the_night": self.read,
             "bytes_a_second": round(self.rate),
@@ -267,7 +267,7 @@ class Fleet:
         return FleetStatus(
             _pause(fields),
             self._limits,
-            self._limits.rest(moment, int(read or 0)),
+            self._limits.closed(moment, int(read or 0)),
             night,
             int(read or 0),
             (int(now or 0) + int(before or 0) * (1 - passed)) / STRETCH,
@@ -306,9 +306,9 @@ class Fleet:
             return self._night, 1
         return self._night, int(shut)
 
-    def rests(self) -> bool:
+    def closed(self) -> bool:
         """Whether no bulk work is to be begun now."""
-        return bool(self._store.run("fleet_rests", *self.look()))
+        return bool(self._store.run("fleet_closed", *self.look()))
 
     def bandwidth(self) -> int | None:
         """The limit as it was read last, in bytes a second; without asking."""

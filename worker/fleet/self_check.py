@@ -153,7 +153,7 @@ class SelfCheck:
         if ended == 0 and not said and not self._unseen():
             if self._cause is not None:
                 self._fleet.awake(self._worker)
-                log.warning("this worker found itself fit, and takes work again")
+            log.warning("this worker found itself fit, and %s", "takes work again" if self._cause else "goes on")
             self._doubted |= self._cause is None
             self._cause, _shared[_COUNT] = None, 0
             return

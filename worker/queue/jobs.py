@@ -35,7 +35,16 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
-from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, Scripts, job_key, known_fields, texts
+from reshard.worker.queue.scripts import (
+    BROKER_UNAVAILABLE,
+    PREFIX,
+    Pipeline,
+    Scripts,
+    decoded,
+    job_key,
+    known_fields,
+    texts,
+)
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 
@@ -303,11 +312,7 @@ class JobStore:
         """What happened to the job after event ``after``, oldest first; waits up to ``wait`` seconds for the first."""
         block = int(min(wait, SOCKET_TIMEOUT / 2) * 1000) or None
         answer = self.redis.xread({job_key(self.resolve(id), "events"): after}, block=block) or []
-        return [
-            (event.decode(), {k.decode(): v.decode() for k, v in fields.items()})
-            for _, events in cast(Any, answer)
-            for event, fields in events
-        ]
+        return [(event.decode(), decoded(fields)) for _, events in cast(Any, answer) for event, fields in events]
 
     @_answering
     def processes(self) -> list[Process]:
@@ -331,7 +336,7 @@ class JobStore:
             pipeline.hgetall(job_key(id, "units")) if with_units else pipeline.echo("")
         answers = pipeline.execute()
         return [
-            _job(_decoded(answers[i]), _decoded(answers[i + 1]) if with_units else {})
+            _job(decoded(answers[i]), decoded(answers[i + 1]) if with_units else {})
             for i in range(0, len(answers), 2)
             if answers[i]  # deleted since we read its id
         ]
@@ -386,10 +391,6 @@ def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
     slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
     return new_id(), request.key(), slot, request.priority, request.stored(), request.asked_by
-
-
-def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in fields.items()}
 
 
 def _job(fields: dict[str, str], units: dict[str, str]) -> Job:

@@ -15,7 +15,7 @@ if paused() then -- nothing is sent until it is over
   look_at(id, t)
   return nothing
 end
-if rests(id, ARGV[7], ARGV[8]) then
+if closed(id, ARGV[7], ARGV[8]) then
   defer(id, t)
   return nothing
 end

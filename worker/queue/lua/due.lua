@@ -11,7 +11,7 @@ end
 
 local function look(ids)
   for _, id in ipairs(ids) do
-    if rests(id, night, shut) then
+    if closed(id, night, shut) then
       defer(id, t)
     else
       local line = settle(id, t)
@@ -48,7 +48,7 @@ for _, line in ipairs(QUEUES) do
     end
   end
 end
-if left() > 0 and not bulk_rests(night, shut) then -- what waited for that goes on, behind what is due
+if left() > 0 and not bulk_closed(night, shut) then -- what waited for that goes on, behind what is due
   local held = redis.call('ZPOPMIN', PREFIX .. 'held', left())
   local ids = {}
   for i = 1, #held, 2 do table.insert(ids, held[i]) end

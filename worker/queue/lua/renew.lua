@@ -7,7 +7,7 @@ if not owns(id, name, token) then return 'lost' end
 set_unit(id, name, 'bytes', ARGV[4])
 if ARGV[6] == '1' then hold(id, name, now(), tonumber(ARGV[5])) end
 -- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
-if paused() or (ARGV[8] == '1' and rests(id, '', ARGV[8])) then return 'yield' end
+if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return 'yield' end
 if get(id, 'priority') == 'bulk' and redis.call('LLEN', PREFIX .. 'interactive') > 0
     and redis.call('SET', PREFIX .. 'yielding', id, 'NX', 'PX', ARGV[7]) then
   return 'yield'

@@ -89,17 +89,17 @@ local function claimable(id, worker, t)
 end
 
 -- `night` is when the night began, `shut` is 1 outside of the window; both by whoever knows time zones.
-local function bulk_rests(night, shut)
+local function bulk_closed(night, shut)
   if tonumber(shut) == 1 then return true end
   local most = redis.call('HGET', FLEET, 'night_bytes')
   return most and tonumber(redis.call('GET', FLEET .. ':night:' .. night) or 0) >= tonumber(most)
 end
 
 -- Whether this job is to wait. One whose commit was begun is carried to its end.
-local function rests(id, night, shut)
+local function closed(id, night, shut)
   local state = get(id, 'state')
   if get(id, 'priority') ~= 'bulk' or state == 'committing' or state == 'confirming' then return false end
-  return bulk_rests(night, shut)
+  return bulk_closed(night, shut)
 end
 
 -- It waits beside what is due, so that what is due is not looked for behind thousands that are not.
