@@ -247,7 +247,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     numbers = tuple(range(first, first + len(shards)))
     index = None
     if len(shards) > 1:
-        about = {"total_size": sum(entry.size for entry in entries), **selection.dropped}
+        about = {"total_size": sum(shard.size - len(shard.header) for shard in shards), **selection.dropped}
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
         index = Index(index_path(checkpoint.name), numbers, kept | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]

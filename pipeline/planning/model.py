@@ -211,5 +211,5 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     weight_map = {tensor.name: path for i, path in paths.items() for tensor, _ in shards[i].entries}
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
     head = json.dumps(content, indent=2, ensure_ascii=False).removesuffix("{}\n}")
-    lines = ",\n".join([f"    {quoted(name)}: {path}" for name, path in sorted(weight_map.items())])
+    lines = ",\n".join([f"    {quoted(name)}: {weight_map[name]}" for name in sorted(weight_map)])
     return (f"{head}{{\n{lines}\n  }}\n}}\n" if lines else f"{head}{{}}\n}}\n").encode()

@@ -68,10 +68,11 @@ class Header:
 
     def as_tensors(self, file: int) -> list[Tensor]:
         """The tensors as pieces of source file number ``file``."""
-        return [
-            Tensor(name, spec.dtype, spec.shape, (Piece(file, spec.start, _origin(len(spec.shape)), spec.shape),))
-            for name, spec in self.tensors.items()
-        ]
+        if not self.tensors:
+            return []
+        dtypes, shapes, starts, _ = zip(*self.tensors.values(), strict=True)  # columns, as in _parse_compact
+        pieces = map(Piece, repeat(file), starts, map(_origin, map(len, shapes)), shapes)
+        return list(map(Tensor, self.tensors, dtypes, shapes, zip(pieces, strict=True)))
 
 
 @lru_cache(maxsize=16)
