@@ -51,7 +51,8 @@ class Machine:
         return self.tried()
 
     def tried(self) -> bool:
-        """Whether it rests once the try that is due, if one is, has ended."""
+        """Whether it rests once its next try, if one is to come, has ended."""
+        self.check._next = 0.0
         self.check.rests()
         wait_for(lambda: (self.check.rests(), self.check._try is None)[1], "the try")
         return ME in self.fleet.resting()
@@ -95,10 +96,7 @@ def test_requests_that_fail_on_a_fit_machine_put_it_never_to_rest(
     assert machine.fleet.resting() == {}
 
 
-def test_a_fault_that_a_try_sees_lets_it_rest_until_the_fault_is_gone(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(self_check, "REST_FIRST", 0.001)
+def test_a_fault_that_a_try_sees_lets_it_rest_until_the_fault_is_gone(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "tmp").write_text("a file where the folder should be")
     assert not machine.fails(FOLDER, REST_AFTER - 1)
     assert machine.fails(FOLDER, 1)
@@ -112,19 +110,15 @@ def test_a_fault_that_a_try_sees_lets_it_rest_until_the_fault_is_gone(
 def test_a_fault_that_no_try_sees_lets_it_rest_the_second_time_and_longer_each_time(
     machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rested() -> None:
-        machine.check._next = 0.0
-        assert not machine.tried()
-
     assert not machine.fails(PACKAGE)
     for _ in range(2):
         assert machine.fails(PACKAGE)
         assert machine.fleet.resting()[ME].code == PACKAGE.code
-        rested()
+        assert not machine.tried()
     assert pauses(caplog) == ["5", "10"]
     self_check.succeeded("group")
     assert machine.fails(PACKAGE), "another kind of unit proves nothing"
-    rested()
+    assert not machine.tried()
     self_check.succeeded("plan")
     assert not machine.fails(PACKAGE)
     assert machine.fails(PACKAGE)
@@ -145,10 +139,8 @@ def test_a_machine_that_cannot_start_a_try_rests_and_tries_later(
     with monkeypatch.context() as broken:
         broken.setattr(self_check.subprocess, "Popen", raising(error))
         assert machine.fails(FOLDER)
-        machine.check._next = 0.0
         assert machine.tried()
     assert pauses(caplog) == ["5", "10"]
-    machine.check._next = 0.0
     assert not machine.tried()
 
 
