@@ -41,7 +41,7 @@ from reshard.pipeline.errors import (
     TargetMoreVisible,
     TargetNotFound,
 )
-from reshard.pipeline.limits import CLOCK_SKEW_MAX, CONFIG_MAX, COPIES, INDEX_MAX
+from reshard.pipeline.limits import CONFIG_MAX, COPIES, INDEX_MAX
 from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.build import Before, Known, drift, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.model import Keys, Plan, Receipt, Transports
@@ -171,7 +171,7 @@ def _draft(
     drifted = drift(before)
     if drifted and not replaces:
         raise TargetDrifted(target=str(request.target), what=first(drifted))
-    if last is not None and published is None and not replaces and _is_later(last, submitted):
+    if last is not None and published is None and not replaces and last.is_later(submitted, time.time()):
         what = f"commit {last.commit[:12]} has what was asked for later"
         raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
     if published is not None and not drifted:
@@ -202,16 +202,6 @@ def _draft(
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
-
-
-def _is_later(last: publication.Publication, submitted: int | None) -> bool:
-    """Whether what ``last`` published was submitted after ``submitted``, as far as clocks can tell.
-
-    A time that is still to come is of a clock that was wrong, and must not close the target until then.
-    """
-    if last.submitted is None or submitted is None:
-        return False
-    return submitted < last.submitted <= (time.time() + CLOCK_SKEW_MAX) * 1000
 
 
 def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reshard.pipeline.limits import HISTORY_MAX
+from reshard.pipeline.limits import CLOCK_SKEW_MAX, HISTORY_MAX
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Commit, Target
 from reshard.pipeline.publishing.manifest import Manifest, render, sha256_of
@@ -34,6 +34,15 @@ class Publication:
     manifest: str | None = None  # the root of the manifest that it brought
     manifest_sha256: str | None = None  # of the whole file; our first commits did not say it
     submitted: int | None = None  # when its job was submitted, in ms since the epoch; the same of those
+
+    def is_later(self, submitted: int | None, now: float) -> bool:
+        """Whether its job was submitted after ``submitted``, as far as clocks can tell; ``now`` in seconds.
+
+        A time that is still to come is of a clock that was wrong, and must not close the target until then.
+        """
+        if self.submitted is None or submitted is None:
+            return False
+        return submitted < self.submitted <= (now + CLOCK_SKEW_MAX) * 1000
 
 
 def address(target: Target) -> str:
