@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two processes, as the suite is made for 2 cores; one file's tests stay together, because they share its servers, and
 # the files come in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
 help:
 	@sed -n 's/^#   //p' Makefile
