@@ -198,6 +198,8 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             for command in [*forbidden, "ACL LIST", "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     store.redis.execute_command(*command.split())
+            with pytest.raises(redis.exceptions.ResponseError, match="not allowed|permissions"):
+                store.redis.execute_command("DEBUG", "SLEEP", "0")
     finally:
         server.terminate()
         server.wait()

@@ -22,6 +22,7 @@ __all__ = ["hub", "hub_process", "namespace"]
 
 SIZE = "20kB"
 FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
@@ -160,6 +161,9 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "header leaves a hole": (lambda s: s.spoil_header(hole), "checkpoint.header", 5, "hole", ""),
     "header lies about a shape": (lie_about_a_shape, "checkpoint.header", 5, FIRST, ""),
     "header is not JSON": (lambda s: s.spoil_header(lambda h: b"{not json"), "checkpoint.header", 5, "JSON", ""),
+    "two files have one name": (
+        lambda s: s.files.update({SECOND: s.files[FIRST]}), "checkpoint.duplicate_tensor", 5, FIRST, "",
+    ),
     "header repeats a field": (lambda s: s.spoil_header(twice), "checkpoint.header", 5, "once each", ""),
     "header claims 100 GB": (
         lambda s: s.files.update({FIRST: (100 * 10**9).to_bytes(8, "little") + s.files[FIRST][8:]}),
