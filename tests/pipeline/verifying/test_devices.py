@@ -43,6 +43,23 @@ def test_every_stored_byte_has_one_device_and_every_file_is_needed(
         assert {*plan.files_of("cpu"), *plan.files_of("disk")} == set(files.values())
 
 
+def test_a_map_may_be_named_as_accelerate_names_it(meta_loader: MetaLoader) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 8}
+    llama = transformers.LlamaConfig(vocab_size=100, architectures=["LlamaForCausalLM"], **shape)
+    config, specs = layout(llama)
+    files, size = in_files(specs, 3), total(specs) // 2  # layout gives bfloat16
+    room = {"0": 2 * size, "1": 2 * size, "cpu": 10 * size}
+
+    def held(name: str | None) -> list[int]:
+        plan = plan_devices(meta_loader, config, specs, files, max_memory=room, device_map=name)
+        return [plan.bytes_of(device) for device in room]
+
+    assert held(None) == held("sequential") == [size, 0, 0]
+    balanced, low = held("balanced"), held("balanced_low_0")
+    assert balanced == held("auto") and all(balanced[:2]) and sum(balanced) == size
+    assert low[0] < balanced[0] and low[1] and sum(low) == size
+
+
 def test_a_given_map_is_joined_with_the_files(saved: GetSaved, meta_loader: MetaLoader) -> None:
     model = saved("mixtral")
     files = {
