@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.checkpoint.discover import leaves_folder, load_json
@@ -177,9 +178,10 @@ def _check_names(
 ) -> Iterator[Finding]:
     readable = _readable(headers)
     held = {name: path for path, header in readable.items() for name in header.tensors}
-    stated = dict(zip(weight_map, map(places.get, weight_map.values()), strict=True))
-    if stated == held and len(held) == sum(len(header.tensors) for header in readable.values()):
+    once = held.keys() == weight_map.keys() and len(held) == sum(len(header.tensors) for header in readable.values())
+    if once and all(map(eq, map(places.get, weight_map.values()), map(held.get, weight_map))):
         return  # nearly always, of 500,000 names at times
+    del held
     owners = _owners(headers)
     named = set(places.values())
     for name, written in weight_map.items():
