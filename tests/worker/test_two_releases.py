@@ -144,6 +144,16 @@ def test_a_plan_of_an_older_release_is_made_anew_once_nobody_works_on_it(
     assert store.get(job).shards_done == len(receipts(plan, 0))
 
 
+def test_a_plan_that_only_a_newer_release_reads_is_not_shown(store: JobStore, leases: Leases, plan: Plan) -> None:
+    job = planned(store, leases, plan)
+    assert store.plan(job) is not None
+    store.redis.hset(job_key(job), "schema", SCHEMA + 1)
+    assert store.plan(job) is None
+    store.redis.hset(job_key(job), "schema", SCHEMA)
+    of_a_newer_release(store, job, NEWS["options.crop"])
+    assert store.plan(job) is None
+
+
 def test_a_commit_that_an_older_release_began_is_left_to_it(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = copied(store, leases, plan)
     assert leases.begin(claimed(leases, job, "publish")) == "ok"

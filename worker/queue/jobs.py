@@ -292,11 +292,14 @@ class JobStore:
 
     @_answering
     def plan(self, id: str) -> Plan | None:
-        """The whole plan; None before it is made and some time after the job is done."""
+        """The whole plan; None before it is made, some time after the job is done, and if only a newer release reads it."""
         from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for
+        from reshard.pipeline.planning.model import SCHEMA
 
-        fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(self.resolve(id), "plan")))
-        if b"head" not in fields:
+        job = self.resolve(id)
+        request, schema = cast("list[Any]", self.redis.hmget(job_key(job), ["request", "schema"]))
+        fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(job, "plan")))
+        if b"head" not in fields or int(schema or SCHEMA) != SCHEMA or Request.known(request)[1]:
             return None
         shards = [decode_shard(fields[b"%d" % number]) for number in range(len(fields) - 1)]
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
