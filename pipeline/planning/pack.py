@@ -297,7 +297,12 @@ def block_of(name: str) -> str:
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A sort key in which numbers count as numbers."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split(".")]
+    return list(map(_natural_part, name.split(".")))
+
+
+@lru_cache(maxsize=65536)  # the words and numbers of a model: one tuple each, however many names have them
+def _natural_part(part: str) -> tuple[int, int, str]:
+    return (0, int(part), "") if part.isdecimal() else (1, 0, part)
 
 
 Packing = Callable[[Sequence[Entry], int, Mapping[str, str]], list[Bin]]
