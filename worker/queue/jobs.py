@@ -292,7 +292,7 @@ class JobStore:
 
     @_answering
     def plan(self, id: str) -> Plan | None:
-        """The whole plan; None before it is made, some time after the job is done, and if only a newer release reads it."""
+        """The whole plan; None before it is made, some time after the job is done, and if a newer release made it."""
         from reshard.pipeline.planning.codec import decode_head, decode_shard  # which `reshard list` need not wait for
         from reshard.pipeline.planning.model import SCHEMA
 
