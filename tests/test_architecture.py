@@ -64,6 +64,7 @@ ROOMS = {
     "pipeline": [
         {"api"},
         {"reshard", "doctor"},
+        {"drafting"},
         {"verifying", "catalogs"},
         {"publishing"},
         {"copying"},

@@ -6,7 +6,7 @@ What is written follows from the source and the options; what is deleted and kep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -17,7 +17,6 @@ from reshard.pipeline.checkpoint.discover import (
     foreign_format,
     index_path,
     is_weight_index,
-    parse_index,
     shard_path,
 )
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -25,7 +24,6 @@ from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import (
     BadSize,
-    CheckpointError,
     NameTooLong,
     PathTaken,
     TooLargeForHub,
@@ -34,6 +32,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
+from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.model import (
     CARD,
     MANIFEST,
@@ -57,19 +56,6 @@ from reshard.pipeline.planning.select import retyped_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
 from reshard.pipeline.text import printable, unsafe_path
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What the target holds when we plan.
-
-    ``published`` is what our last publication there put and left, by path; empty when there is none.
-    """
-
-    head: str
-    files: Mapping[str, StoredFile]
-    indexes: Mapping[str, bytes]  # the content of every weight index
-    published: Mapping[str, StoredFile]
 
 
 def request_key(request: Request, pin: Pin, lender: Pin | None, target: str) -> str:
@@ -137,7 +123,9 @@ def make_plan(known: Known) -> Plan:
     _check_paths([s.path for s in shards], written | {f.path for f in carried}, on_hub)
     reused = () if opened.checkpoints else _reused(known)
     stays = written | {*reused} | {f.path for f in carried} | {CARD}
-    deletes = _deletes(outputs, before, stays, options)
+    deletes = deletes_of(outputs, before, stays, options)
+    pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
+    changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
         schema=SCHEMA,
         pin=known.pin,
@@ -161,6 +149,8 @@ def make_plan(known: Known) -> Plan:
         transports=known.transports,
         published=known.published,
         drift=tuple(drift(before)),
+        replaced=changes,
+        occupied=occupied(before, known.pin, changes, pruned),
     )
     return replace(plan, digest=plan_digest(plan))
 
@@ -370,48 +360,3 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
     if is_weight_index(path):
         return "an index of weights that are not carried"
     return None
-
-
-def _deletes(outputs: Iterable[Output], before: Before, stays: set[str], options: Options) -> tuple[str, ...]:
-    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
-    names = {output.name for output in outputs}
-    superseded = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
-    for index, content in before.indexes.items():
-        if _belongs_to(index, names):
-            superseded |= _named_by(index, content)
-    ours = set(before.published) & set(before.files)
-    doomed = superseded | ours
-    if options.prune:
-        doomed |= {path for path in before.files if not is_tool_file(path)}
-    return tuple(sorted(doomed - stays))
-
-
-def _named_by(index: str, content: bytes) -> set[str]:
-    try:
-        return set(parse_index(content, index)[0].values())
-    except CheckpointError:
-        return set()  # it is replaced, and what it named in vain stays where it is
-
-
-def _belongs_to(path: str, names: set[Name]) -> bool:
-    """Whether ``path`` is, by the names that loaders look for, part of one of the checkpoints that we write."""
-    for name in names:
-        if dirname(path) != name.folder:
-            continue
-        stem = basename(shard_path(name, 1, 1)).removesuffix(".safetensors")
-        file = basename(path)
-        if path == index_path(name) or path == shard_path(name, 1, 1):
-            return True
-        if fnmatchcase(file, f"{stem}-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"):
-            return True
-    return False
-
-
-def drift(before: Before) -> list[str]:
-    """What others did to paths that we published, a line for each; the card belongs to its owner."""
-    changed = []
-    for path, ours in before.published.items():
-        now = before.files.get(path)
-        if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
-            changed.append(f"{path} {'is gone' if now is None else 'is another file'}")
-    return changed

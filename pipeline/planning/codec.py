@@ -102,6 +102,8 @@ def encode(plan: Plan) -> StoredPlan:
         "transports": plan.transports,
         "published": plan.published,
         "drift": plan.drift,
+        "replaced": [asdict(f) for f in plan.replaced],
+        "occupied": plan.occupied,
         "submitted": plan.submitted,
         "shards": len(plan.shards),
     }
@@ -134,6 +136,8 @@ def decode_head(head: bytes) -> Plan:
         transports=Transports(*data["transports"]),
         published=data["published"],
         drift=tuple(data["drift"]),
+        replaced=tuple(StoredFile(**f) for f in data.get("replaced", ())),
+        occupied=tuple(data.get("occupied", ())),
         submitted=data.get("submitted"),
     )
 

@@ -163,6 +163,8 @@ class Plan:
     transports: Transports = NO_TRANSPORT
     published: str | None = None  # the target's commit that is this request's result already: nothing is to be done
     drift: tuple[str, ...] = ()  # what others did to files of our last publication there: it is replaced
+    replaced: tuple[StoredFile, ...] = ()  # the target's files that are deleted or overwritten with other bytes
+    occupied: tuple[str, ...] = ()  # the target's files that make it somebody else's
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
 

@@ -15,8 +15,9 @@ from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import ProofError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning import build as planner
-from reshard.pipeline.planning.build import Before, Known, drift, make_plan, request_key, weights_key
+from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
+from reshard.pipeline.planning.existing import Before, drift
 from reshard.pipeline.planning.model import Keys, Plan, index_bytes
 from reshard.pipeline.planning.select import Selection, select
 from reshard.pipeline.request import Options, Request

@@ -1,0 +1,233 @@
+"""The plan of a job: what is read of its source and its target before a byte of any tensor is, and what follows."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from posixpath import join
+
+from reshard.pipeline.check import first
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.errors import FoldersNested, TargetDrifted, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
+from reshard.pipeline.places import Folder, resolved
+from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planning.existing import Before, drift
+from reshard.pipeline.planning.model import Keys, Plan, Transports
+from reshard.pipeline.protocols import Source, Target, TargetState, reach
+from reshard.pipeline.publishing import history as publication
+from reshard.pipeline.publishing.card import card_for
+from reshard.pipeline.request import Request
+from reshard.pipeline.stores.overlay import Borrowing
+from reshard.pipeline.tensors import Name, Pin
+from reshard.pipeline.verifying.job_checks import check_model, check_structure
+from reshard.pipeline.verifying.meta_load import MetaLoader
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Planning makes millions of objects and no cycles; the collector's walks over them take a third of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_collector_paused()
+def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoader | None = None) -> Plan:
+    """The plan for ``request`` as things stand; changes nothing anywhere.
+
+    ``meta_loader`` is asked only for which tied names are the sources, where the request wants to know.
+    Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
+    others changed in the target is in the plan, which replaces it.
+    """
+    return _draft(request, source, target, meta_loader, replaces=True, submitted=None)[0]
+
+
+@_collector_paused()
+def plan(
+    request: Request, source: Source, target: Target, meta_loader: MetaLoader, submitted: int | None = None
+) -> Plan:
+    """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
+
+    ``submitted`` is when it was asked for, in ms since the epoch. Raises what ``draft`` raises, the AccessError family,
+    ModelCheckRequired, and TargetDrifted unless the request says that what others changed is to be replaced, and so for
+    what was submitted later and is published already: a broker restored from a backup has forgotten that.
+    """
+    made, known = _draft(request, source, target, meta_loader, request.options.overwrite, submitted)
+    if made.published is not None:
+        return made
+    if request.options.require == "model":
+        check_model(made, made.shards, source, meta_loader)
+    head = target.prepare(private=_private(request, source))
+    if head == made.base:
+        return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
+    if made.base:  # somebody commits at this very moment
+        return plan(request, source, target, meta_loader, submitted)
+    transports = Transports(source.transport, target.transport)
+    last = next(publication.publications(target, head, None), None)
+    made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    made = _with_card_notes(made, source, target, last)
+    return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
+
+
+def _draft(
+    request: Request,
+    source: Source,
+    target: Target,
+    meta_loader: MetaLoader | None,
+    replaces: bool,
+    submitted: int | None,
+) -> tuple[Plan, Known]:
+    """``replaces``: the plan is made although others changed the target."""
+    _refuse_nested_folders(request)
+    state = target.state()
+    _check_visibility(request, source, target, state)
+    lender = source.lender.pin if isinstance(source, Borrowing) else None
+    key = request_key(request, source.pin, lender, publication.address(target))
+    last = None if state.head is None else next(publication.publications(target, state.head, None), None)
+    options = request.options
+    believed = None if options.force else last  # our last commit, unless it is to be doubted
+    published = believed.commit if believed is not None and believed.request == key else None
+    untouched = published is not None and published == state.head
+    before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
+    drifted = drift(before)
+    if drifted and not replaces:
+        raise TargetDrifted(target=str(request.target), what=first(drifted))
+    if last is not None and published is None and not replaces and last.is_later(submitted, time.time()):
+        what = f"commit {last.commit[:12]} has what was asked for later"
+        raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
+    if published is not None and not drifted:
+        return _nothing(request, source, lender, key, published, before.head)
+    listing = source.files()
+    found = find_checkpoints(source, lambda path: excluded(options, path))
+    keys = Keys(key, weights_key(found, listing, options))
+    believed = None if drifted else believed
+    same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
+    opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
+    found = found.without_maps()
+    configs = _configs(source, opened)
+    known = Known(
+        request,
+        source.pin,
+        keys,
+        found,
+        opened,
+        listing,
+        before,
+        None,
+        Transports(source.transport, target.transport if state.head else ""),
+        lender,
+        ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
+        configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
+    )
+    made = make_plan(known)
+    if made.shards:
+        check_structure(made, opened, known.ties)
+    return _with_card_notes(made, source, target, last), known
+
+
+def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:
+    notes = card_for(made, source, target, made.base, lambda: last).notes
+    return replace(made, notes=(*made.notes, *notes)) if notes else made
+
+
+def _nothing(
+    request: Request, source: Source, lender: Pin | None, key: str, published: str, head: str
+) -> tuple[Plan, Known]:
+    """The plan where ``published``, ours, holds what is asked for and nobody changed it: no file needs to be listed."""
+    known = Known(
+        request, source.pin, Keys(key, None), Found((), frozenset()), Opened((), (), {}), {},
+        Before(head, {}, {}, {}), published, lender=lender,
+    )  # fmt: skip
+    return make_plan(known), known
+
+
+def _configs(source: Source, opened: Opened) -> dict[Name, tuple[str, bytes]]:
+    """The path and content of the config that says how each checkpoint is loaded, where there is one."""
+    listing = source.files()
+    paths = {c.name: join(c.name.folder, "config.json") for c in opened.checkpoints}
+    return {
+        name: (path, read_file(source, listing[path], CONFIG_MAX)) for name, path in paths.items() if path in listing
+    }
+
+
+def _ties(
+    opened: Opened, configs: Mapping[Name, tuple[str, bytes]], meta_loader: MetaLoader | None
+) -> dict[Name, Mapping[str, str]]:
+    """Of each model whose file stores names once: which parameter each of the others is tied to."""
+    tied = [c for c in opened.checkpoints if c.ties and c.name in configs]
+    if not tied:
+        return {}
+    if meta_loader is None:
+        with closing(MetaLoader()) as ours:
+            return _ties(opened, configs, ours)
+    names = {c.name: {t.name: (t.dtype, t.shape) for t in c.tensors} for c in tied}
+    return {name: meta_loader.check(configs[name][1], tensors).ties for name, tensors in names.items()}
+
+
+def _look(target: Target, head: str | None, last: publication.Publication | None) -> Before:
+    """What the target holds at ``head``; ``last`` is our last publication there."""
+    if head is None:
+        return Before("", {}, {}, {})
+    there = target.at(head)
+    files = there.files()
+    indexes = {path: read_file(there, file, INDEX_MAX) for path, file in files.items() if is_weight_index(path)}
+    published = {}
+    if last is not None:
+        then = files if last.commit == head else target.at(last.commit).files()
+        published = {path: file for path, file in then.items() if path not in last.kept}
+    return Before(head, files, indexes, published)
+
+
+def _refuse_nested_folders(request: Request) -> None:
+    """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
+    if not isinstance(request.target, Folder):
+        return
+    target = resolved(request.target.path)
+    for place in (request.source, request.options.config_from):
+        source = resolved(place.path) if isinstance(place, Folder) else target
+        if source in target.parents:
+            what = "the result would become part of its own source"
+            raise FoldersNested(inner=request.target.path, outer=str(source), what=what)
+        if target in source.parents:
+            what = "replacing the target would replace the source"
+            raise FoldersNested(inner=str(source), outer=request.target.path, what=what)
+
+
+def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:
+    if request.options.pr and not state.exists:
+        raise TargetNotFound(repo=str(target.place), endpoint=source.pin.endpoint or "this machine")
+    hidden = _most_hidden(source)
+    if hidden is None or not state.exists or request.options.visibility == "public":
+        return
+    if reach(state.visibility) > reach(hidden.visibility):
+        raise TargetMoreVisible(
+            target=str(target.place), shown=state.visibility, source=str(hidden.place), visibility=hidden.visibility
+        )
+
+
+def exposed(request: Request, source: Source) -> Source | None:
+    """The private or gated repository that ``request`` asks to be shown to everyone, if it does."""
+    hidden = _most_hidden(source)
+    return hidden if hidden and hidden.visibility != "public" and request.options.visibility == "public" else None
+
+
+def _most_hidden(source: Source) -> Source | None:
+    """Of the repositories that are read the one that the fewest may see; folders may go where their owner says."""
+    both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
+    return min((one for one in both if one.pin.endpoint), key=lambda one: reach(one.visibility), default=None)
+
+
+def _private(request: Request, source: Source) -> bool:
+    """A new target is as visible as its source; a folder's owner has not said that everyone may have it."""
+    if request.options.visibility == "as-source":
+        return source.visibility != "public"
+    return request.options.visibility == "private"

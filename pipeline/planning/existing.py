@@ -1,0 +1,107 @@
+"""What the target holds when we plan, and what becomes of it: deleted, replaced, changed by others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from posixpath import basename, dirname
+
+from reshard.pipeline.checkpoint.discover import foreign_format, index_path, is_weight_index, parse_index, shard_path
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.tool_files import is_tool_file
+from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.planning.model import CARD, MANIFEST, Output
+from reshard.pipeline.request import Options
+from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the target holds when we plan.
+
+    ``published`` is what our last publication there put and left, by path; empty when there is none. ``source`` is the
+    endpoint and repository, or None and folder, that it came from.
+    """
+
+    head: str
+    files: Mapping[str, StoredFile]
+    indexes: Mapping[str, bytes]  # the content of every weight index
+    published: Mapping[str, StoredFile]
+    source: tuple[str | None, str] | None = None
+
+
+def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], options: Options) -> tuple[str, ...]:
+    """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
+    names = {output.name for output in outputs}
+    superseded = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
+    for index, content in before.indexes.items():
+        if _belongs_to(index, names):
+            superseded |= _named_by(index, content)
+    ours = set(before.published) & set(before.files)
+    doomed = superseded | ours
+    if options.prune:
+        doomed |= {path for path in before.files if not is_tool_file(path)}
+    return tuple(sorted(doomed - stays))
+
+
+def _named_by(index: str, content: bytes) -> set[str]:
+    try:
+        return set(parse_index(content, index)[0].values())
+    except CheckpointError:
+        return set()  # it is replaced, and what it named in vain stays where it is
+
+
+def _belongs_to(path: str, names: set[Name]) -> bool:
+    """Whether ``path`` is, by the names that loaders look for, part of one of the checkpoints that we write."""
+    for name in names:
+        if dirname(path) != name.folder:
+            continue
+        stem = basename(shard_path(name, 1, 1)).removesuffix(SUFFIX)
+        file = basename(path)
+        if path == index_path(name) or path == shard_path(name, 1, 1):
+            return True
+        if fnmatchcase(file, f"{stem}-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"):
+            return True
+    return False
+
+
+def replaced(
+    before: Before, written: Set[str], carried: Iterable[StoredFile], deletes: Iterable[str]
+) -> tuple[StoredFile, ...]:
+    """The target's files, as they are now, that our commit deletes or overwrites with other bytes.
+
+    The card is not among them: what its owner wrote in it stays.
+    """
+    there = before.files
+    others = {f.path for f in carried if f.path in there and not same_by_hash(f, there[f.path])}
+    return tuple(there[path] for path in sorted((written & there.keys()) | others | {*deletes}))
+
+
+def occupied(before: Before, pin: Pin, changes: Iterable[StoredFile], pruned: Set[str]) -> tuple[str, ...]:
+    """The paths of the target that make it somebody else's: it takes an explicit yes to write there.
+
+    Where our last publication came from the same source, these are the files among ``changes`` that it did not put
+    there. Everywhere else they are also the weights, configs and card of whatever model is there. Files that ``pruned``
+    deletes alone are not among them: that is what --prune asks for.
+    """
+    if before.source == (pin.endpoint, pin.repo):
+        return tuple(file.path for file in changes if file.path not in {*before.published, *pruned})
+    models = {path for path in before.files if _is_of_a_model(path)}
+    return tuple(sorted(models | {file.path for file in changes} - pruned))
+
+
+def _is_of_a_model(path: str) -> bool:
+    file = basename(path)
+    named = file.endswith(("config.json", SUFFIX)) or file == "model_index.json" or path == CARD
+    return named or is_weight_index(path) or foreign_format(path) is not None
+
+
+def drift(before: Before) -> list[str]:
+    """What others did to paths that we published, a line for each; the card belongs to its owner."""
+    changed = []
+    for path, ours in before.published.items():
+        now = before.files.get(path)
+        if path != CARD and (now is None or (now.sha256 or now.oid, now.size) != (ours.sha256 or ours.oid, ours.size)):
+            changed.append(f"{path} {'is gone' if now is None else 'is another file'}")
+    return changed
