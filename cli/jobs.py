@@ -11,8 +11,9 @@ from reshard.cli.arguments import argument, read_output, read_request, takes, va
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
 from reshard.cli.queue import START, Queue, missing, open_queue, process_text
-from reshard.pipeline.errors import UsageError, WrongState
-from reshard.pipeline.request import Priority, Request
+from reshard.pipeline.errors import NothingToRollBack, UsageError, WrongState
+from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.request import Options, Priority, Request
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
@@ -168,14 +169,19 @@ def retry(
 
 
 @takes(output=read_output)
-def rollback(job: Job, output: Output) -> None:
-    """Undo a job's commit with another commit.
+def rollback(
+    job: Annotated[str, argument("JOB|DST", "A job's id, or the start of one; or the target itself.")], output: Output
+) -> None:
+    """Undo a job's commit, or the last one to DST, with another commit.
 
     It uses your own token, and refuses if others changed one of the commit's files since.
     """
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target
 
+    if "/" in job or job.startswith("."):
+        _roll_back_target(parse_place(job), output)
+        return
     with open_queue() as queue:
         record = queue.jobs.get(job)
         published = record.published
@@ -189,3 +195,19 @@ def rollback(job: Job, output: Output) -> None:
         queue.jobs.rolled_back(record.id, commit)
     text = f"commit {published['commit']} of {request.target} is undone by {commit}"
     output.result({"job": record.id, "undone": published["commit"], "commit": commit}, text, commit)
+
+
+def _roll_back_target(place: Hub | Folder, output: Output) -> None:
+    """Undo our last commit to ``place``, whoever asked for it."""
+    from reshard.pipeline.publishing.history import publications
+    from reshard.pipeline.publishing.rollback import rollback as undo
+    from reshard.pipeline.stores.connect import Context, open_target
+
+    target = open_target(place, Options(), Context.from_env())
+    head = target.state().head
+    last = next(publications(target, head, None), None) if head else None
+    if last is None:
+        raise NothingToRollBack(commit=f"of {place}", why="there is none of reshard")
+    commit = undo(target, last.commit)
+    text = f"commit {last.commit} of {place} is undone by {commit}"
+    output.result({"job": None, "undone": last.commit, "commit": commit}, text, commit)

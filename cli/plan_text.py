@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +50,16 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
         "edited": [edit.path for edit in plan.edits],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
+        "replaced": [{"path": f.path, "size": f.size, "deleted": f.path in plan.deletes} for f in plan.replaced],
         "overwrite": plan.options.overwrite,
-        **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "notes")},
+        "may_replace": plan.options.overwrite or plan.options.pr or _in_place(request, plan),
+        **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "occupied", "notes")},
     }
+
+
+def _in_place(request: Request, plan: Plan) -> bool:
+    target = request.target
+    return plan.pin.repo == (target.path if target.kind == "folder" else target.repo)
 
 
 def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
@@ -109,8 +115,9 @@ def plan_text(facts: dict[str, Any]) -> str:
         *_names("carried", [carried["path"] for carried in facts["carried"]]),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
-        *_names("deletes", facts["deletes"]),
+        *_replaced(facts),
         *_names("keeps", facts["kept"]),
+        *_occupied(facts),
         *_drift(facts),
         *(_needs(facts) if "needs" in facts else []),
         *(("note", note) for note in first(facts["notes"], NOTES_SHOWN)),
@@ -156,6 +163,26 @@ def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *(("tied", tie) for tie in first(ties, TIES_SHOWN))]
 
 
+def _replaced(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The target's files that are overwritten or deleted."""
+    rows = []
+    for label, deleted in (("overwrites", False), ("deletes", True)):
+        files = [f"{f['path']}, {f['size']:,} bytes" for f in facts["replaced"] if f["deleted"] is deleted]
+        rows += [(label, text) for text in first(files, FILES_SHOWN)]
+    return rows
+
+
+def _occupied(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What of the target others put there, and what becomes of it."""
+    if not facts["occupied"]:
+        return []
+    goes = f"`reshard rollback {facts['target']}` brings it back until the next run"
+    if not facts["may_replace"]:
+        goes = "a run refuses (exit code 7) unless --overwrite is given"
+    what = f"{count(len(facts['occupied']), 'file')} in the target that reshard did not publish for this source"
+    return [("warning", f"{what}: {some(facts['occupied'])}; {goes}")]
+
+
 def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What others changed in the target, and what becomes of it."""
     if not facts["drift"]:
@@ -179,14 +206,15 @@ def needs_facts(plan: Plan, source: Source, target: Target, context: Context) ->
     if card and plan.pin.endpoint:
         head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
         text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    free = shutil.disk_usage(context.tmpdir).free
-    warned = warnings(plan, need, source.visibility, text, free)
+    warned = warnings(plan, need, source.visibility, text, context.disk.room(), target.room())
     return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}
 
 
 def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     need = facts["needs"]
     text = f"{human_bytes(need['memory'])} of memory, {human_bytes(need['disk'])} of disk for each copy"
+    if need["target"]:
+        text += f", {human_bytes(need['target'])} beside the target"
     if need["api_calls"]:
         text += f", about {need['api_calls']:,} calls of the Hub and {need['resolver_calls']:,} of its resolver"
     rows = [("needs", text)]

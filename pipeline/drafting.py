@@ -12,17 +12,29 @@ from posixpath import join
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
-from reshard.pipeline.errors import FoldersNested, TargetDrifted, TargetMoreVisible, TargetNotFound
+from reshard.pipeline.errors import (
+    DiskFull,
+    FoldersNested,
+    ReshardError,
+    TargetDrifted,
+    TargetFull,
+    TargetMoreVisible,
+    TargetNotFound,
+    TargetOccupied,
+)
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.existing import Before, drift
-from reshard.pipeline.planning.model import Keys, Plan, Transports
+from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
+from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.overlay import Borrowing
+from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Name, Pin
 from reshard.pipeline.verifying.job_checks import check_model, check_structure
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -58,8 +70,9 @@ def plan(
     """The plan for ``request``, and a target that is ready for it: there, ours to write, its head pinned.
 
     ``submitted`` is when it was asked for, in ms since the epoch. Raises what ``draft`` raises, the AccessError family,
-    ModelCheckRequired, and TargetDrifted unless the request says that what others changed is to be replaced, and so for
-    what was submitted later and is published already: a broker restored from a backup has forgotten that.
+    ModelCheckRequired, and, unless the request says that it is to be replaced, TargetOccupied for what others put there
+    and TargetDrifted for what they changed. So for what was submitted later and is published already: a broker restored
+    from a backup has forgotten that.
     """
     made, known = _draft(request, source, target, meta_loader, request.options.overwrite, submitted)
     if made.published is not None:
@@ -129,6 +142,10 @@ def _draft(
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
     )
     made = make_plan(known)
+    if made.occupied and _is_ours(made, target, last):
+        made = replace(made, occupied=())
+    if made.occupied and not replaces:
+        _refuse_occupied(request, made, target, last)
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
@@ -184,7 +201,53 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
     if last is not None:
         then = files if last.commit == head else target.at(last.commit).files()
         published = {path: file for path, file in then.items() if path not in last.kept}
-    return Before(head, files, indexes, published)
+    return Before(head, files, indexes, published, (last.endpoint, last.source) if last else None)
+
+
+def refuse_without_room(made: Plan, target: Target, disk: ScratchSpace) -> None:
+    """Raises DiskFull or TargetFull where what ``made`` needs at least is not free, before anything is written."""
+    need, free, room = needs(made, target.place.kind == "hub", {}), disk.room(), target.room()
+    if need.least_disk > free:
+        raise DiskFull(path=str(disk.path), needed=need.least_disk, free=free)
+    if room is not None and need.target > room:
+        raise TargetFull(path=str(target.place), needed=need.target, free=room)
+
+
+def _is_ours(made: Plan, target: Target, last: publication.Publication | None) -> bool:
+    """Whether what ``made`` finds occupied is ours after all.
+
+    Another branch may hold it too, as the one does that ours was made from; and where history was squashed, the
+    manifest says whose weights these are.
+    """
+    return target.is_shared(made.base) or (last is None and _manifest_names(made.pin, target.at(made.base)))
+
+
+def _refuse_occupied(request: Request, made: Plan, target: Target, last: publication.Publication | None) -> None:
+    """Raises TargetOccupied where a commit would take what is somebody else's.
+
+    A pull request takes nothing, and a source that is resharded in place is its owner's to change.
+    """
+    pin = made.pin
+    if request.options.pr or _same_place(target.at(made.base).pin, pin):
+        return
+    what = "files that reshard did not publish"
+    if last is not None and (last.endpoint, last.source) != (pin.endpoint, pin.repo):
+        what = f"a publication of {last.source}"
+    raise TargetOccupied(target=str(request.target), what=what, paths=first(made.occupied))
+
+
+def _same_place(one: Pin, other: Pin) -> bool:
+    return (one.endpoint, one.repo.casefold()) == (other.endpoint, other.repo.casefold())
+
+
+def _manifest_names(pin: Pin, there: Source) -> bool:
+    """Whether a manifest there says that its weights came from the repository of ``pin``."""
+    file = there.files().get(MANIFEST)
+    try:
+        origin = parse_manifest(read_file(there, file, INDEX_MAX)).source if file else None
+    except ReshardError:
+        return False
+    return origin is not None and origin.repo is not None and (origin.endpoint, origin.repo) == (pin.endpoint, pin.repo)
 
 
 def _refuse_nested_folders(request: Request) -> None:

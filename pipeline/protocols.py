@@ -132,6 +132,7 @@ class Change:
     message: str
     additions: tuple[Addition, ...]
     deletes: tuple[str, ...]
+    takes: bool = False  # what somebody else put there, so that a target without a history keeps its last state
 
 
 class HeadMoved(Exception):
@@ -204,6 +205,14 @@ class Target(Protocol):
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         """Commits from ``at`` backwards, without ``since``; raises HistoryRewritten if ``since`` never comes."""
+        ...
+
+    def is_shared(self, commit: str) -> bool:
+        """Whether another branch is at ``commit``, too: then no commit on top loses what it holds."""
+        ...
+
+    def room(self) -> int | None:
+        """Bytes that may be written there, those of earlier tries included; None for a Hub, which says it itself."""
         ...
 
     def sink(self, token: str) -> Sink:

@@ -110,7 +110,7 @@ class Options(Strict):
         description="Who may see the target; as-source makes a new one private unless SRC is public.",
     )
     prune: bool = Field(default=False, description="Also delete files of the target that the source does not have.")
-    overwrite: bool = Field(default=False, description="Replace what others changed since our last publication.")
+    overwrite: bool = Field(default=False, description="Replace what others put or changed in the target.")
     lineage: bool = Field(default=False, description="Name the source as base_model in the model card.")
     manifest: bool = Field(
         default=True, description="Publish a manifest, which verifies the result without its source."

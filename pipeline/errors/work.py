@@ -23,6 +23,9 @@ class TargetRaced(TargetConflict, code="target.race", retryable=True):
 class TargetDrifted(TargetError, code="target.drift", since="by someone since our last publication"):
     message = "{target} was changed {since}: {what}"
     hint = "keep that change by moving it elsewhere; to replace it, {onto_head}"
+class TargetOccupied(TargetError, code="target.occupied"):
+    message = "{target} holds {what}: {paths}"
+    hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
     message = "commit {commit} cannot be rolled back: {why}"
     hint = "see the target's history; nothing was changed"
@@ -43,6 +46,9 @@ class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=Tr
 class DiskFull(ResourceError, code="resource.disk"):
     message = "no room on {path}: {needed} bytes needed, {free} free"
     hint = "free some room there, or raise RESHARD_DISK_LIMIT or point RESHARD_TMPDIR at a larger disk; then {again}"
+class TargetFull(DiskFull, code="resource.target_disk"):
+    message = "no room beside {path}: {needed} bytes needed, {free} free"
+    hint = "free some room on that disk, or choose a target on another; then {again}"
 class MemoryLimit(ResourceError, code="resource.memory"):
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"

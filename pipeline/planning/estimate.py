@@ -83,6 +83,8 @@ class Needs(NamedTuple):
 
     memory: int  # of a process that copies
     disk: int  # of one that copies: shards that wait to be sent, and tensors that are put in order
+    least_disk: int  # of that, what it cannot do without
+    target: int  # on the target folder's disk, beside what is there: the last state goes only after the commit
     api_calls: int
     resolver_calls: int
     history: int  # bytes of the target's old weights, which its history keeps until it is squashed
@@ -99,6 +101,8 @@ def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
     return Needs(
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
         disk=waiting + spool,
+        least_disk=max(largest if waiting else 0, spool),
+        target=0 if to_hub else sum(s.size for s in plan.shards) + sum(f.size for f in plan.carried),
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),
         history=sum(file.size for file in replaced if file.sha256) if to_hub else 0,
@@ -127,8 +131,13 @@ def licence(card: str | None) -> str | None:
     return match["licence"] if match else None
 
 
-def warnings(plan: Plan, need: Needs, visibility: Visibility, card: str | None, disk_free: int) -> list[str]:
-    """What a person should think of before the job runs; ``card`` is the source's model card."""
+def warnings(
+    plan: Plan, need: Needs, visibility: Visibility, card: str | None, free: int, room: int | None
+) -> list[str]:
+    """What a person should think of before the job runs.
+
+    ``card`` is the source's model card; bytes are ``free`` for temporary files, and there is ``room`` in a folder.
+    """
     found = []
     if plan.pin.endpoint is not None and visibility != "public":
         seen = "" if plan.options.visibility == "public" else ", and a new target is private unless --public is given"
@@ -138,8 +147,10 @@ def warnings(plan: Plan, need: Needs, visibility: Visibility, card: str | None, 
     for path, size in [*((s.path, s.size) for s in plan.shards), *((f.path, f.size) for f in plan.carried)]:
         if size > HUB_FILE_MAX:
             found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
-    if need.disk > disk_free:
-        found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {disk_free:,} are free")
+    if need.disk > free:
+        found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {free:,} are free")
+    if room is not None and need.target > room:
+        found.append(f"{need.target:,} bytes are needed beside the target, and {room:,} are free: a run refuses")
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
         limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
         found.append(f"the Hub allows an account without a plan {limit}; the job will wait for it")

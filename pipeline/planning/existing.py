@@ -86,7 +86,8 @@ def occupied(before: Before, pin: Pin, changes: Iterable[StoredFile], pruned: Se
     deletes alone are not among them: that is what --prune asks for.
     """
     if before.source == (pin.endpoint, pin.repo):
-        return tuple(file.path for file in changes if file.path not in {*before.published, *pruned})
+        ours = {*before.published, *pruned}
+        return tuple(file.path for file in changes if file.path not in ours)
     models = {path for path in before.files if _is_of_a_model(path)}
     return tuple(sorted(models | {file.path for file in changes} - pruned))
 

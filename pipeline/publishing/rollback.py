@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import islice
+from uuid import uuid4
 
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import read_file
-from reshard.pipeline.errors import ChangedSince, NothingToRollBack
+from reshard.pipeline.errors import ChangedSince, NothingToRollBack, TargetConflict
 from reshard.pipeline.limits import COMMIT_RACES, REGULAR_MAX
 from reshard.pipeline.protocols import Addition, Change, HistoryRewritten, Source, Target
 from reshard.pipeline.publishing import history as publication
@@ -20,10 +21,14 @@ def rollback(target: Target, commit: str) -> str:
     Raises NothingToRollBack where ``commit`` is not ours, is undone already, or its past is gone, and ChangedSince
     where one of the paths was changed since.
     """
-    return commit_on_head(target, commit, lambda head: _undo(target, commit, head), COMMIT_RACES).commit
+    token = uuid4().hex
+    try:
+        return commit_on_head(target, commit, lambda head: _undo(target, commit, head, token), COMMIT_RACES).commit
+    finally:
+        target.discard(token)
 
 
-def _undo(target: Target, commit: str, head: str) -> Change | str:
+def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     """What brings the paths back on top of ``head``, or the commit of ours that did so already."""
     try:
         since = list(target.history(head, commit))
@@ -35,15 +40,27 @@ def _undo(target: Target, commit: str, head: str) -> Change | str:
     ours, *before = list(islice(target.history(commit, None), 2))
     if publication.read(ours) is None:
         raise NothingToRollBack(commit=commit, why="reshard did not make it")
-    if not before:
+    past = _past(target, before[0].id) if before else None
+    if past is None:
         raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
-    past, present, now = target.at(before[0].id), target.at(commit), target.at(head)
+    present, now = target.at(commit), target.at(head)
     changed = [p for p in {*past.files(), *present.files()} if differ(past.files().get(p), present.files().get(p))]
     if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
         raise ChangedSince(commit=commit, target=str(target.place), paths=first(theirs))
-    additions = tuple(_restored(past, past.files()[path]) for path in sorted(changed) if path in past.files())
+    restored = [past.files()[path] for path in sorted(changed) if path in past.files()]
+    if target.place.kind == "folder":
+        additions = tuple(target.carry(restored, past, token))
+    else:
+        additions = tuple(_restored(past, file) for file in restored)
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
     return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)
+
+
+def _past(target: Target, commit: str) -> Source | None:
+    try:
+        return target.at(commit)
+    except TargetConflict:  # a folder keeps its last state at most
+        return None
 
 
 def _restored(past: Source, file: StoredFile) -> Addition:

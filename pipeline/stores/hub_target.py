@@ -188,6 +188,15 @@ class HubTarget:
                 raise TargetConflict(target=str(self.place), what=f"{self._ref} is gone") from refusal
             raise refusal.as_target(self.place.repo) from refusal
 
+    def is_shared(self, commit: str) -> bool:
+        try:
+            return self._ref != DEFAULT_BRANCH and self.api.info(self.place.repo, DEFAULT_BRANCH).sha == commit
+        except Refusal as refusal:
+            raise refusal.as_target(self.place.repo) from refusal
+
+    def room(self) -> None:
+        return None
+
     def at(self, commit: str) -> Source:
         if commit not in self._past:
             self._past[commit] = HubSource(self.api, self.place, commit, self._visibility)

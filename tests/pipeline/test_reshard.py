@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline import reshard
+from reshard.pipeline import drafting, reshard
 from reshard.pipeline.errors import (
     BadIndex,
     FoldersNested,
@@ -348,11 +348,11 @@ def test_another_size_replaces_the_files_of_the_one_before(model: Path, tmp_path
 
 def test_prune_removes_what_is_not_ours(model: Path, tmp_path: Path, go: Run) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "old.bin").write_bytes(b"old")
+    (tmp_path / "out" / "old.txt").write_bytes(b"old")
     kept = go(model, tmp_path / "out", size=SIZE)
-    assert "old.bin" in kept.plan.kept and (tmp_path / "out" / "old.bin").exists()
+    assert "old.txt" in kept.plan.kept and (tmp_path / "out" / "old.txt").exists()
     go(model, tmp_path / "out", size=SIZE, prune=True)
-    assert not (tmp_path / "out" / "old.bin").exists()
+    assert not (tmp_path / "out" / "old.txt").exists()
 
 
 def test_include_and_exclude_change_what_is_carried(model: Path, tmp_path: Path, go: Run) -> None:
@@ -520,7 +520,7 @@ def misspelt(shards: Sequence[Shard]) -> tuple[Shard, ...]:
 def test_a_plan_that_does_not_hold_the_source_goes_no_further(
     planner: Callable[[Known], Plan], model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reshard, "make_plan", planner)
+    monkeypatch.setattr(drafting, "make_plan", planner)
     with pytest.raises(ProofError, match="the plan does not hold what the source holds"):
         go(model, tmp_path / "out", size=SIZE)
 

@@ -8,6 +8,8 @@ that the next run completes. Beside a target ``x`` lie, while a job works and ne
     .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
     .x.reshard.new          the next state, or, after the swap, the last one on its way out
     .x.reshard.old, .x.reshard.intent    the last state and the journal, where there is no exchange
+
+One thing stays, until the next commit: ``.x.reshard.last``, the last state, where it held what somebody else put there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import finalize
 
@@ -37,6 +39,7 @@ class Swap:
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
+        self.last = self.staging.with_name(f"{self.staging.name}.last")
         self._intent = self.staging.with_name(f"{self.staging.name}.intent")
         resolved(str(self._intent))  # raises BadPlace where they would be too long: this is the longest
         self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
@@ -73,22 +76,39 @@ class Swap:
             self.release(token)
         remove_tree(self.staging)
 
-    def swap(self) -> None:
-        if not self.root.exists():
+    def swap(self, keep: bool) -> None:
+        """Put the next state in place; with ``keep`` the last one stays beside, as ``last``, until the next swap."""
+        remove_tree(self.last)
+        if self.root.exists():
+            self._replace(keep)
+        else:
             self.new.rename(self.root)
-        elif not exchange(self.new, self.root):
-            self._replace()
-        sync_folder(self.root.parent)
-        remove_tree(self.new)
+            sync_folder(self.root.parent)
 
-    def _replace(self) -> None:
-        """Two renames; the journal says that the second belongs to the first."""
-        write_file(self._intent, b"swap\n")
+    def _replace(self, keep: bool) -> None:
+        """An exchange, or two renames; the journal says which folder is the next state and what becomes of the last."""
+        write_file(self._intent, f"{'keep' if keep else 'swap'} {self.new.stat().st_ino}\n".encode())
         sync_folder(self.root.parent)
-        self.root.rename(self._old)
-        self.new.rename(self.root)
+        if not exchange(self.new, self.root):
+            self.root.rename(self._old)
+            self.new.rename(self.root)
         sync_folder(self.root.parent)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete what the journal says was begun: the second rename, and what becomes of the last state."""
+        what, _, inode = self._intent.read_text().strip().partition(" ")
+        if not self.root.exists() and self.new.exists():
+            self.new.rename(self.root)
+            sync_folder(self.root.parent)
+        if what == "keep" and self.root.stat().st_ino == int(inode or 0):
+            for last in (self._old, self.new):
+                if last.exists():
+                    remove_tree(self.last)
+                    last.rename(self.last)
+            sync_folder(self.root.parent)
         remove_tree(self._old)
+        remove_tree(self.new)
         self._intent.unlink()
 
     def recover(self) -> None:
@@ -101,11 +121,7 @@ class Swap:
     def complete(self) -> None:
         """A swap that was begun goes forward; without its journal, what lies beside the target is removed."""
         if self._intent.exists():
-            if not self.root.exists() and self.new.exists():
-                self.new.rename(self.root)
-                sync_folder(self.root.parent)
-            remove_tree(self._old)
-            self._intent.unlink()
+            self._settle()
         remove_tree(self.new)
         for path in self._published():
             path.unlink()
@@ -125,6 +141,14 @@ class Swap:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def staged(self) -> int:
+        """Bytes of the sealed files that wait for a commit."""
+        total = 0
+        for path in self.staging.glob("objects/*"):
+            with suppress(FileNotFoundError):  # another process was faster
+                total += path.stat().st_size
+        return total
 
     def sweep(self) -> None:
         """Remove staged files that are older than STAGING_AGE: those of abandoned jobs."""

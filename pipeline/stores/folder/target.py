@@ -72,13 +72,18 @@ class FolderTarget:
         return digest_of(list_folder(self._root)) if self._root.exists() else EMPTY
 
     def at(self, commit: str) -> Source:
-        """The folder as it is, or as we last left it; raises TargetConflict for any other state, which is gone."""
+        """The folder as it is, as we last left it, or what is kept of what was replaced.
+
+        Raises TargetConflict for any other state, which is gone.
+        """
         listing = list_folder(self._root) if self._root.exists() else {}
         record = Record.load(self._root)
         if digest_of(listing) == commit:
             return FolderSource(self.place, listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
             return LastPublication(self.place, record)
+        if (kept := self._kept()) is not None and kept.pin.commit == commit:
+            return kept
         raise TargetConflict(target=self.place.path, what="somebody wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
@@ -97,6 +102,23 @@ class FolderTarget:
             reached = ours.parent
         if since is not None and reached != since:
             raise HistoryRewritten(since)
+        if since is None and (kept := self._kept()) is not None and kept.pin.commit == reached:
+            yield Commit(reached, "changed by somebody else", "", "")
+
+    def _kept(self) -> FolderSource | None:
+        """The state before our last commit, where it is kept."""
+        if not self._swap.last.exists():
+            return None
+        listing = list_folder(self._swap.last)
+        place = Folder(path=str(self._swap.last))
+        return FolderSource(place, listing, digest_of(listing), Record.load(self._swap.last).sha256(listing))
+
+    def is_shared(self, commit: str) -> bool:
+        return False
+
+    def room(self) -> int:
+        existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+        return shutil.disk_usage(existing).free + self._swap.staged()
 
     def sink(self, token: str) -> FolderSink:
         return FolderSink(self._swap.staging, partial(self._swap.claim, token))
@@ -126,7 +148,7 @@ class FolderTarget:
             if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
-            self._swap.swap()
+            self._swap.swap(keep=change.takes)
             self._swap.clear_staging()
             return commit
 

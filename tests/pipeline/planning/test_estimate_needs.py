@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from reshard.pipeline.errors import DiskFull, TargetFull
 from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.estimate import Needs, licence, needs, warnings
@@ -18,10 +20,12 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from tests.pipeline.conftest import TRANSPORT, Run, upload
+from tests.support.giants import save_sparse
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 
 SIZE = 20_000
+NOTHING = Needs(0, 0, 0, 0, 0, 0, 0)
 
 
 def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Plan, Needs]:
@@ -76,7 +80,9 @@ def test_a_tensor_that_must_be_put_in_order_lies_on_the_disk_meanwhile(tmp_path:
     (tmp_path / "model").mkdir()
     torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "model" / "pytorch_model.bin")
     _, need = drafted(tmp_path / "model", tmp_path / "out")
-    assert need == Needs(MEMORY_FLOOR, 300 * 200 * 4, 0, 0, 0)
+    spooled, written = 300 * 200 * 4, 300 * 200 * 4 + 5 * 4
+    assert need[:3] == (MEMORY_FLOOR, spooled, spooled) and need[4:] == (0, 0, 0)
+    assert written < need.target < written + 1000  # and a header
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
 def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | None, plan: Plan) -> None:
     assert licence(card) == said
     warned = [] if said else ["the source states no licence"]
-    assert warnings(plan, Needs(0, 0, 0, 0, 0), "public", card, 10**9) == warned
+    assert warnings(plan, NOTHING, "public", card, 10**9, None) == warned
 
 
 def test_a_file_that_the_hub_would_not_take_is_a_warning_of_a_folders_plan(plan: Plan) -> None:
@@ -107,15 +113,48 @@ def test_a_file_that_the_hub_would_not_take_is_a_warning_of_a_folders_plan(plan:
         shards=(replace(shard, size=HUB_FILE_MAX + 1), replace(shard, path="fits", size=HUB_FILE_MAX)),
         carried=(replace(friend, size=2 * HUB_FILE_MAX),),
     )
-    assert warnings(large, Needs(0, 0, 0, 0, 0), "public", "---\nlicense: mit\n---\n", 10**9) == [
+    assert warnings(large, NOTHING, "public", "---\nlicense: mit\n---\n", 10**9, None) == [
         f"{shard.path} has 50,000,000,001 bytes, and the Hub takes files of at most 50,000,000,000",
         f"{friend.path} has 100,000,000,000 bytes, and the Hub takes files of at most 50,000,000,000",
     ]
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
-    gated, _ = warnings(plan, Needs(0, 0, 0, 0, 0), "gated", None, 10**9)
+    gated, _ = warnings(plan, NOTHING, "gated", None, 10**9, None)
     assert "the source is gated" in gated and "private unless --public" in gated
-    told = warnings(plan, Needs(0, 100, 2000, 9, 0), "public", None, 99)
+    told = warnings(plan, Needs(0, 100, 0, 0, 2000, 9, 0), "public", None, 99, None)
     assert any("100 bytes are needed" in warning for warning in told)
     assert any("1,000 calls" in warning for warning in told)
+
+
+def test_a_folder_without_room_is_refused_before_a_byte_is_written(tmp_path: Path, go: Run) -> None:
+    """The source is holes: it has more bytes than any disk of this machine."""
+    count = shutil.disk_usage(tmp_path).free // 10**11 + 1
+    tensors = ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count))
+    save_sparse(tmp_path / "giant", tensors, count)
+    with pytest.raises(TargetFull, match=f"no room beside {tmp_path}/to/out") as refused:
+        go(tmp_path / "giant", tmp_path / "to" / "out", size=2 * 10**11)
+    assert refused.value.facts["needed"] > refused.value.facts["free"]
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_temporary_folder_without_room_is_refused_before_a_byte_is_sent(
+    tmp_path: Path, namespace: Namespace, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    monkeypatch.setenv("RESHARD_DISK_LIMIT", f"{SIZE // 2}B")
+    with pytest.raises(DiskFull, match="free$") as refused:
+        go(model(tmp_path / "model", 2, 24), namespace.repo("target"), size=SIZE, transport="http")
+    assert refused.value.facts["path"] == str(Context.from_env().tmpdir)
+    assert not [r for r in namespace.admin.log() if r["method"] == "PUT" or "/info/lfs/" in r["path"]]
+
+
+def test_what_is_staged_counts_as_room(tmp_path: Path) -> None:
+    target = open_target(parse_place(str(tmp_path / "out")), Options(), Context.from_env())
+    before = target.room()
+    staged = tmp_path / ".out.reshard" / "objects" / "0"
+    staged.parent.mkdir(parents=True)
+    with staged.open("wb") as file:
+        file.truncate(10**13)
+    assert before is not None and target.room() >= 10**13 > before

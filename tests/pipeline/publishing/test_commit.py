@@ -222,7 +222,7 @@ def replacing(repo: str, on_hub: Namespace, meta_loader: MetaLoader) -> Job:
     target = on_hub.repo("target")
     on_hub.admin.create_repo(target)
     on_hub.admin.put_files(target, OLD, lfs=list(OLD))
-    job = Job(repo, target, meta_loader)
+    job = Job(repo, target, meta_loader, overwrite=True)
     assert job.plan.deletes == (*OLD,)
     return job
 

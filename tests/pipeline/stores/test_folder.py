@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -311,12 +312,13 @@ def test_a_whole_state_is_on_the_disk_before_it_takes_the_place_of_the_last(
 # ----------------------------------------------------------------------------------------------------------- kills
 
 
-def commit_and_die(root: Path, how: str, kill_at: int) -> None:
+def commit_and_die(root: Path, how: str, kill_at: int, takes: bool) -> None:
     """In a child: commit, and be killed at the ``kill_at``-th change to the file system."""
     if how == "journal":
         module.exchange = lambda one, other: False
     target = FolderTarget(Folder(path=str(root)))
-    base, change, seen = target.prepare(private=True), change_with_weights(target), itertools.count(1)
+    base, seen = target.prepare(private=True), itertools.count(1)
+    change = replace(change_with_weights(target), takes=takes)
 
     def audit(event: str, args: object) -> None:
         changes = {"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -344,14 +346,16 @@ def test_a_link_where_the_journal_lies_changes_no_file_of_anybody(
     assert stranger.exists() is there and (not there or stranger.read_text() == "theirs")
 
 
+@pytest.mark.parametrize("takes", [False, True])
 @pytest.mark.parametrize("how", ["exchange", "journal"])
-def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str) -> None:
+def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str, takes: bool) -> None:
+    """And what it took from others is beside it as soon as it is complete, whole."""
     whole = {**NEW, "w.safetensors": b"abc"}
     finished = set()
     for kill_at in range(1, 60):
         root = tmp_path / str(kill_at) / "model"
         write_files(root, OLD)
-        child = multiprocessing.get_context("fork").Process(target=commit_and_die, args=(root, how, kill_at))
+        child = multiprocessing.get_context("fork").Process(target=commit_and_die, args=(root, how, kill_at, takes))
         child.start()
         child.join(30)
         assert child.exitcode in (0, -signal.SIGKILL)
@@ -361,8 +365,9 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
         assert contents(root) in (OLD, whole), f"killed at {kill_at}"
         finished.add(contents(root) == whole)
         if contents(root) == OLD:
-            target.commit(change_with_weights(target), head)
-        assert contents(root) == whole and beside(root) == []
+            target.commit(replace(change_with_weights(target), takes=takes), head)
+        assert contents(root) == whole and beside(root) == ([".model.reshard.last"] if takes else [])
+        assert not takes or contents(root.parent / ".model.reshard.last") == OLD
         if child.exitcode == 0:
             break
     else:

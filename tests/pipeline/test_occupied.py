@@ -1,0 +1,179 @@
+"""A target that holds what reshard did not publish for this source: refused, replaced when asked, and brought back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+
+from reshard.pipeline.errors import NothingToRollBack, TargetOccupied
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.publishing.rollback import rollback
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.connect import Context, open_target
+from tests.pipeline.conftest import Run, upload
+from tests.pipeline.stores.conftest import write_files
+from tests.support.checker import from_folder, from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+SIZE = 20_000
+OTHER = {"model.safetensors": b"other weights", "config.json": b'{"model_type": "other"}', "README.md": b"# Other\n"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(12, 4000), 2))
+    add_friends(folder)
+    return folder
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A folder with another model."""
+    folder = tmp_path / "other"
+    write_files(folder, OTHER)
+    return folder
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file but the record of our publications."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes() for p in files if ".reshard" not in p.relative_to(root).parts
+    }
+
+
+def hold(space: Namespace, name: str, files: dict[str, bytes]) -> str:
+    """A repository that somebody filled by hand."""
+    repo = space.repo(name)
+    space.admin.create_repo(repo)
+    space.admin.put_files(repo, files, lfs=[path for path in files if path.endswith(".safetensors")])
+    return repo
+
+
+# ---------------------------------------------------------------------------------------------------------- refused
+
+
+def test_a_folder_with_another_model_is_refused_and_stays(model: Path, other: Path, go: Run) -> None:
+    with pytest.raises(TargetOccupied) as refused:
+        go(model, other, size=SIZE)
+    assert contents(other) == OTHER
+    assert "files that reshard did not publish: README.md and 2 more" in str(refused.value)
+    assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
+
+
+@pytest.mark.parametrize("held", [*OTHER, "pytorch_model.bin", "model.safetensors.index.json", "unet/config.json"])
+def test_weights_a_config_or_a_card_make_a_repository_somebody_elses(
+    held: str, model: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo = hold(on_hub, "held", {held: OTHER.get(held, b"{}")})
+    head = on_hub.admin.head(repo)
+    with pytest.raises(TargetOccupied, match=held):
+        go(upload(on_hub, "model", model), repo, size=SIZE)
+    assert on_hub.admin.head(repo) == head
+
+
+def test_a_publication_of_another_source_is_refused_by_its_name(model: Path, on_hub: Namespace, go: Run) -> None:
+    one, two, target = upload(on_hub, "one", model), upload(on_hub, "two", model), on_hub.repo("target")
+    go(one, target, size=SIZE)
+    with pytest.raises(TargetOccupied, match=f"a publication of {one}: "):
+        go(two, target, size=SIZE)
+
+
+def test_a_file_that_its_owner_added_is_not_replaced_when_the_source_gets_one_of_that_name(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    write_files(tmp_path / "out", {"notes.txt": b"mine"})
+    go(model, tmp_path / "out", size=2 * SIZE)
+    write_files(model, {"notes.txt": b"theirs"})
+    with pytest.raises(TargetOccupied, match=r"did not publish: notes\.txt$"):
+        go(model, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / "notes.txt").read_bytes() == b"mine"
+
+
+# -------------------------------------------------------------------------------------------------- needs no flag
+
+
+def test_what_replaces_nothing_of_anybody_needs_no_flag(model: Path, tmp_path: Path, go: Run) -> None:
+    write_files(tmp_path / "out", {"notes.txt": b"mine", "runs/1.log": b"x"})
+    go(model, tmp_path / "out", size=SIZE)
+    assert (tmp_path / "out" / "notes.txt").read_bytes() == b"mine"
+    again = go(model, tmp_path / "out", size=2 * SIZE)
+    assert not again.published.found
+
+
+def test_a_source_that_is_resharded_in_place_needs_no_flag(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, tensors = upload(on_hub, "model", model), read_checkpoint(from_folder(model))
+    assert go(repo, repo, size=SIZE).plan.occupied
+    assert go(model, model, size=SIZE).plan.occupied
+    assert read_checkpoint(from_hub(on_hub.endpoint, repo)) == tensors == read_checkpoint(from_folder(model))
+
+
+def test_a_pull_request_takes_nothing_and_needs_no_flag(model: Path, on_hub: Namespace, go: Run) -> None:
+    held = hold(on_hub, "held", OTHER)
+    head = on_hub.admin.head(held)
+    go(upload(on_hub, "model", model), held, size=SIZE, pr=True)
+    assert on_hub.admin.head(held) == head
+
+
+def test_a_branch_is_free_as_long_as_it_is_what_main_is(model: Path, on_hub: Namespace, go: Run) -> None:
+    """As a run leaves it that made the branch and was killed."""
+    held, repo = hold(on_hub, "held", OTHER), upload(on_hub, "model", model)
+    api = HfApi(on_hub.endpoint, on_hub.token)
+    api.create_branch(held, branch="cut")
+    go(repo, held, size=SIZE, branch="cut")
+    assert from_hub(on_hub.endpoint, held)("config.json") == OTHER["config.json"]
+    api.create_branch(held, branch="theirs")
+    api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id=held, revision="theirs")
+    with pytest.raises(TargetOccupied):
+        go(repo, held, size=SIZE, branch="theirs")
+
+
+def test_the_manifest_says_whose_weights_these_are_once_the_history_is_squashed(
+    model: Path, on_hub: Namespace, go: Run
+) -> None:
+    repo, other, target = upload(on_hub, "model", model), upload(on_hub, "other", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
+    with pytest.raises(TargetOccupied, match="did not publish"):
+        go(other, target, size=2 * SIZE)
+    assert not go(repo, target, size=2 * SIZE).published.found
+
+
+# -------------------------------------------------------------------------------------- replaced, and brought back
+
+
+def test_it_is_replaced_when_asked_and_then_the_target_is_ours(model: Path, on_hub: Namespace, go: Run) -> None:
+    held, repo = hold(on_hub, "held", OTHER), upload(on_hub, "model", model)
+    plan = go(repo, held, size=SIZE, overwrite=True).plan
+    assert plan.occupied == (*sorted(OTHER),)
+    sizes = [(path, len(OTHER[path])) for path in ("config.json", "model.safetensors")]
+    assert [(file.path, file.size) for file in plan.replaced] == sizes
+    assert read_checkpoint(from_hub(on_hub.endpoint, held)) == read_checkpoint(from_folder(model))
+    assert from_hub(on_hub.endpoint, held)("README.md").startswith(OTHER["README.md"])
+    assert not go(repo, held, size=2 * SIZE).published.found
+
+
+def test_what_a_folder_held_is_brought_back_until_the_next_run(model: Path, other: Path, go: Run) -> None:
+    published = go(model, other, size=SIZE, overwrite=True).published.commit
+    assert contents(other.parent / ".other.reshard.last") == OTHER
+    rollback(open_target(parse_place(str(other)), Options(), Context.from_env()), published)
+    assert contents(other) == OTHER
+    assert not (other.parent / ".other.reshard.last").exists()
+    go(model, other, size=SIZE, overwrite=True)
+    again = go(model, other, size=2 * SIZE).published.commit
+    assert not (other.parent / ".other.reshard.last").exists()
+    with pytest.raises(NothingToRollBack, match="keeps nothing"):
+        rollback(open_target(parse_place(str(other)), Options(), Context.from_env()), again)
+
+
+def test_a_folder_that_was_resharded_in_place_is_brought_back(model: Path, go: Run) -> None:
+    before = contents(model)
+    published = go(model, model, size=SIZE).published.commit
+    assert contents(model) != before
+    rollback(open_target(parse_place(str(model)), Options(), Context.from_env()), published)
+    assert contents(model) == before
