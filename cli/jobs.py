@@ -172,9 +172,9 @@ def retry(
 def rollback(
     job: Annotated[str, argument("JOB|DST", "A job's id, or the start of one; or the target itself.")], output: Output
 ) -> None:
-    """Undo a job's commit, or the last one to DST, with another commit.
+    """Undo the commit of a job, or the last one to DST.
 
-    It uses your own token, and refuses if others changed one of the commit's files since.
+    Another commit undoes it, with your own token; refused if others changed one of the commit's files since.
     """
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reshard.cli.arguments import read_output, read_request, takes
 from reshard.cli.job_text import checks_text, moved, outcome, source_bytes
-from reshard.cli.output import Output, lines
+from reshard.cli.output import Output, count, lines
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import ProofError
 from reshard.pipeline.request import Request
@@ -31,9 +31,12 @@ def run(request: Request, output: Output) -> None:
 
     with bar(output) as shown:
         view = _View(request, output, shown)
-        watcher = reshard.Watcher(exposing=view.exposing, planned=view.planned, moved=view.moved, step=view.step)
+        watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.moved, view.step)
         try:
             report = reshard.run(request, watcher=watcher)
+        except KeyboardInterrupt:
+            shown.say(view.interrupted)
+            raise
         except ProofError as error:
             if checks := error.facts.get("checks"):
                 shown.say(checks_text(checks))
@@ -49,7 +52,7 @@ class _View:
     def __init__(self, request: Request, output: Output, shown: Bar) -> None:
         self.started = time.monotonic()
         self._request, self._output, self._bar = request, output, shown
-        self._step, self._done, self._total = "", 0, 0
+        self._step, self._done, self._total, self._shards = "", 0, 0, 0
 
     def exposing(self, source: Source) -> None:
         """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
@@ -62,8 +65,18 @@ class _View:
     def planned(self, plan: Plan) -> None:
         from reshard.cli.plan_text import show_plan
 
-        self._total = sum(file.size for file in plan.files)
+        self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
         show_plan(self._request, plan, self._output, self._bar)
+
+    def resumed(self, shards: int) -> None:
+        self._bar.say(f"{count(shards, 'file')} of {self._shards:,} copied by an earlier run")
+
+    @property
+    def interrupted(self) -> str:
+        """What is left when someone ends the run."""
+        if not self._shards:
+            return "interrupted: nothing was copied"
+        return "interrupted: nothing was published; run the same command again to go on with the files that are copied"
 
     def step(self, name: str) -> None:
         self._step = STEPS[name]

@@ -25,7 +25,8 @@ PAGES_MAX = 10_000  # pages of one listing; of 1,000 entries each, a Hub has non
 HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
 
 # ---------------------------------------------------------------------------------------------------------- copy
-BATCH_MAX = 2 * GB  # bytes; at most this much copying is lost with a killed worker
+BATCH_MAX = 2 * GB  # bytes; at most this much copying is lost with a killed worker over Xet ...
+SETTLE = 256 * MB  # ... and about this much, or a shard, elsewhere; each time costs a sync or a call
 GAP_MAX = 1 * MIB  # bytes; a gap up to this size is read through, because a new request costs more
 MEMORY_FLOOR = 128 * MB  # bytes; the resident set of a copying process without Xet
 MEMORY_FLOOR_XET = 512 * MB  # bytes; Xet's own buffers come on top

@@ -78,15 +78,22 @@ class Batch(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """Known once the batch is sealed; before that, zero."""
+        """Of the shards that the last ``settle`` or ``seal`` returned; zero before."""
         ...
 
     def open(self, path: str, size: int) -> Writer:
         """A writer for a shard of exactly ``size`` bytes; one is open at a time."""
         ...
 
+    def settle(self) -> list[StoredFile]:
+        """The next of the shards, in the order they were opened, that the store has answered for already.
+
+        It waits for none, and a store that answers for whole batches only has none. Called while no writer is open.
+        """
+        ...
+
     def seal(self) -> list[StoredFile]:
-        """The stored shards in the order they were opened, once the store has answered for every byte of them."""
+        """The rest of the shards in that order, once the store has answered for every byte of them."""
         ...
 
     def abort(self) -> None:

@@ -34,12 +34,14 @@ from reshard.pipeline.errors import (
     SourceChanged,
     SourceCorrupt,
 )
+from reshard.pipeline.journal import Journal
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, check_receipts, publish
-from reshard.pipeline.request import Request
+from reshard.pipeline.publishing.commit import Published, check_receipts, publish, weights
+from reshard.pipeline.publishing.history import address
+from reshard.pipeline.request import Request, key_of
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
@@ -102,13 +104,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What `run` tells while it works: the plan once it stands, bytes read, and each step by name.
+    """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied, bytes read, and
+    each step by name.
 
     ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
     """
 
     exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
+    resumed: Callable[[int], None] = lambda shards: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
 
@@ -139,12 +143,17 @@ def run(
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
     refuse_without_room(made, target, context.disk)
 
+    journal = Journal.open(context.state_dir, key_of([made.digest, address(target), made.transports]))
+    _drop_lost(journal, made, target)
+    if kept := len(journal.receipts):
+        watcher.resumed(kept)
+
     def moved(count: int) -> None:
         watcher.moved(count)
         if checking.done():
             checking.result()  # raises what the check did: copying on would be of no use
 
-    work = _Work(made, source, target, uuid4().hex, context.disk, moved)
+    work, done = _Work(made, source, target, uuid4().hex, context.disk, moved, journal), False
     try:
         watcher.step("copy")
         with _behind(lambda: check(made, made.shards, source, meta_loader)) as checking:
@@ -154,13 +163,22 @@ def run(
         with prior_checks(checks):
             watcher.step("publish")
             published = work.publish()
-            checks.append(check_receipts(made.shards, work.receipts, work.groups, made))
+            done = True
+            checks.append(check_receipts(made.shards, journal.receipts, work.groups, made))
             watcher.step("confirm")
-            checks.append(confirm(made, made.shards, work.receipts, published, target))
+            checks.append(confirm(made, made.shards, journal.receipts, published, target))
     finally:
         target.discard(work.token)
+        journal.close(done)
     levels = {path: level for group in work.groups for path, level in group.files.items()}
     return Report(made, published, tuple(checks), levels, work.moved)
+
+
+def _drop_lost(journal: Journal, made: Plan, target: Target) -> None:
+    """Forget what an earlier run noted and the target's store no longer holds."""
+    noted = [shard for shard in made.shards if shard.digest in journal.receipts]
+    lost = {file.path for file in target.holds(weights(noted, journal.receipts))} if noted else set()
+    journal.forget([shard.digest for shard in noted if shard.path in lost], made.groups, made.shards)
 
 
 @contextmanager
@@ -176,53 +194,51 @@ def _behind(work: Callable[[], T]) -> Iterator[Future[T]]:
 class _Work:
     """What a run copied so far. What turns out to be damaged or lost on the way is copied again, as on the queue."""
 
-    def __init__(self, made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick) -> None:
+    def __init__(
+        self, made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick, journal: Journal
+    ) -> None:
         self.token = token
-        self.receipts: dict[str, Receipt] = {}
         self.moved = Moved()
         self._made, self._source, self._target = made, source, target
-        self._disk, self._tick = disk, tick
-        self._attested: dict[int, Attested] = {}  # by group
+        self._disk, self._tick, self._journal = disk, tick, journal
         self._damaged: Counter[int | None] = Counter()  # by group; None: of the commit
 
     @property
     def groups(self) -> list[Attested]:
-        return [self._attested[number] for number in sorted(self._attested)]
+        return [self._journal.attested[number] for number in sorted(self._journal.attested)]
 
     def copy(self) -> None:
         """Copy what has no receipt; raises SourceCorrupt or DigestsDiffer when a group failed ``COPIES`` times."""
         sink, shards = self._target.sink(self.token), dict(enumerate(self._made.shards))
-        todo = [group for group in self._made.groups if group.number not in self._attested]
+        todo = [group for group in self._made.groups if group.number not in self._journal.attested]
         while todo:
             group = todo[0]
             try:
-                self._attested[group.number] = copy(
-                    self._made, group, shards, self._source, sink, self.receipts, self._sealed, self._tick, self._disk
+                receipts = self._journal.receipts
+                attested = copy(
+                    self._made, group, shards, self._source, sink, receipts, self._sealed, self._tick, self._disk
                 )
+                self._journal.finish(group.number, attested)
                 todo.pop(0)
             except (SourceCorrupt, DigestsDiffer) as error:
+                self._journal.forget([shards[n].digest for n in group.shards], [], ())
                 self._damage(group.number, error)
-                for number in group.shards:
-                    self.receipts.pop(shards[number].digest, None)
 
     def publish(self) -> Published:
         made = self._made
         while True:
             try:
                 return publish(
-                    made, made.shards, self.receipts, self.groups, self._source, self._target, self.token, lambda: None
-                )
+                    made, made.shards, self._journal.receipts, self.groups, self._source, self._target, self.token,
+                    lambda: None,
+                )  # fmt: skip
             except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
                 self._damage(None, error)
                 lost = set(error.facts.get("lost", ()))
-                void = {d for d, r in self.receipts.items() if r.sha256 in lost} | set(error.facts.get("void", ()))
-                again = [g.number for g in made.groups if any(made.shards[n].digest in void for n in g.shards)]
+                gone = {d for d, r in self._journal.receipts.items() if r.sha256 in lost}
+                again = self._journal.forget(gone | set(error.facts.get("void", ())), made.groups, made.shards)
                 if not again and not isinstance(error, SourceCorrupt):
                     raise
-                for number in again:
-                    self._attested.pop(number, None)
-                for digest in void:
-                    self.receipts.pop(digest, None)
                 self.copy()
 
     def _damage(self, group: int | None, error: ReshardError) -> None:
@@ -232,5 +248,5 @@ class _Work:
             raise error
 
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
-        self.receipts.update((receipt.shard, receipt) for receipt in news)
+        self._journal.seal(news)
         self.moved = self.moved.plus(moved)

@@ -36,6 +36,13 @@ LONGEST = [
 assert all(path.exists() for path in LONGEST)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this process, and of those that it starts, note what they copied."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    return Path(os.environ["XDG_STATE_HOME"]) / "reshard"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files one after the other: the longest, then those with the most tests (which is xdist's own order)."""
     tests = Counter(item.path for item in items)

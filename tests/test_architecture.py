@@ -64,7 +64,7 @@ ROOMS = {
     "pipeline": [
         {"api"},
         {"reshard", "doctor"},
-        {"drafting"},
+        {"drafting", "journal"},
         {"verifying", "catalogs"},
         {"publishing"},
         {"copying"},

@@ -25,13 +25,13 @@ from reshard.pipeline.copying.hashing import (
     tensor_digest,
 )
 from reshard.pipeline.copying.stream import Stream, Tick, packed
-from reshard.pipeline.limits import BATCH_MAX
+from reshard.pipeline.limits import BATCH_MAX, SETTLE
 from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
-from reshard.pipeline.protocols import Batch, Sink, Source, Traffic
+from reshard.pipeline.protocols import Batch, Sink, Source
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import Attestation, ByteRange, Record
+from reshard.pipeline.tensors import Attestation, ByteRange, Record, StoredFile
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
@@ -91,8 +91,8 @@ def copy(
 ) -> Attested:
     """Copy those shards of ``group`` that have no receipt, and let the files that it attests pass whole.
 
-    ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of each batch and what
-    moved for them once the store has answered for it, and with none for what was read after the last; ``tick`` with
+    ``shards`` holds at least the group's own, by number. ``sealed`` is called with the receipts of some shards and what
+    moved for them once the store has answered for them, and with none for what was read after the last; ``tick`` with
     the bytes of each view, and raises Stopped to end the copy. On ``disk`` lies, while it is put in order, what one
     strided tensor spans. ``should_yield`` says after each shard whether the batch is to be sealed as it is.
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), DigestsDiffer, and what stores raise.
@@ -103,10 +103,8 @@ def copy(
     stream = Stream(source, plan.files, read_plan(todo, hashers, plan.files), hashers, tick)
     while todo:
         with Lane("write") as lane:
-            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), should_yield, lane)
-            made, traffic = copier.batch(_batch(todo))
-        todo = todo[len(made) :]
-        sealed(made, Moved(stream.taken(), traffic.uploaded, traffic.deduplicated))
+            copier = _Copier(plan, source, sink, stream, disk or ScratchSpace(), sealed, should_yield, lane)
+            todo = todo[copier.batch(_batch(todo)) :]
     stream.finish()
     if rest := stream.taken():
         sealed([], Moved(read=rest))
@@ -149,29 +147,43 @@ class _Copier:
     sink: Sink
     stream: Stream
     disk: ScratchSpace
+    sealed: Callable[[list[Receipt], Moved], None]
     should_yield: Callable[[], bool]
     lane: Lane
 
-    def batch(self, shards: Sequence[Shard]) -> tuple[list[Receipt], Traffic]:
-        """The receipts of ``shards``, or of the first of them where it should yield, and what moved for them."""
+    def batch(self, shards: Sequence[Shard]) -> int:
+        """Copy ``shards``, or the first of them where it should yield; returns how many."""
         reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
-            copies = []
+            waiting: list[tuple[Shard, _Copy]] = []
+            done = 0
             for shard in shards:
-                copies.append(self._shard(shard, batch))
+                waiting.append((shard, self._shard(shard, batch)))
+                done += 1
                 if self.should_yield():
                     break
-            stored = batch.seal()
+                if sum(one.size for one, _ in waiting) >= SETTLE:
+                    waiting = self._receive(waiting, batch.settle(), batch)
+            if self._receive(waiting, batch.seal(), batch):
+                raise ValueError("a store sealed fewer shards than it was given")
         except BaseException:
             self.lane.close()
             batch.abort()
             raise
+        return done
+
+    def _receive(
+        self, waiting: list[tuple[Shard, _Copy]], stored: Sequence[StoredFile], batch: Batch
+    ) -> list[tuple[Shard, _Copy]]:
+        """Hand on the receipts of the first of those that wait for the store's answer; returns the rest."""
         receipts = [
             Receipt(shard.digest, file.size, file.sha256 or "", file.xet, one.tensors, one.ranges, one.overflows)
-            for shard, file, one in zip(shards[: len(copies)], stored, copies, strict=True)
+            for (shard, one), file in zip(waiting[: len(stored)], stored, strict=True)
         ]
-        return receipts, batch.traffic
+        if receipts:
+            self.sealed(receipts, Moved(self.stream.taken(), batch.traffic.uploaded, batch.traffic.deduplicated))
+        return waiting[len(stored) :]
 
     def _shard(self, shard: Shard, batch: Batch) -> _Copy:
         writer = batch.open(shard.path, shard.size)

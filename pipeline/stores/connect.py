@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -31,6 +32,11 @@ from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_toke
 
 RateLimiterOf = Callable[[str], RateLimiter]
 T = TypeVar("T")
+
+
+def _state_dir() -> Path:
+    """Where programs of this user keep state (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "reshard"
 
 
 class ConnectSettings(BaseSettings):
@@ -78,6 +84,7 @@ class Context:
 
     ``limiters`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
     ``endpoints`` are the Hubs that may be called, beside whatever their answers lead to (network.py); None: any.
+    ``state_dir`` is where a run notes what it has copied.
     """
 
     credentials: Credentials
@@ -86,6 +93,7 @@ class Context:
     disk_limit: int | None = None  # bytes; None: what the disk has
     limiters: RateLimiterOf = field(default_factory=_own_limiters)
     endpoints: frozenset[str] | None = None
+    state_dir: Path = field(default_factory=_state_dir)
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import ceil
 from typing import IO
 
@@ -83,15 +84,24 @@ class LfsBatch:
         self._staged.append(staged)
         return LfsWriter(staged, self._send_later, self._forget)
 
+    def settle(self) -> list[StoredFile]:
+        self._raise_failure()
+        return self._answered([*takewhile(lambda staged: staged.done.is_set(), self._staged)])
+
     def seal(self) -> list[StoredFile]:
-        """Waits for the last object, then asks the store once more about each."""
+        """Waits for the last object."""
         self._stop_sender()
         self._raise_failure()
-        stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in self._staged]
-        if lost := missing(self._api, self._repo, stored):
+        return self._answered([*self._staged])
+
+    def _answered(self, ready: Sequence[StagedShard]) -> list[StoredFile]:
+        """Asks the store once more about each of the first shards, which it has been sent."""
+        stored = [StoredFile(staged.path, staged.size, sha256=staged.sha256) for staged in ready]
+        if stored and (lost := missing(self._api, self._repo, stored)):
             raise ObjectLost(repo=self._repo, what=", ".join(o.path for o in lost), lost=[o.sha256 for o in lost])
-        sent = sum(staged.size for staged in self._staged if staged.sent)
-        self.traffic = Traffic(uploaded=sent, deduplicated=sum(staged.size for staged in self._staged) - sent)
+        sent = sum(staged.size for staged in ready if staged.sent)
+        self.traffic = Traffic(uploaded=sent, deduplicated=sum(staged.size for staged in ready) - sent)
+        del self._staged[: len(ready)]
         return stored
 
     def abort(self) -> None:

@@ -324,6 +324,9 @@ class XetBatch:
     def error(self, error: BaseException) -> ReshardError:
         return self._sink.error(error)
 
+    def settle(self) -> list[StoredFile]:
+        return []  # hf_xet answers for a whole upload
+
     def seal(self) -> list[StoredFile]:
         if self._upload is None:
             return []

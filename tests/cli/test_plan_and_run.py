@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from tests.cli.conftest import Run
+from tests.pipeline.stores.conftest import write_files
 
 
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -90,8 +92,8 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     assert shown.code == 0, shown.err
     assert "others changed 26 files of our last publication" in shown.out
     assert "a run refuses (exit code 7) unless --overwrite" in shown.out
-    assert f"drift     {changed[0].name} is another file" in shown.out
-    assert "drift     6 more; --json has them all" in shown.out
+    assert re.search(rf"^drift +{changed[0].name} is another file$", shown.out, re.MULTILINE)
+    assert re.search(r"^drift +6 more; --json has them all$", shown.out, re.MULTILINE)
     (facts,) = reshard("plan", *typed, "--json").documents
     assert set(facts["drift"]) == {f"{path.name} is another file" for path in changed} | {"tokenizer.json is gone"}
     assert facts["files"] and facts["overwrite"] is False
@@ -99,6 +101,30 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     assert "which is replaced" in reshard("plan", *typed, "--overwrite").out
     assert reshard("run", *typed, "--overwrite").code == 0
     assert reshard("plan", model, "--to", out, "--size", "6kB", "--json").documents[0]["drift"] == []
+
+
+def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_brought_back(
+    reshard: Run, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    write_files(out, {"config.json": b"{}", "model-00001-of-00002.safetensors": b"theirs"})
+    refused = reshard("run", model, "--to", out, "--size", "3300B")
+    assert refused.code == 7 and not refused.out
+    assert refused.err.startswith(f"planning\nerror[target.occupied]: {out} holds files that reshard did not publish: ")
+    shown = reshard("plan", model, "--to", out, "--size", "3300B").out
+    assert re.search(r"^overwrites +config\.json, 2 bytes$", shown, re.MULTILINE)
+    assert re.search(r"^deletes +model-00001-of-00002\.safetensors, 6 bytes$", shown, re.MULTILINE)
+    assert "a run refuses (exit code 7) unless --overwrite is given" in shown
+    assert "rollback" in reshard("plan", model, "--to", out, "--size", "3300B", "--overwrite").out
+    assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
+    undone = reshard("rollback", out)
+    assert undone.code == 0 and f"of {out} is undone by " in undone.out
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".reshard",
+        "config.json",
+        "model-00001-of-00002.safetensors",
+    ]
+    assert reshard("rollback", out).code == 7
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:

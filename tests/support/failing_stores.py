@@ -108,6 +108,9 @@ class _FailingBatch:
     def open(self, path: str, size: int) -> Writer:
         return _FailingWriter(self._batch.open(path, size), self._spoiler)
 
+    def settle(self) -> list[StoredFile]:
+        return self._batch.settle()
+
     def seal(self) -> list[StoredFile]:
         return self._batch.seal()
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -70,19 +71,25 @@ class FolderBatch:
         self._staged.append(staged)
         return FolderWriter(staged, self._hashing, self._sync, self._forget)
 
+    def settle(self) -> list[StoredFile]:
+        return self._sealed([*takewhile(lambda staged: staged.file.closed, self._staged)])
+
     def seal(self) -> list[StoredFile]:
-        """Each file, which is on the disk by now, gets its sha256 as its name before it is answered for."""
-        sealed = []
         self._syncing.flush()
         self._close()
-        for staged in self._staged:
+        return self._sealed([*self._staged])
+
+    def _sealed(self, ready: Sequence[_Staged]) -> list[StoredFile]:
+        """The first files, which are on the disk by now, get their sha256 as names before they are answered for."""
+        sealed = []
+        for staged in ready:
             with disk_errors(staged.temporary, staged.size):
                 self._objects.mkdir(exist_ok=True)
                 staged.temporary.replace(self._objects / staged.sha256)
             sealed.append(StoredFile(staged.path, staged.size, sha256=staged.sha256))
         if sealed:
             sync_folder(self._objects)
-        self._staged.clear()
+        del self._staged[: len(ready)]
         self.traffic = Traffic(uploaded=sum(file.size for file in sealed))
         return sealed
 

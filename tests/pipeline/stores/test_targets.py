@@ -14,6 +14,7 @@ from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewri
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.support.hub.admin import HubAdmin
+from tests.support.procs import wait_for
 
 WEIGHTS = noise(2_500_000, 1)
 MORE = noise(1_700_000, 2)
@@ -59,6 +60,39 @@ def test_a_sealed_shard_is_known_by_the_sha256_of_its_bytes(target: Target) -> N
         ("b.safetensors", len(MORE), hashlib.sha256(MORE).hexdigest()),
     ]
     assert target.holds(stored) == []
+
+
+def test_what_is_settled_is_the_front_of_what_would_be_sealed_and_outlives_the_batch(target: Target) -> None:
+    target.prepare(private=True)
+    batch, settled = target.sink("t1").batch([]), list[StoredFile]()
+    for path, data in {"a.safetensors": WEIGHTS, "b.safetensors": MORE, "c.safetensors": noise(900_000, 3)}.items():
+        writer = batch.open(path, len(data))
+        writer.write(memoryview(data))
+        writer.finish()
+        if path == "b.safetensors" and target.transport != "xet":  # which answers for whole uploads
+            wait_for(lambda: settled.extend(batch.settle()) or len(settled) == 2, "the store's answers")
+            assert batch.traffic.uploaded + batch.traffic.deduplicated >= len(MORE)
+    if target.transport == "xet":
+        assert batch.settle() == []
+        settled += batch.seal()
+    batch.abort()
+    sizes = [len(WEIGHTS), len(MORE)] if target.transport != "xet" else [len(WEIGHTS), len(MORE), 900_000]
+    assert [file.size for file in settled] == sizes
+    assert settled[0].sha256 == hashlib.sha256(WEIGHTS).hexdigest()
+    assert target.holds(settled) == []
+
+
+def test_a_seal_answers_for_what_was_not_settled(target: Target) -> None:
+    target.prepare(private=True)
+    batch, found = target.sink("t1").batch([]), list[StoredFile]()
+    for number in range(6):
+        writer = batch.open(f"{number}.safetensors", 100_000)
+        writer.write(memoryview(noise(100_000, number)))
+        writer.finish()
+        found += batch.settle()
+    found += batch.seal()
+    assert [file.path for file in found] == [f"{number}.safetensors" for number in range(6)]
+    assert target.holds(found) == []
 
 
 def test_a_finished_writer_tells_the_digest_of_what_it_was_handed(target: Target) -> None:

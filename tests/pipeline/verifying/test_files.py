@@ -188,7 +188,8 @@ def test_a_publication_into_a_folder_that_was_not_empty_is_its_sources_equal(
     output, source = tmp_path / "target", pair[1]
     for name in ("README.md", "notes.txt", ".gitattributes", "images/x.png"):
         write(output / name, "the owner's")
-    request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=Options(size=1000))
+    options = Options(size=1000, overwrite=True)
+    request = Request(source=parse_place(str(source)), target=parse_place(str(output)), options=options)
     run(request, Context.from_env(), meta_loader=meta_loader)
     assert "images/x.png is not in the source; notes.txt is not in the source" in undecided(compared(output, source))
     for name in ("notes.txt", "images/x.png"):

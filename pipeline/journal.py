@@ -1,0 +1,125 @@
+"""What a run on this machine has copied, so that the next one with the same plan goes on from there.
+
+One file for each plan and target, in the user's folder for state: JSON lines of receipts, of what finished groups
+attested, and of what turned out to be void. It goes when the run has published, and after STAGING_AGE.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from reshard.pipeline.copying.loop import Attested
+from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.planning.model import Group, Receipt, Shard
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Receipts by shard digest and what groups attested by number, each on the disk before it is told.
+
+    Where it has no file, it keeps them for this run alone.
+    """
+
+    def __init__(self, path: Path | None = None, file: IO[bytes] | None = None) -> None:
+        self.receipts: dict[str, Receipt] = {}
+        self.attested: dict[int, Attested] = {}
+        self._path, self._file = path, file
+        if file is not None:
+            self._read(file)
+
+    @classmethod
+    def open(cls, folder: Path, key: str) -> Journal:
+        """The journal of ``key``; one without a file where another run has it, or where none can be written."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _sweep(folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            path = folder / f"{key}.jsonl"
+            file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+        except OSError as error:
+            log.warning("what is copied cannot be noted, so a run that is killed starts over: %s", error)
+            return cls()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return cls()
+        return cls(path, file)
+
+    def seal(self, receipts: Iterable[Receipt]) -> None:
+        """Shards that the store has answered for."""
+        news = {receipt.shard: receipt for receipt in receipts}
+        self.receipts |= news
+        if news:
+            self._write({"receipts": [receipt.to_json() for receipt in news.values()]})
+
+    def finish(self, group: int, attested: Attested) -> None:
+        """A group that was copied whole."""
+        self.attested[group] = attested
+        self._write({"group": group, "attested": attested})
+
+    def forget(self, digests: Collection[str], groups: Sequence[Group], shards: Sequence[Shard]) -> list[int]:
+        """Shards that have to be copied again, or none of them; returns the groups that must, which are open again."""
+        void = {*digests}
+        lost = void & self.receipts.keys()
+        again = [g.number for g in groups if any(shards[n].digest in void for n in g.shards)]
+        self._forget(lost, again)
+        if lost or again:
+            self._write({"void": sorted(lost), "groups": again})
+        return again
+
+    def close(self, done: bool) -> None:
+        """Give the file up, and remove it once nothing of it is needed any more."""
+        if self._file is not None and self._path is not None:
+            if done:
+                self._path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+    def _forget(self, digests: Iterable[str], groups: Iterable[int]) -> None:
+        for digest in digests:
+            self.receipts.pop(digest, None)
+        for group in groups:
+            self.attested.pop(group, None)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+            os.fsync(self._file.fileno())
+
+    def _read(self, file: IO[bytes]) -> None:
+        """What an earlier run noted, up to a line that it did not live to end."""
+        good = 0
+        for line in file.read().splitlines(keepends=True):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                break
+            good += len(line)
+        file.truncate(good)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if "receipts" in entry:
+            found = [Receipt.from_json(text) for text in entry["receipts"]]
+            self.receipts |= {receipt.shard: receipt for receipt in found}
+        elif "group" in entry:
+            self.attested[entry["group"]] = Attested.from_json(*entry["attested"])
+        else:
+            self._forget(entry["void"], entry["groups"])
+
+
+def _sweep(folder: Path) -> None:
+    """Remove journals of runs that nobody went on with."""
+    for path in folder.glob("*.jsonl"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > STAGING_AGE:
+                path.unlink()

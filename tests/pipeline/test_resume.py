@@ -1,0 +1,214 @@
+"""A run that ends before its time: the next one copies only what no store has answered for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from reshard.pipeline import journal as module
+from reshard.pipeline.copying import loop
+from reshard.pipeline.copying.hashing import Compared
+from reshard.pipeline.copying.loop import Attested, Witness
+from reshard.pipeline.journal import Journal
+from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.model import Group, Receipt, Shard
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import Report, Watcher, run
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.pipeline.conftest import TRANSPORT, upload
+from tests.support.checker import from_folder, from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+
+SIZE = 2_100_000  # bytes; above what a store reads at once
+SHARDS = 20
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Twenty shards of four source files, five each; the store is asked for its answer after each shard."""
+    monkeypatch.setattr(loop, "SETTLE", SIZE // 2)
+    folder = tmp_path / "model"
+    save_sharded(folder, numbered(arrays(40, 1_000_000), 4))
+    add_friends(folder)
+    return folder
+
+
+class Runs:
+    """Runs of one request, each ended at a byte of its copy or left alone; ``resumed`` is what the last one found."""
+
+    def __init__(self, source: str, target: str, meta_loader: MetaLoader) -> None:
+        chosen = Options(size=SIZE, transport=os.environ.get(TRANSPORT, "auto"))  # type: ignore[arg-type]
+        self.request = Request(source=parse_place(source), target=parse_place(target), options=chosen)
+        self.meta_loader = meta_loader
+        self.resumed = 0
+        self.shards = 0
+
+    def run(self, until: float = 1e9) -> Report:
+        """Until this part of the source was read."""
+        left = until
+
+        def moved(count: int) -> None:
+            nonlocal left
+            left -= count
+            if left <= 0:
+                raise Killed
+
+        def resumed(shards: int) -> None:
+            self.resumed = shards
+
+        self.resumed = 0
+        return run(self.request, Context.from_env(), Watcher(moved=moved, resumed=resumed), self.meta_loader)
+
+    def killed(self, until: float) -> None:
+        with pytest.raises(Killed):
+            self.run(until)
+
+
+def weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.mark.parametrize("part", [0.23, 0.48, 0.73])
+def test_a_folder_is_gone_on_with_and_at_most_a_few_shards_are_read_again(
+    part: float, model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    whole, runs = weights(model), Runs(str(model), str(tmp_path / "out"), meta_loader)
+    runs.killed(whole * part)
+    assert not (tmp_path / "out").exists()
+    report = runs.run()
+    # One was being written, one waited for its sync, and what is under way between threads is a shard more.
+    assert runs.resumed >= SHARDS * part - 3
+    assert report.moved.read <= whole * (1 - part) + 3 * SIZE
+    assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(model))
+    assert runs.run().published.found and runs.resumed == 0
+
+
+def test_a_repository_is_gone_on_with_and_nothing_is_sent_twice(
+    model: Path, on_hub: Namespace, meta_loader: MetaLoader
+) -> None:
+    target = on_hub.repo("target")
+    runs = Runs(upload(on_hub, "source", model), target, meta_loader)
+    runs.killed(weights(model) * 0.6)
+    on_hub.admin.log(reset=True)
+    report = runs.run()
+    over_lfs = os.environ[TRANSPORT] == "http"
+    assert runs.resumed >= (SHARDS * 0.6 - 4 if over_lfs else 0)
+    assert report.moved.uploaded <= (SHARDS - runs.resumed) * SIZE
+    puts = [request for request in on_hub.admin.log() if request["method"] == "PUT"]
+    assert len(puts) <= SHARDS - runs.resumed or not over_lfs
+    assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_folder(model))
+
+
+def test_a_run_that_is_killed_again_and_again_ends(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
+    whole, runs, found = weights(model), Runs(str(model), str(tmp_path / "out"), meta_loader), []
+    for _ in range(3):
+        runs.killed(whole * 0.3)
+        found.append(runs.resumed)
+    report = runs.run()
+    assert found == sorted(found) and runs.resumed > found[-1]
+    assert report.moved.read < whole * 0.5
+    assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(model))
+
+
+def test_what_the_store_lost_since_is_copied_again(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
+    whole, runs = weights(model), Runs(str(model), str(tmp_path / "out"), meta_loader)
+    runs.killed(whole * 0.6)
+    first, *_ = sorted((tmp_path / ".out.reshard" / "objects").iterdir())
+    first.unlink()
+    runs.run()
+    noted = runs.resumed
+    assert 0 < noted < SHARDS * 0.6
+    assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(model))
+
+
+def test_another_source_is_another_plan_and_starts_anew(model: Path, tmp_path: Path, meta_loader: MetaLoader) -> None:
+    runs = Runs(str(model), str(tmp_path / "out"), meta_loader)
+    runs.killed(weights(model) * 0.6)
+    os.utime(model / "config.json", ns=(1, 1))
+    runs.run()
+    assert runs.resumed == 0
+
+
+def test_two_runs_of_one_plan_leave_each_others_notes_alone(state_dir: Path) -> None:
+    first, second = Journal.open(state_dir, "both"), Journal.open(state_dir, "both")
+    first.seal([receipt("a")])
+    second.seal([receipt("b")])
+    second.close(done=True)
+    first.close(done=False)
+    again = Journal.open(state_dir, "both")
+    assert again.receipts.keys() == {"a"}
+    again.close(done=True)
+    assert not (state_dir / "both.jsonl").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- journal
+
+
+def receipt(digest: str) -> Receipt:
+    return Receipt(digest, 10, hashlib.sha256(digest.encode()).hexdigest(), None, {"w": "0" * 32})
+
+
+def test_a_journal_gives_back_what_was_noted(tmp_path: Path) -> None:
+    attested = Attested({"model.safetensors": "checked"}, (Witness(0, "w", 0, "1" * 32),), Compared(1, 2))
+    shards = [Shard(name, (), b"", 10, name) for name in "abc"]
+    groups = [Group(0, (0, 1), (), ()), Group(1, (2,), (), ())]
+    noted = Journal.open(tmp_path, "key")
+    noted.seal([receipt("a"), receipt("b")])
+    noted.seal([receipt("c")])
+    noted.finish(0, attested)
+    noted.finish(1, attested)
+    assert noted.forget(["c"], groups, shards) == [1]
+    noted.close(done=False)
+    found = Journal.open(tmp_path, "key")
+    assert found.receipts == {"a": receipt("a"), "b": receipt("b")} == noted.receipts
+    assert found.attested == {0: attested} == noted.attested
+
+
+def test_a_line_that_was_not_ended_is_dropped_and_written_over(tmp_path: Path) -> None:
+    noted = Journal.open(tmp_path, "key")
+    noted.seal([receipt("a")])
+    noted.seal([receipt("b")])
+    noted.close(done=False)
+    file = tmp_path / "key.jsonl"
+    os.truncate(file, file.stat().st_size - 20)
+    found = Journal.open(tmp_path, "key")
+    assert found.receipts.keys() == {"a"}
+    found.seal([receipt("c")])
+    found.close(done=False)
+    assert [*map(json.loads, file.read_text().splitlines())]
+    assert Journal.open(tmp_path, "key").receipts.keys() == {"a", "c"}
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_costs_only_the_resuming(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    noted = Journal.open(tmp_path / "file" / "state", "key")
+    noted.seal([receipt("a")])
+    assert noted.receipts.keys() == {"a"}
+    assert "a run that is killed starts over" in caplog.text
+
+
+def test_journals_that_nobody_went_on_with_are_removed(tmp_path: Path) -> None:
+    for name, age in {"old": STAGING_AGE + 60, "young": STAGING_AGE - 60}.items():
+        journal = Journal.open(tmp_path, name)
+        journal.seal([receipt("a")])
+        journal.close(done=False)
+        then = module.time.time() - age
+        os.utime(tmp_path / f"{name}.jsonl", (then, then))
+    Journal.open(tmp_path, "new").close(done=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["young.jsonl"]
