@@ -196,6 +196,7 @@ def _typed_as(parameter: str) -> str:
 # ------------------------------------------------------------------------------------- from signatures to options
 
 
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the figures of each check at the end.")]
 Command = Callable[..., None]
 
 

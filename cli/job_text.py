@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from reshard.cli.output import ago, count, human_bytes, some
+from reshard.cli.output import ago, count, human_bytes, lasted, lines, some
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job
+
+# What the bytes of a source file were held against.
+HELD = {"checked": "checked by sha256", "crc": "checked by CRC", "as delivered": "as delivered"}
+SHORT_ROWS = 6  # below the summary; --verbose has all
+
+Checks = Sequence[Mapping[str, Any]]
 
 
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
@@ -20,10 +32,65 @@ def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, 
     return levels
 
 
-def outcome(
-    target: str, checks: Iterable[Mapping[str, Any]], bytes_: Mapping[str, Sequence[str]], published: Mapping[str, Any]
+def page(target: Hub | Folder, ref: str = "") -> str:
+    """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
+    if target.kind == "folder":
+        return target.path
+    repo = f"{(target.endpoint or os.environ.get('HF_ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/{target.repo}"
+    if ref.startswith("refs/pr/"):
+        return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
+    return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
+
+
+def summary(
+    target: Hub | Folder, published: Mapping[str, Any], files: int, size: int, seconds: float, checks: Checks
+) -> str:
+    """The end of a job in one line: where the result is, and what it took; ``size`` in bytes.
+
+    >>> summary(Folder(path="/out"), {"ref": "", "found": False}, 12, 2_070_000_000, 34, [{"result": "passed"}] * 5)
+    'wrote /out: 12 files, 2.1 GB, 34 s, 5 checks passed'
+    """
+    where = page(target, published["ref"])
+    if published["found"] and not checks:
+        return f"nothing to do: {where} has this already, commit {published['commit']}"
+    results = Counter(check["result"] for check in checks)
+    passed = count(results.pop("passed", 0), "check")
+    done = "wrote" if target.kind == "folder" else "published"
+    figures = [count(files, "file"), human_bytes(size), lasted(seconds), f"{passed} passed"]
+    return f"{done} {where}: {', '.join([*figures, *(f'{number} {result}' for result, number in results.items())])}"
+
+
+def in_short(
+    target: Hub | Folder,
+    published: Mapping[str, Any],
+    moved: tuple[int, int, int],
+    bytes_: Mapping[str, Sequence[str]],
+    checks: Checks,
 ) -> list[tuple[str, str]]:
-    """The end of a job for people, as rows of label and text; as much of it as there is."""
+    """What else is worth a line at the end of a job, as rows of label and text.
+
+    ``moved`` are the bytes of weights that were read, sent, and found in the target's store.
+    """
+    rows = []
+    if target.kind == "hub":
+        read, sent, there = map(human_bytes, moved)
+        rows.append(("commit", f"{published['commit'][:12]} on {published['ref']}"))
+        rows.append(("moved", f"read {read}, sent {sent}" + (f", {there} were there" if moved[2] else "")))
+    if bytes_:
+        rows.append(("source", ", ".join(f"{count(len(files), 'file')} {HELD[how]}" for how, files in bytes_.items())))
+    left = [check for check in checks if check["result"] != "passed"]
+    return [*rows, *((check["name"], f"{check['result']}: {check['reason']}") for check in left)][:SHORT_ROWS]
+
+
+def ended(head: str, rows: Sequence[tuple[str, str]]) -> str:
+    """The summary of a job's end, and below it the rows."""
+    return "\n".join([head, *([lines(rows, indent="  ")] if rows else [])])
+
+
+def outcome(
+    checks: Iterable[Mapping[str, Any]], bytes_: Mapping[str, Sequence[str]], published: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """The end of a job with all figures, as rows of label and text; as much of it as there is."""
     rows = [check_row(check) for check in checks]
     idle = not rows  # a commit that was found after checks is the job's own, whose answer was lost
     rows += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
@@ -31,14 +98,21 @@ def outcome(
         ref = f", {published['ref']}" if published["ref"] else ""
         found = " was there already: nothing was done" if published["found"] and idle else ""
         rows.append(("commit", f"{published['commit']}{ref}{found}"))
-    return [*rows, ("where", target)]
+    return rows
 
 
-def moved(read: int, uploaded: int, deduplicated: int, expected: int | None = None) -> tuple[str, str]:
+def sent(target: Hub | Folder) -> str:
+    """What became of bytes that the target's store took."""
+    return "wrote" if target.kind == "folder" else "uploaded"
+
+
+def moved(
+    read: int, uploaded: int, deduplicated: int, expected: int | None = None, verb: str = "uploaded"
+) -> tuple[str, str]:
     """What moved, in bytes, beside what a plan had expected."""
     about = "" if expected is None else f" of about {expected:,} expected"
     there = f", {deduplicated:,} were there already" if deduplicated else ""
-    return "moved", f"read {read:,} bytes of weights, uploaded {uploaded:,}{about}{there}"
+    return "moved", f"read {read:,} bytes of weights, {verb} {uploaded:,}{about}{there}"
 
 
 def check_row(check: Mapping[str, Any]) -> tuple[str, str]:
@@ -63,14 +137,15 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {ago(job.created)}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
-        *([moved(job.read, job.uploaded, job.deduplicated, job.expected)] if job.read else []),
+        *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
         *(("worker", f"{claim.worker} has {claim.unit}, {ago(claim.since)}") for claim in job.claims),
         *(("waits", why) for why in (waits, job.note) if why),
         *([("trouble", f"{job.last_error['message']} (tried again)")] if job.last_error and not error else []),
         *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),
         *(("source bytes", text) for text in _attested(job.published)),
-        *outcome(str(request.target), job.checks, {}, job.published or {}),
+        *outcome(job.checks, {}, job.published or {}),
+        ("where", page(request.target, (job.published or {}).get("ref", ""))),
         *([("undone by", job.rolled_back)] if job.rolled_back else []),
     ]
 

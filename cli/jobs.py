@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from reshard.cli.arguments import argument, read_output, read_request, takes, value
+from reshard.cli.arguments import Verbose, argument, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
 from reshard.cli.queue import START, Queue, missing, open_queue, process_text
@@ -32,6 +32,7 @@ def submit(
     request: Request,
     priority: Annotated[Priority, Option(help="bulk jobs wait for interactive ones.")] = "interactive",
     watch: Watch = False,
+    verbose: Verbose = False,
     output: Output,
 ) -> None:
     """Queue a job that reshards SRC into DST.
@@ -49,7 +50,7 @@ def submit(
         why = queue.warn(output, priority == "bulk")
         output.result({"job": job, "existed": existed, "waits": why}, text, job)
         if watch:
-            follow(queue, job, output)
+            follow(queue, job, output, verbose)
 
 
 @takes(output=read_output)
@@ -122,12 +123,12 @@ def _row(job: JobRecord) -> tuple[str, ...]:
 
 
 @takes(output=read_output)
-def watch(job: Job, output: Output) -> None:
+def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
     """Follow a job to its end and exit with its exit code."""
     from reshard.cli.watch import follow
 
     with open_queue() as queue:
-        follow(queue, queue.jobs.resolve(job), output)
+        follow(queue, queue.jobs.resolve(job), output, verbose)
 
 
 @takes(output=read_output)

@@ -20,6 +20,7 @@ app = Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
     *(plan.plan, run.run, verify.verify, doctor.doctor),
@@ -40,7 +41,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def reshard(
     version: Annotated[
-        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Change how a model's weights are cut into files, and nothing else."""

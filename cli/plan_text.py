@@ -145,6 +145,8 @@ def _moves(facts: dict[str, Any]) -> str:
     times = f", {expected['amplification']:.2f} times what is written" if expected["written"] else ""
     reads = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
     seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
+    if target == "file":
+        return f"{reads}, writes {expected['uploaded']:,} bytes"
     return f"{reads}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}"
 
 

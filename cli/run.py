@@ -6,11 +6,12 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reshard.cli.arguments import read_output, read_request, takes
-from reshard.cli.job_text import checks_text, moved, outcome, source_bytes
-from reshard.cli.output import Output, count, lines
+from reshard.cli.arguments import Verbose, read_output, read_request, takes
+from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, source_bytes, summary
+from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import ProofError
+from reshard.pipeline.planning.model import weight_files
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": 
 
 
 @takes(request=read_request, output=read_output)
-def run(request: Request, output: Output) -> None:
+def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
     """Reshard SRC into DST now, without a broker.
 
     On a terminal it asks before --public shows a private or gated SRC to everyone.
@@ -42,8 +43,14 @@ def run(request: Request, output: Output) -> None:
                 shown.say(checks_text(checks))
             raise
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
-    rows = outcome(facts["target"], facts["checks"], facts["source_bytes"], facts["published"])
-    output.result(facts, lines([moved(**facts["moved"]), *rows]), report.published.commit)
+    plan, published, checks = report.plan, facts["published"], facts["checks"]
+    if verbose:
+        rows = [moved(**facts["moved"], verb=sent(request.target)), *outcome(checks, facts["source_bytes"], published)]
+    else:
+        rows = in_short(request.target, published, report.moved, facts["source_bytes"], checks)
+    size = sum(shard.size for shard in plan.shards)
+    head = summary(request.target, published, weight_files(plan), size, facts["seconds"], checks)
+    output.result(facts, ended(head, rows), report.published.commit)
 
 
 class _View:

@@ -9,8 +9,8 @@ from typing import Any
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import moved, outcome, source_bytes
-from reshard.cli.output import Output, lines
+from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_bytes, summary
+from reshard.cli.output import Output
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.cli.queue import Queue
@@ -22,7 +22,7 @@ PATIENCE = 120.0  # seconds without the broker before following ends; the job it
 PAUSE = 2.0  # seconds between tries to reach a broker that is away
 
 
-def follow(queue: Queue, id: str, output: Output) -> None:
+def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None:
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
@@ -35,11 +35,17 @@ def follow(queue: Queue, id: str, output: Output) -> None:
         raise ReshardError.from_dict(job.error)
     if job.state == "cancelled":
         raise JobCancelled(job=job.id)
-    published = job.published or {}
+    published = job.published
+    assert published is not None, "a job that is done has published"
     bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
-    rows = outcome(str(job.request.target), job.checks, bytes_, published)
-    text = lines([moved(job.read, job.uploaded, job.deduplicated, job.expected), *rows])
-    output.result(job.to_dict() | {"source_bytes": bytes_}, text, published.get("commit", ""))
+    target, checks = job.request.target, job.checks
+    if verbose:
+        rows = [moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(target))]
+        rows += outcome(checks, bytes_, published)
+    else:
+        rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks)
+    head = summary(target, published, job.shards, job.bytes, job.since - job.created, checks)
+    output.result(job.to_dict() | {"source_bytes": bytes_}, ended(head, rows), published["commit"])
 
 
 class _Follower:

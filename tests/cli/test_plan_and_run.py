@@ -140,9 +140,10 @@ def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: P
     out = tmp_path / "out"
     done = reshard("run", model, "--to", out, "--size", "3300B")
     assert done.code == 0, done.err
-    assert "structural" in done.out
-    assert "as delivered: model.safetensors" in done.out
-    assert done.out.splitlines()[-1].split() == ["where", str(out)]
+    head, *rest = done.out.splitlines()
+    assert re.fullmatch(rf"wrote {out}: 4 files, 1\d\.\d kB, \d+ s, 3 checks passed, 1 skipped", head), head
+    assert len(rest) <= 6 and "uploaded" not in done.out
+    assert "source        1 file as delivered" in done.out and "reload model  skipped: " in done.out
     steps = [line.partition(":")[0] for line in done.err.splitlines()]
     assert [step for step in steps if step.endswith("ing")] == [
         "planning",
@@ -166,6 +167,16 @@ def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp
     assert first["source_bytes"] == {"as delivered": ["model.safetensors"]}
     assert again["published"] == first["published"] | {"found": True}
     assert again["source_bytes"] == {}
+
+
+def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_path: Path) -> None:
+    done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
+    assert done.out.startswith(f"wrote {tmp_path}/out: 4 files, ")
+    for figures in (r"structure +passed \(.*tensors 10, shards 4", r"copy +passed", r"commit +[0-9a-f]{64}"):
+        assert re.search(rf"^  {figures}", done.out, re.MULTILINE), done.out
+    assert "as delivered: model.safetensors" in done.out
+    again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B")
+    assert again.out.startswith(f"nothing to do: {tmp_path}/out has this already, commit ")
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -249,6 +260,6 @@ def test_pickled_weights_become_safetensors(reshard: Run, tmp_path: Path) -> Non
     torch.save(weights | {"tied.weight": weights["0.weight"]}, source / "pytorch_model.bin")
     done = reshard("run", source, "--to", out, "--size", "1kB")
     assert done.code == 0, done.err
-    assert "crc: pytorch_model.bin" in done.out
+    assert "source        1 file checked by CRC" in done.out
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert sorted(index["weight_map"]) == sorted([*weights, "tied.weight"])

@@ -1,0 +1,61 @@
+"""How a job's end is put into words."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary
+from reshard.pipeline.places import Folder, Hub
+
+PASSED = [{"name": name, "result": "passed", "reason": ""} for name in ("structure", "copy", "read back")]
+SKIPPED = [{"name": "reload model", "result": "skipped", "reason": "no class"}]
+
+
+@pytest.mark.parametrize(
+    ("ref", "address"),
+    [
+        ("main", "https://hub.example/us/m"),
+        ("v1/cut", "https://hub.example/us/m/tree/v1%2Fcut"),
+        ("refs/pr/3", "https://hub.example/us/m/discussions/3"),
+    ],
+)
+def test_a_repository_is_named_by_the_page_of_its_branch_or_pull_request(ref: str, address: str) -> None:
+    assert page(Hub(repo="us/m", endpoint="https://hub.example/"), ref) == address
+
+
+def test_a_repository_without_an_endpoint_is_on_the_hub_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/")
+    assert page(Hub(repo="us/m"), "main") == "http://127.0.0.1:9/us/m"
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert page(Hub(repo="us/m"), "main") == "https://huggingface.co/us/m"
+
+
+def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
+    hub, published = (
+        Hub(repo="us/m", endpoint="https://hub.example"),
+        {"ref": "main", "found": False, "commit": "c" * 40},
+    )
+    said = summary(hub, published, 12, 2_070_000_000, 94.2, PASSED + SKIPPED)
+    assert said == "published https://hub.example/us/m: 12 files, 2.1 GB, 1 min 34 s, 3 checks passed, 1 skipped"
+
+
+def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
+    published = {"ref": "", "found": True, "commit": "c" * 64}
+    nothing = summary(Folder(path="/out"), published, 1, 10, 1.0, [])
+    assert nothing == f"nothing to do: /out has this already, commit {'c' * 64}"
+    assert summary(Folder(path="/out"), published, 1, 10, 1.0, PASSED).startswith("wrote /out: 1 file, ")
+
+
+def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> None:
+    published = {"ref": "main", "commit": "c" * 40}
+    levels = {"checked": ["a", "b"], "as delivered": ["c"]}
+    moved = (2_000_000, 1_000, 500_000)
+    assert in_short(Hub(repo="us/m"), published, moved, levels, PASSED + SKIPPED) == [
+        ("commit", "cccccccccccc on main"),
+        ("moved", "read 2.0 MB, sent 1.0 kB, 500.0 kB were there"),
+        ("source", "2 files checked by sha256, 1 file as delivered"),
+        ("reload model", "skipped: no class"),
+    ]
+    rows = in_short(Folder(path="/out"), published, moved, levels, PASSED)
+    assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
+    assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS
