@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -12,6 +13,7 @@ from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
 from reshard.cli.queue import START, Queue, missing, open_queue, process_text
 from reshard.pipeline.errors import NothingToRollBack, UsageError, WrongState
+from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import Folder, Hub, parse_place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.worker.queue.states import JobState
@@ -199,16 +201,18 @@ def rollback(
 
 
 def _roll_back_target(place: Hub | Folder, output: Output) -> None:
-    """Undo our last commit to ``place``, whoever asked for it."""
-    from reshard.pipeline.publishing.history import publications
+    """Undo our last commit to ``place``, whoever asked for it, unless that is done."""
+    from reshard.pipeline.publishing.history import read, undoes
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target
 
     target = open_target(place, Options(), Context.from_env())
     head = target.state().head
-    last = next(publications(target, head, None), None) if head else None
+    history = islice(target.history(head, None), HISTORY_MAX) if head else ()
+    last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
         raise NothingToRollBack(commit=f"of {place}", why="there is none of reshard")
-    commit = undo(target, last.commit)
-    text = f"commit {last.commit} of {place} is undone by {commit}"
-    output.result({"job": None, "undone": last.commit, "commit": commit}, text, commit)
+    undone = undoes(last) or last.id
+    commit = last.id if undoes(last) else undo(target, undone)
+    text = f"commit {undone} of {place} is undone by {commit}"
+    output.result({"job": None, "undone": undone, "commit": commit}, text, commit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
-from reshard.pipeline.request import SINGLE, Request
+from reshard.pipeline.request import SINGLE, Request, branch_of
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source, Target
@@ -29,6 +29,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     return {
         "source": str(plan.pin),
         "target": str(request.target),
+        "undo": None if plan.options.pr else _undoable(request),
         "commit": plan.pin.commit,
         "base": plan.base,
         "digest": plan.digest,
@@ -52,14 +53,16 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
         "replaced": [{"path": f.path, "size": f.size, "deleted": f.path in plan.deletes} for f in plan.replaced],
         "overwrite": plan.options.overwrite,
-        "may_replace": plan.options.overwrite or plan.options.pr or _in_place(request, plan),
+        "may_replace": plan.options.overwrite or plan.options.pr or plan.in_place,
         **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "occupied", "notes")},
     }
 
 
-def _in_place(request: Request, plan: Plan) -> bool:
-    target = request.target
-    return plan.pin.repo == (target.path if target.kind == "folder" else target.repo)
+def _undoable(request: Request) -> str:
+    """The target as `reshard rollback` takes it."""
+    if request.target.kind == "folder":
+        return str(request.target)
+    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
 
 
 def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
@@ -178,8 +181,10 @@ def _occupied(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What of the target others put there, and what becomes of it."""
     if not facts["occupied"]:
         return []
-    goes = f"`reshard rollback {facts['target']}` brings it back until the next run"
-    if not facts["may_replace"]:
+    goes = f"`reshard rollback {facts['undo']}` brings it back until the next run"
+    if facts["undo"] is None:
+        goes = "a pull request replaces it only when it is merged"
+    elif not facts["may_replace"]:
         goes = "a run refuses (exit code 7) unless --overwrite is given"
     what = f"{count(len(facts['occupied']), 'file')} in the target that reshard did not publish for this source"
     return [("warning", f"{what}: {some(facts['occupied'])}; {goes}")]

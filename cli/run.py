@@ -83,6 +83,8 @@ class _View:
         """What is left when someone ends the run."""
         if not self._shards:
             return "interrupted: nothing was copied"
+        if self._step in (STEPS["publish"], STEPS["confirm"]):
+            return f"interrupted while {self._step}: run the same command again to see whether the commit stands"
         return "interrupted: nothing was published; run the same command again to go on with the files that are copied"
 
     def step(self, name: str) -> None:

@@ -16,13 +16,14 @@ from reshard.pipeline.errors import (
     DiskFull,
     FoldersNested,
     ReshardError,
+    TargetConflict,
     TargetDrifted,
     TargetFull,
     TargetMoreVisible,
     TargetNotFound,
     TargetOccupied,
 )
-from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
@@ -85,7 +86,7 @@ def plan(
     if made.base:  # somebody commits at this very moment
         return plan(request, source, target, meta_loader, submitted)
     transports = Transports(source.transport, target.transport)
-    last = next(publication.publications(target, head, None), None)
+    last = _last_publication(target, head)
     made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
     made = _with_card_notes(made, source, target, last)
     return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
@@ -105,7 +106,7 @@ def _draft(
     _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
     key = request_key(request, source.pin, lender, publication.address(target))
-    last = None if state.head is None else next(publication.publications(target, state.head, None), None)
+    last = None if state.head is None else _last_publication(target, state.head)
     options = request.options
     believed = None if options.force else last  # our last commit, unless it is to be doubted
     published = believed.commit if believed is not None and believed.request == key else None
@@ -144,8 +145,10 @@ def _draft(
     made = make_plan(known)
     if made.occupied and _is_ours(made, target, last):
         made = replace(made, occupied=())
+    if made.occupied:
+        made = replace(made, in_place=_same(target.at(made.base).pin, made.pin))
     if made.occupied and not replaces:
-        _refuse_occupied(request, made, target, last)
+        _refuse_occupied(request, made, last)
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
@@ -190,6 +193,17 @@ def _ties(
     return {name: meta_loader.check(configs[name][1], tensors).ties for name, tensors in names.items()}
 
 
+def _last_publication(target: Target, head: str) -> publication.Publication | None:
+    """Our last publication before ``head``; None also where a folder, after a rollback, has nothing of it left."""
+    last = next(publication.publications(target, head, None), None)
+    try:
+        if last is not None:
+            target.at(last.commit)
+    except TargetConflict:
+        return None
+    return last
+
+
 def _look(target: Target, head: str | None, last: publication.Publication | None) -> Before:
     """What the target holds at ``head``; ``last`` is our last publication there."""
     if head is None:
@@ -213,41 +227,48 @@ def refuse_without_room(made: Plan, target: Target, disk: ScratchSpace) -> None:
         raise TargetFull(path=str(target.place), needed=need.target, free=room)
 
 
+def _same(one: Pin, other: Pin) -> bool:
+    """Whether both are one place at one state."""
+    if one.endpoint is None and other.endpoint is None:
+        return one.commit == other.commit and resolved(one.repo) == resolved(other.repo)
+    return one == other
+
+
 def _is_ours(made: Plan, target: Target, last: publication.Publication | None) -> bool:
     """Whether what ``made`` finds occupied is ours after all.
 
-    Another branch may hold it too, as the one does that ours was made from; and where history was squashed, the
-    manifest says whose weights these are.
+    Main's history may hold it too, as it does what a branch of ours was made from; and where a repository's history was
+    squashed, the manifest says whose weights these are.
     """
-    return target.is_shared(made.base) or (last is None and _manifest_names(made.pin, target.at(made.base)))
+    if target.is_shared(made.base):
+        return True
+    return last is None and target.place.kind == "hub" and _manifest_holds(made.pin, target.at(made.base))
 
 
-def _refuse_occupied(request: Request, made: Plan, target: Target, last: publication.Publication | None) -> None:
+def _manifest_holds(pin: Pin, there: Source) -> bool:
+    """Whether the weights there are those of a manifest there that names the repository of ``pin`` as their source."""
+    files = there.files()
+    try:
+        manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
+    except ReshardError:
+        return False
+    if manifest is None or (manifest.source.endpoint, manifest.source.repo) != (pin.endpoint, pin.repo):
+        return False
+    return all(path in files and files[path].sha256 == file.sha256 for path, file in manifest.files.items())
+
+
+def _refuse_occupied(request: Request, made: Plan, last: publication.Publication | None) -> None:
     """Raises TargetOccupied where a commit would take what is somebody else's.
 
     A pull request takes nothing, and a source that is resharded in place is its owner's to change.
     """
     pin = made.pin
-    if request.options.pr or _same_place(target.at(made.base).pin, pin):
+    if request.options.pr or made.in_place:
         return
     what = "files that reshard did not publish"
     if last is not None and (last.endpoint, last.source) != (pin.endpoint, pin.repo):
         what = f"a publication of {last.source}"
     raise TargetOccupied(target=str(request.target), what=what, paths=first(made.occupied))
-
-
-def _same_place(one: Pin, other: Pin) -> bool:
-    return (one.endpoint, one.repo.casefold()) == (other.endpoint, other.repo.casefold())
-
-
-def _manifest_names(pin: Pin, there: Source) -> bool:
-    """Whether a manifest there says that its weights came from the repository of ``pin``."""
-    file = there.files().get(MANIFEST)
-    try:
-        origin = parse_manifest(read_file(there, file, INDEX_MAX)).source if file else None
-    except ReshardError:
-        return False
-    return origin is not None and origin.repo is not None and (origin.endpoint, origin.repo) == (pin.endpoint, pin.repo)
 
 
 def _refuse_nested_folders(request: Request) -> None:

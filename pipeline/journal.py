@@ -11,16 +11,29 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.limits import STAGING_AGE
-from reshard.pipeline.planning.model import Group, Receipt, Shard
+from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.request import LAYOUT, key_of
 
 log = logging.getLogger(__name__)
+
+
+def journal_key(plan: Plan, target: str) -> str:
+    """What two runs must have in common for one to go on with what the other copied.
+
+    A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that.
+    """
+    folder = None if plan.pin.endpoint else Path(plan.pin.repo)
+    stats = [(folder / file.path).stat() for file in plan.files] if folder else []
+    marks = [[stat.st_ino, stat.st_ctime_ns] for stat in stats]
+    return key_of([version("reshard"), LAYOUT, plan.digest, target, plan.transports, marks])
 
 
 class Journal:
@@ -45,13 +58,14 @@ class Journal:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             path = folder / f"{key}.jsonl"
             file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
-        except OSError as error:
-            log.warning("what is copied cannot be noted, so a run that is killed starts over: %s", error)
-            return cls()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with ExitStack() as undo:
+                undo.callback(file.close)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                undo.pop_all()
         except BlockingIOError:
-            file.close()
+            return cls()
+        except OSError as error:
+            _warn(error)
             return cls()
         return cls(path, file)
 
@@ -67,11 +81,11 @@ class Journal:
         self.attested[group] = attested
         self._write({"group": group, "attested": attested})
 
-    def forget(self, digests: Collection[str], groups: Sequence[Group], shards: Sequence[Shard]) -> list[int]:
-        """Shards that have to be copied again, or none of them; returns the groups that must, which are open again."""
+    def forget(self, digests: Collection[str], plan: Plan) -> list[int]:
+        """Shards that have to be copied again; returns the groups of ``plan`` that must be, which are open again."""
         void = {*digests}
         lost = void & self.receipts.keys()
-        again = [g.number for g in groups if any(shards[n].digest in void for n in g.shards)]
+        again = [group.number for group in plan.groups if any(plan.shards[n].digest in void for n in group.shards)]
         self._forget(lost, again)
         if lost or again:
             self._write({"void": sorted(lost), "groups": again})
@@ -92,9 +106,16 @@ class Journal:
             self.attested.pop(group, None)
 
     def _write(self, entry: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        if self._file is None:
+            return
+        left = memoryview(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        try:
+            while left:
+                left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
+        except OSError as error:  # a full disk must not end a run for a note; without this one, the rest may mislead
+            _warn(error)
+            self.close(done=True)
 
     def _read(self, file: IO[bytes]) -> None:
         """What an earlier run noted, up to a line that it did not live to end."""
@@ -115,6 +136,10 @@ class Journal:
             self.attested[entry["group"]] = Attested.from_json(*entry["attested"])
         else:
             self._forget(entry["void"], entry["groups"])
+
+
+def _warn(error: OSError) -> None:
+    log.warning("what is copied cannot be noted, so a run that is killed starts over: %s", error)
 
 
 def _sweep(folder: Path) -> None:

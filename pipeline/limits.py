@@ -101,6 +101,7 @@ RELOAD_CACHE = 64  # verdicts kept; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
 TOKENIZER_MAX = 256 * MIB  # bytes; of one file of a tokenizer that is fetched to be loaded; the largest known has 34 MB
 READ_AGAIN_MAX = 20  # tensors that differ and are read again to say where; of another model a few say enough
+SHARED_MAX = 100  # commits of main among which a branch of ours may have begun
 HISTORY_MAX = 1000  # commits; how far back we look for our own last publication
 
 # ------------------------------------------------------------------------------------------------------------ xet

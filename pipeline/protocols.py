@@ -215,7 +215,7 @@ class Target(Protocol):
         ...
 
     def is_shared(self, commit: str) -> bool:
-        """Whether another branch is at ``commit``, too: then no commit on top loses what it holds."""
+        """Whether ``commit`` is in main's history, too: then no commit on top of it here loses what it holds."""
         ...
 
     def room(self) -> int | None:

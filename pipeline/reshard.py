@@ -34,14 +34,14 @@ from reshard.pipeline.errors import (
     SourceChanged,
     SourceCorrupt,
 )
-from reshard.pipeline.journal import Journal
+from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish, weights
 from reshard.pipeline.publishing.history import address
-from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
@@ -143,8 +143,8 @@ def run(
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
     refuse_without_room(made, target, context.disk)
 
-    journal = Journal.open(context.state_dir, key_of([made.digest, address(target), made.transports]))
-    _drop_lost(journal, made, target)
+    journal = Journal.open(context.state_dir, journal_key(made, address(target)))
+    journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)
     if kept := len(journal.receipts):
         watcher.resumed(kept)
 
@@ -167,6 +167,9 @@ def run(
             checks.append(check_receipts(made.shards, journal.receipts, work.groups, made))
             watcher.step("confirm")
             checks.append(confirm(made, made.shards, journal.receipts, published, target))
+    except (ObjectLost, ReceiptWrong):
+        done = True  # the notes do not help: the next run must not believe them
+        raise
     finally:
         target.discard(work.token)
         journal.close(done)
@@ -174,11 +177,11 @@ def run(
     return Report(made, published, tuple(checks), levels, work.moved)
 
 
-def _drop_lost(journal: Journal, made: Plan, target: Target) -> None:
-    """Forget what an earlier run noted and the target's store no longer holds."""
+def _lost(journal: Journal, made: Plan, target: Target) -> list[str]:
+    """The shards that an earlier run noted and the target's store no longer holds."""
     noted = [shard for shard in made.shards if shard.digest in journal.receipts]
     lost = {file.path for file in target.holds(weights(noted, journal.receipts))} if noted else set()
-    journal.forget([shard.digest for shard in noted if shard.path in lost], made.groups, made.shards)
+    return [shard.digest for shard in noted if shard.path in lost]
 
 
 @contextmanager
@@ -221,7 +224,7 @@ class _Work:
                 self._journal.finish(group.number, attested)
                 todo.pop(0)
             except (SourceCorrupt, DigestsDiffer) as error:
-                self._journal.forget([shards[n].digest for n in group.shards], [], ())
+                self._journal.forget([shards[n].digest for n in group.shards], self._made)
                 self._damage(group.number, error)
 
     def publish(self) -> Published:
@@ -233,10 +236,10 @@ class _Work:
                     lambda: None,
                 )  # fmt: skip
             except (SourceCorrupt, ObjectLost, ReceiptWrong) as error:
-                self._damage(None, error)
                 lost = set(error.facts.get("lost", ()))
                 gone = {d for d, r in self._journal.receipts.items() if r.sha256 in lost}
-                again = self._journal.forget(gone | set(error.facts.get("void", ())), made.groups, made.shards)
+                again = self._journal.forget(gone | set(error.facts.get("void", ())), made)
+                self._damage(None, error)
                 if not again and not isinstance(error, SourceCorrupt):
                     raise
                 self.copy()

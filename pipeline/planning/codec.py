@@ -104,6 +104,7 @@ def encode(plan: Plan) -> StoredPlan:
         "drift": plan.drift,
         "replaced": [asdict(f) for f in plan.replaced],
         "occupied": plan.occupied,
+        "in_place": plan.in_place,
         "submitted": plan.submitted,
         "shards": len(plan.shards),
     }
@@ -138,6 +139,7 @@ def decode_head(head: bytes) -> Plan:
         drift=tuple(data["drift"]),
         replaced=tuple(StoredFile(**f) for f in data.get("replaced", ())),
         occupied=tuple(data.get("occupied", ())),
+        in_place=data.get("in_place", False),
         submitted=data.get("submitted"),
     )
 

@@ -165,6 +165,7 @@ class Plan:
     drift: tuple[str, ...] = ()  # what others did to files of our last publication there: it is replaced
     replaced: tuple[StoredFile, ...] = ()  # the target's files that are deleted or overwritten with other bytes
     occupied: tuple[str, ...] = ()  # the target's files that make it somebody else's
+    in_place: bool = False  # the target is the source, at this very state
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reshard.pipeline.errors import SourceChanged
+from reshard.pipeline.errors import SourceChanged, TargetConflict
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import CARD, Plan, weight_files
 from reshard.pipeline.protocols import Source, Target
@@ -115,7 +115,7 @@ def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callab
     home, file = source, ours
     if there is not None and theirs is not None:
         refresh = last() if ours is not None and plan.pin.repo != str(target.place) else None
-        if refresh is None or not _untouched(target.at(refresh.commit), there):
+        if refresh is None or not _as_left(target, refresh.commit, there):
             home, file = there, theirs
     content, notes = _edited(plan, b"" if file is None else _read(home, file))
     return Card(content, file, home is source, notes)
@@ -136,6 +136,13 @@ def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ..
         return with_block(card, block(plan)), notes
     except CannotEdit as why:
         return None, (f"{CARD} is published as it is, without reshard's block: {why}",)
+
+
+def _as_left(target: Target, commit: str, now: Source) -> bool:
+    try:
+        return _untouched(target.at(commit), now)
+    except TargetConflict:
+        return False  # a folder that was rolled back has nothing of that publication left
 
 
 def _untouched(then: Source, now: Source) -> bool:

@@ -38,13 +38,15 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
         if publication.undoes(later) == commit:
             return later.id
     ours, *before = list(islice(target.history(commit, None), 2))
-    if publication.read(ours) is None:
+    published = publication.read(ours)
+    if published is None:
         raise NothingToRollBack(commit=commit, why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
         raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
     present, now = target.at(commit), target.at(head)
-    changed = [p for p in {*past.files(), *present.files()} if differ(past.files().get(p), present.files().get(p))]
+    touched = {*past.files(), *present.files()} - {*published.kept}
+    changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]
     if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
         raise ChangedSince(commit=commit, target=str(target.place), paths=first(theirs))
     restored = [past.files()[path] for path in sorted(changed) if path in past.files()]

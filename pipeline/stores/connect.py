@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 def _state_dir() -> Path:
     """Where programs of this user keep state (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "reshard"
+    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(os.path.expanduser(folder), "reshard")  # noqa: PTH111 -- Path's raises where there is no home
 
 
 class ConnectSettings(BaseSettings):

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Protocol
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ from reshard.pipeline.errors import (
     TargetNotFound,
     TokenMissing,
 )
-from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE
+from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import (
     Addition,
@@ -189,9 +190,15 @@ class HubTarget:
             raise refusal.as_target(self.place.repo) from refusal
 
     def is_shared(self, commit: str) -> bool:
+        if self._ref == DEFAULT_BRANCH:
+            return False
         try:
-            return self._ref != DEFAULT_BRANCH and self.api.info(self.place.repo, DEFAULT_BRANCH).sha == commit
+            return any(
+                one.id == commit for one in islice(self.api.commits(self.place.repo, DEFAULT_BRANCH), SHARED_MAX)
+            )
         except Refusal as refusal:
+            if refusal.code == "RevisionNotFound":  # another Hub's main may have another name
+                return False
             raise refusal.as_target(self.place.repo) from refusal
 
     def room(self) -> None:

@@ -85,8 +85,9 @@ class LfsBatch:
         return LfsWriter(staged, self._send_later, self._forget)
 
     def settle(self) -> list[StoredFile]:
-        self._raise_failure()
-        return self._answered([*takewhile(lambda staged: staged.done.is_set(), self._staged)])
+        ready = [*takewhile(lambda staged: staged.done.is_set(), self._staged)]
+        self._raise_failure()  # after the look: what fails later is not among them
+        return self._answered(ready)
 
     def seal(self) -> list[StoredFile]:
         """Waits for the last object."""

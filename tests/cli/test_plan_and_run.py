@@ -119,12 +119,13 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
     assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
     undone = reshard("rollback", out)
     assert undone.code == 0 and f"of {out} is undone by " in undone.out
+    assert reshard("rollback", out).out == undone.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".reshard",
         "config.json",
         "model-00001-of-00002.safetensors",
     ]
-    assert reshard("rollback", out).code == 7
+    assert reshard("rollback", tmp_path / "nothing").code == 7
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,18 @@ def test_a_branch_is_free_as_long_as_it_is_what_main_is(model: Path, on_hub: Nam
     api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id=held, revision="theirs")
     with pytest.raises(TargetOccupied):
         go(repo, held, size=SIZE, branch="theirs")
+    api.create_branch(held, branch="old")
+    on_hub.admin.put_files(held, {"README.md": b"# Main moves on\n"})
+    go(repo, held, size=SIZE, branch="old")
+
+
+def test_another_branch_of_the_source_is_not_the_source(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "model", model)
+    api = HfApi(on_hub.endpoint, on_hub.token)
+    api.create_branch(repo, branch="theirs")
+    api.upload_file(path_or_fileobj=b"{}", path_in_repo="config.json", repo_id=repo, revision="theirs")
+    with pytest.raises(TargetOccupied):
+        go(repo, repo, size=SIZE, branch="theirs")
 
 
 def test_the_manifest_says_whose_weights_these_are_once_the_history_is_squashed(
@@ -142,6 +155,21 @@ def test_the_manifest_says_whose_weights_these_are_once_the_history_is_squashed(
     with pytest.raises(TargetOccupied, match="did not publish"):
         go(other, target, size=2 * SIZE)
     assert not go(repo, target, size=2 * SIZE).published.found
+
+
+def test_a_manifest_says_nothing_of_weights_that_are_not_its_own(
+    model: Path, tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    """As after a download, a change of the weights, and an upload under another name."""
+    repo, out = upload(on_hub, "model", model), tmp_path / "out"
+    go(repo, out, size=SIZE)
+    shutil.rmtree(out / ".reshard")
+    with pytest.raises(TargetOccupied, match="did not publish"):  # a folder has its record, or nothing is known
+        go(repo, out, size=2 * SIZE)
+    first = min(out.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-1] + b"!")
+    with pytest.raises(TargetOccupied, match="did not publish"):
+        go(repo, upload(on_hub, "tuned", out), size=2 * SIZE)
 
 
 # -------------------------------------------------------------------------------------- replaced, and brought back
@@ -169,6 +197,39 @@ def test_what_a_folder_held_is_brought_back_until_the_next_run(model: Path, othe
     assert not (other.parent / ".other.reshard.last").exists()
     with pytest.raises(NothingToRollBack, match="keeps nothing"):
         rollback(open_target(parse_place(str(other)), Options(), Context.from_env()), again)
+
+
+def test_files_that_others_write_meanwhile_do_not_stand_in_the_way_of_a_rollback(
+    model: Path, other: Path, go: Run
+) -> None:
+    write_files(other, {"train.log": b"1\n"})
+    published = go(model, other, size=SIZE, overwrite=True).published.commit
+    with (other / "train.log").open("ab") as log:
+        log.write(b"2\n")
+    write_files(other, {"eval.json": b"{}"})
+    rollback(open_target(parse_place(str(other)), Options(), Context.from_env()), published)
+    assert contents(other) == OTHER | {"train.log": b"1\n2\n", "eval.json": b"{}"}
+
+
+def test_a_folder_can_be_written_again_after_a_rollback_to_what_others_made_of_it(
+    model: Path, tmp_path: Path, go: Run
+) -> None:
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    write_files(out, {"config.json": b"{}"})
+    second = go(model, out, size=2 * SIZE, overwrite=True).published.commit
+    rollback(open_target(parse_place(str(out)), Options(), Context.from_env()), second)
+    assert (out / "config.json").read_bytes() == b"{}"
+    with pytest.raises(TargetOccupied):
+        go(model, out, size=3 * SIZE)
+    assert not go(model, out, size=3 * SIZE, overwrite=True).published.found
+
+
+def test_what_prune_deletes_is_brought_back(model: Path, tmp_path: Path, go: Run) -> None:
+    write_files(tmp_path / "out", {"notes.txt": b"mine"})
+    published = go(model, tmp_path / "out", size=SIZE, prune=True).published.commit
+    rollback(open_target(parse_place(str(tmp_path / "out")), Options(), Context.from_env()), published)
+    assert contents(tmp_path / "out") == {"notes.txt": b"mine"}
 
 
 def test_a_folder_that_was_resharded_in_place_is_brought_back(model: Path, go: Run) -> None:

@@ -52,7 +52,9 @@ class Record:
     def save(self, root: Path) -> None:
         folder = root / RECORD
         folder.mkdir(exist_ok=True)
-        write_file(folder / "publications.json", json.dumps(asdict(self)).encode())
+        file = folder / "publications.json"
+        file.unlink(missing_ok=True)  # it may be the last state's own, linked here
+        write_file(file, json.dumps(asdict(self)).encode())
 
     def sha256(self, listing: Mapping[str, FileStat]) -> dict[str, str]:
         """The sha256 of those of our files that are unchanged."""

@@ -34,8 +34,10 @@ from reshard.pipeline.stores.folder.disk import make_folder, remove_if_empty, re
 class Swap:
     """The paths beside one target, and the steps that exchange its states."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, name: Callable[[Path], str | None]) -> None:
+        """``name`` says which commit of ours a folder is the result of, None for any other."""
         self.root = root
+        self._name = name
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
@@ -76,18 +78,21 @@ class Swap:
             self.release(token)
         remove_tree(self.staging)
 
-    def swap(self, keep: bool) -> None:
-        """Put the next state in place; with ``keep`` the last one stays beside, as ``last``, until the next swap."""
-        remove_tree(self.last)
+    def swap(self, commit: str, keep: bool) -> None:
+        """Put the next state, ``commit``, in place; with ``keep`` the last one stays beside, as ``last``.
+
+        What was kept before goes once the next state stands.
+        """
         if self.root.exists():
-            self._replace(keep)
+            self._replace(commit, keep)
         else:
             self.new.rename(self.root)
             sync_folder(self.root.parent)
+            remove_tree(self.last)
 
-    def _replace(self, keep: bool) -> None:
-        """An exchange, or two renames; the journal says which folder is the next state and what becomes of the last."""
-        write_file(self._intent, f"{'keep' if keep else 'swap'} {self.new.stat().st_ino}\n".encode())
+    def _replace(self, commit: str, keep: bool) -> None:
+        """An exchange, or two renames; the journal says what the next state is and what becomes of the last."""
+        write_file(self._intent, f"{'keep' if keep else 'swap'} {commit}\n".encode())
         sync_folder(self.root.parent)
         if not exchange(self.new, self.root):
             self.root.rename(self._old)
@@ -97,16 +102,16 @@ class Swap:
 
     def _settle(self) -> None:
         """Complete what the journal says was begun: the second rename, and what becomes of the last state."""
-        what, _, inode = self._intent.read_text().strip().partition(" ")
+        what, _, commit = self._intent.read_text().strip().partition(" ")
         if not self.root.exists() and self.new.exists():
             self.new.rename(self.root)
             sync_folder(self.root.parent)
-        if what == "keep" and self.root.stat().st_ino == int(inode or 0):
-            for last in (self._old, self.new):
-                if last.exists():
-                    remove_tree(self.last)
+        for last in (self._old, self.new):
+            if last.exists() and self._name(last) != commit:  # else it is the next state, which never came in place
+                remove_tree(self.last)
+                if what == "keep":
                     last.rename(self.last)
-            sync_folder(self.root.parent)
+                    sync_folder(self.root.parent)
         remove_tree(self._old)
         remove_tree(self.new)
         self._intent.unlink()

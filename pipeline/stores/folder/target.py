@@ -41,7 +41,7 @@ class FolderTarget:
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
-        self._swap = Swap(self._root)
+        self._swap = Swap(self._root, _last_commit)
 
     def state(self) -> TargetState:
         self._swap.recover()
@@ -82,13 +82,14 @@ class FolderTarget:
             return FolderSource(self.place, listing, commit, record.sha256(listing))
         if record.publications and record.publications[-1].id == commit:
             return LastPublication(self.place, record)
-        if (kept := self._kept()) is not None and kept.pin.commit == commit:
+        if (kept := self._kept(record)) is not None and kept.pin.commit == commit:
             return kept
         raise TargetConflict(target=self.place.path, what="somebody wrote to it")
 
     def history(self, at: str, since: str | None) -> Iterator[Commit]:
         """Our publications, newest first; what others changed between two of them is one commit without an author."""
-        publications = Record.load(self._root).publications
+        record = Record.load(self._root)
+        publications = record.publications
         known = [ours.id for ours in publications]
         reached = at
         for ours in reversed(publications[: known.index(at) + 1] if at in known else publications):
@@ -102,16 +103,19 @@ class FolderTarget:
             reached = ours.parent
         if since is not None and reached != since:
             raise HistoryRewritten(since)
-        if since is None and (kept := self._kept()) is not None and kept.pin.commit == reached:
+        if since is None and (kept := self._kept(record)) is not None and kept.pin.commit == reached:
             yield Commit(reached, "changed by somebody else", "", "")
 
-    def _kept(self) -> FolderSource | None:
-        """The state before our last commit, where it is kept."""
-        if not self._swap.last.exists():
+    def _kept(self, record: Record) -> FolderSource | None:
+        """The state before our last commit, where it is kept.
+
+        It is known by that commit's parent: files that both states share may have been written to since.
+        """
+        if not record.publications or not self._swap.last.exists():
             return None
         listing = list_folder(self._swap.last)
         place = Folder(path=str(self._swap.last))
-        return FolderSource(place, listing, digest_of(listing), Record.load(self._swap.last).sha256(listing))
+        return FolderSource(place, listing, record.publications[-1].parent, {})
 
     def is_shared(self, commit: str) -> bool:
         return False
@@ -148,7 +152,7 @@ class FolderTarget:
             if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
-            self._swap.swap(keep=change.takes)
+            self._swap.swap(commit, keep=change.takes)
             self._swap.clear_staging()
             return commit
 
@@ -204,6 +208,15 @@ class FolderTarget:
         files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
         ours = RecordedPublication(commit, parent, change.title, change.message)
         return Record([*old.publications, ours], files, kept)
+
+
+def _last_commit(folder: Path) -> str | None:
+    """The last publication that the record in ``folder`` names; None without one that can be read."""
+    try:
+        publications = Record.load(folder).publications
+    except TargetConflict:
+        return None
+    return publications[-1].id if publications else None
 
 
 def _remove_emptied(root: Path, deleted: PurePosixPath) -> None:

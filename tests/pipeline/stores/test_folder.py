@@ -312,6 +312,32 @@ def test_a_whole_state_is_on_the_disk_before_it_takes_the_place_of_the_last(
 # ----------------------------------------------------------------------------------------------------------- kills
 
 
+def test_a_commit_that_never_came_in_place_is_not_on_record(
+    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    first = target.commit(change_with_weights(target), target.head())
+    record = (root / ".reshard" / "publications.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Swap, "swap", die)
+        with pytest.raises(KeyboardInterrupt):
+            target.commit(change_with_weights(target), target.head())
+    assert (root / ".reshard" / "publications.json").read_bytes() == record
+    assert [commit.id for commit in target.history(target.head(), None)] == [first]
+
+
+EARLIER = {"earlier.txt": b"kept"}
+
+
+def write_kept(root: Path) -> Path:
+    """What a commit before this one took from others."""
+    kept = root.parent / f".{root.name}.reshard.last"
+    write_files(kept, EARLIER)
+    return kept
+
+
 def commit_and_die(root: Path, how: str, kill_at: int, takes: bool) -> None:
     """In a child: commit, and be killed at the ``kill_at``-th change to the file system."""
     if how == "journal":
@@ -349,12 +375,13 @@ def test_a_link_where_the_journal_lies_changes_no_file_of_anybody(
 @pytest.mark.parametrize("takes", [False, True])
 @pytest.mark.parametrize("how", ["exchange", "journal"])
 def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str, takes: bool) -> None:
-    """And what it took from others is beside it as soon as it is complete, whole."""
+    """And what was kept before is there until then; what it took from others, from then on."""
     whole = {**NEW, "w.safetensors": b"abc"}
     finished = set()
     for kill_at in range(1, 60):
         root = tmp_path / str(kill_at) / "model"
         write_files(root, OLD)
+        kept = write_kept(root)
         child = multiprocessing.get_context("fork").Process(target=commit_and_die, args=(root, how, kill_at, takes))
         child.start()
         child.join(30)
@@ -363,6 +390,7 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
         head = target.prepare(private=True)
         target.discard("t")
         assert contents(root) in (OLD, whole), f"killed at {kill_at}"
+        assert contents(root) == whole or contents(kept) == EARLIER
         finished.add(contents(root) == whole)
         if contents(root) == OLD:
             target.commit(replace(change_with_weights(target), takes=takes), head)
