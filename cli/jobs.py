@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
+LIST_HEAD = ("JOB", "STATE", "SINCE", "SOURCE", "TARGET")
 
 _JOB = argument("JOB", "A job's id, or the start of one.")
 Job = Annotated[str, _JOB]
@@ -115,13 +116,14 @@ def list_(
         why = queue.waits(bulk=False)
     if why:
         output.say(why)
-    text = lines([_row(record) for record in records]) or "no jobs"
+    text = lines([LIST_HEAD, *map(_row, records)]) if records else "no jobs"
     output.listing([record.to_dict() for record in records], text, [record.id for record in records])
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
-    return job.id, progress_text(job) + undone, ago(job.since), f"{job.request.source} -> {job.request.target}"
+    code = f", {job.error['code']}" if job.error else ""
+    return job.id, progress_text(job) + code + undone, ago(job.since), str(job.request.source), str(job.request.target)
 
 
 @takes(output=read_output)

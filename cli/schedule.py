@@ -31,7 +31,7 @@ def add(
     *,
     name: Name,
     submitted: Request | tuple[Path, dict[str, int]],
-    cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *'.")],
+    cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *', or @daily.")],
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
     missed: Annotated[
         Literal["once", "skip"], Option(help="After times at which no control ran: run once, or not at all.")
@@ -82,6 +82,23 @@ def show(name: Name, output: Output) -> None:
         *(("run", f"{moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
     output.result(seen.to_dict() | {"last": last}, lines(rows), _next(seen))
+
+
+@command("next")
+def next_(
+    *,
+    name: Name,
+    count: Annotated[int, Option("--count", "-n", min=1, max=1000, help="How many times to show.")] = 1,
+    output: Output,
+) -> None:
+    """Show when a schedule is due next."""
+    with open_queue() as queue:
+        seen = queue.schedules.get(name)
+    kept, due = seen.schedule, [] if seen.next is None else [seen.next]
+    while due and len(due) < count:
+        due.append(kept.next_after(due[-1]))
+    text = "\n".join(moment(at, kept.tz) for at in due) or "paused"
+    output.result({"schedule": name, "next": due}, text, text)
 
 
 @command("run")

@@ -113,4 +113,5 @@ def _text(facts: dict[str, Any]) -> str:
     ends = Counter(check["result"] for check in facts["checks"])
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]
     counted = f" ({', '.join(others)}, of {ends.total():,} checks)" if others else ""
-    return "\n".join([*shown, f"{facts['place']}{against}: {facts['result']}{counted}"])
+    unread = "" if facts["deep"] else "; bytes were not compared (--deep does)"
+    return "\n".join([*shown, f"{facts['place']}{against}: {facts['result']}{counted}{unread}"])

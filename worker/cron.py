@@ -1,7 +1,8 @@
 """When a cron expression is due next, by the wall clock of a time zone.
 
-Five fields, as Debian's cron reads them (crontab(5)), also where clocks change: a time that a spring night leaves out
-is due right after the gap, one that an autumn night has twice is due once, and what runs every hour goes on every hour.
+Five fields, or a name such as ``@daily``, as Debian's cron reads them (crontab(5)). Clocks may change: a time that a
+spring night leaves out is due right after the gap, one that an autumn night has twice is due once, and what runs every
+hour goes on every hour.
 """
 
 from __future__ import annotations
@@ -14,6 +15,16 @@ from cronsim import CronSim, CronSimError
 from reshard.pipeline.errors import BadSchedule
 
 FIELDS = 5  # minute, hour, day of month, month, day of week
+# crontab(5); @reboot is none of a schedule's times.
+NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
 
 
 def next_after(cron: str, tz: str, moment: float) -> float:
@@ -21,12 +32,15 @@ def next_after(cron: str, tz: str, moment: float) -> float:
 
     Raises BadSchedule for an invalid expression, an unknown zone, and a time that never comes.
     """
-    if len(cron.split()) != FIELDS:
+    if cron.startswith("@") and cron not in NAMED:
+        raise BadSchedule(what=f"--cron {cron!r} is none of {', '.join(NAMED)}")
+    fields = NAMED.get(cron, cron)
+    if len(fields.split()) != FIELDS:
         raise BadSchedule(what=f"--cron {cron!r} has {len(cron.split())} fields instead of {FIELDS}")
     local = datetime.fromtimestamp(moment, UTC).astimezone(_zone(tz))
     try:
         # In the second pass through an autumn hour cronsim may name the first one, which is over.
-        due = next(at.timestamp() for at in CronSim(cron, local) if at.timestamp() > moment)
+        due = next(at.timestamp() for at in CronSim(fields, local) if at.timestamp() > moment)
     except (CronSimError, AssertionError) as error:  # it asserts that steps start at a number
         raise BadSchedule(what=f"--cron {cron!r}: {str(error) or 'a step must start at a number'}") from None
     except (StopIteration, OverflowError):

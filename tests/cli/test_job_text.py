@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary
+from reshard.cli.jobs import _row
+from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import Request
+from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.states import JobState
 
 PASSED = [{"name": name, "result": "passed", "reason": ""} for name in ("structure", "copy", "read back")]
 SKIPPED = [{"name": "reload model", "result": "skipped", "reason": "no class"}]
@@ -59,3 +64,9 @@ def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> N
     rows = in_short(Folder(path="/out"), published, moved, levels, PASSED)
     assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
     assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS
+
+
+def test_a_failed_job_is_listed_with_its_error_code() -> None:
+    error = NoWeights(place="them/m", found="").to_dict()
+    job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)
+    assert _row(job)[:2] == ("id", "failed, source.no_weights")

@@ -30,7 +30,12 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     assert "still at work" in queue("schedule", "run", "nightly").out
     queue("cancel", fired)
 
+    days = queue("schedule", "next", "nightly", "-n", "5").out.splitlines()
+    assert len({*days}) == 5 and all(" 03:00 CE" in day for day in days)
+    assert len(queue("schedule", "next", "nightly", "--json").documents[0]["next"]) == 1
+
     assert queue("schedule", "pause", "nightly").code == 0
+    assert queue("schedule", "next", "nightly").out == "paused\n"
     assert queue("schedule", "list").out.split()[:2] == ["nightly", "paused"]
     assert " 03:00 CE" in queue("schedule", "resume", "nightly").out
     (shown,) = queue("schedule", "show", "nightly", "--json").documents

@@ -52,6 +52,22 @@ def test_changes_of_the_clock_neither_lose_nor_double_a_time(
     assert times(cron, tz, after, 3) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("@hourly", ["12-30 13:00", "12-30 14:00"]),
+        ("@daily", ["12-30 23:00", "12-31 23:00"]),
+        ("@midnight", ["12-30 23:00", "12-31 23:00"]),
+        ("@weekly", ["01-02 23:00", "01-09 23:00"]),
+        ("@monthly", ["12-31 23:00", "01-31 23:00"]),
+        ("@yearly", ["12-31 23:00", "12-31 23:00"]),
+        ("@annually", ["12-31 23:00", "12-31 23:00"]),
+    ],
+)
+def test_a_name_stands_for_its_fields(name: str, expected: list[str]) -> None:
+    assert times(name, "Europe/Berlin", "2026-12-30T12:00", 2) == expected
+
+
 def test_in_the_second_pass_through_an_hour_its_times_are_over() -> None:
     assert times("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10", 1) == ["10-26 01:30"]
 
@@ -60,6 +76,8 @@ def test_in_the_second_pass_through_an_hour_its_times_are_over() -> None:
     "cron, tz, said",
     [
         ("0 3 * *", "UTC", "4 fields"),
+        ("@reboot", "UTC", "is none of @yearly"),
+        ("@Daily", "UTC", "is none of @yearly"),
         ("0 0 3 * * *", "UTC", "6 fields"),
         ("0 25 * * *", "UTC", "Bad hour"),
         ("0 3 30 2 *", "UTC", "day-of-month"),
