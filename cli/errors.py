@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from typer import Abort, TyperException
@@ -56,6 +58,15 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     if as_json:
         sys.stdout.write(json_line({"error": error.to_dict()}) + "\n")
     else:
-        message, hint = (printable(" ".join(text.split())) for text in (str(error), error.next_step))
+        hint = error.next_step + _meant(error, sys.argv[1:])
+        message, hint = (printable(" ".join(text.split())) for text in (str(error), hint))
         sys.stderr.write(f"error[{error.code}]: {message}\nhint: {hint}\n")
     return error.exit_code
+
+
+def _meant(error: ReshardError, typed: Sequence[str]) -> str:
+    """That a folder has the name by which no repository was found, if so."""
+    if not error.code.startswith(("source.not_found", "target.not_found", "hub.unreachable")):
+        return ""
+    here = next((text for text in typed if re.match(r"[^-./~]", text) and Path(text).is_dir()), None)
+    return f"; for the folder here, type ./{here}" if here else ""

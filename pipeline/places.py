@@ -143,6 +143,8 @@ def parse_place(value: str) -> Hub | Folder:
     if "://" in text:
         return _from_url(text)
     repo, _, revision = text.partition("@")
+    if repo.startswith(("datasets/", "spaces/")) and repo.count("/") > 1:
+        raise BadPlace(value=value, why="this is not a model repository")
     if "@" in text and not revision:
         raise BadPlace(value=value, why="nothing follows the @")
     return Hub(repo=_repo(repo, value), revision=revision or None)

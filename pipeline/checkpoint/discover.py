@@ -168,7 +168,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     finder = _Finder(source, {path: file for path, file in listing.items() if path not in uncut})
     sets = finder.sets()
     if not sets:
-        raise NoWeights(place=str(source.place), found=_what_else(listing, uncut))
+        raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 
@@ -180,7 +180,7 @@ def find_uncut(source: Source) -> Found:
     listing = source.files()
     uncut = _uncut(source, listing)
     if not uncut:
-        raise NoWeights(place=str(source.place), found=_what_else(listing, uncut))
+        raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     sets = (FileSet(_name(path), _format({_suffix(path)}), (listing[path],)) for path in sorted(uncut))
     return Found(tuple(sets), frozenset(uncut))
 
@@ -418,14 +418,16 @@ def leaves_folder(written: str) -> bool:
     )
 
 
-def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> str:
+def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
-        return f"; {min(uncut)} is read by its name and never cut"
+        cure = "an adapter is used as it is, or merged into its base model first (merge_and_unload)"
+        return {"found": f"; {min(uncut)} is read by its name and never cut", "cure": cure}
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:
         example = min(path for path in listing if foreign_format(path))
-        return f"; it has {', '.join(kinds)} files such as {example}"
-    return f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"
+        cure = "give the repository that these files were made from"
+        return {"found": f"; it has {', '.join(kinds)} files such as {example}", "cure": cure}
+    return {"found": f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"}
 
 
 def index_path(name: Name) -> str:

@@ -73,9 +73,9 @@ class FolderNotFound(SourceError, code="source.no_folder"):
 class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and this token's owner has not been given access"
     hint = "ask for access on {endpoint}/{repo} with the account that the token is of, then {again}"
-class NoWeights(SourceError, code="source.no_weights"):
+class NoWeights(SourceError, code="source.no_weights", cure="check that it is the repository of a model"):
     message = "{place} has no weights that reshard reads{found}"
-    hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; convert it to one"
+    hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; {cure}"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} changed since it was planned: {what}"
     hint = "{anew}: it plans from the current state"

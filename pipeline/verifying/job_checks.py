@@ -111,7 +111,8 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
             made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes)), figures)
             if plan.options.require == "model" and verdict.level != "model":
-                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()])
+                cure = {"cure": "install what it names"} if "install" in verdict.reason else {}
+                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **cure)
         checks.append(made)
     return checks
 

@@ -36,6 +36,7 @@ class Scene:
     target: str = ""
     options: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    here: Path = Path()  # where the command is typed
 
     def spoil_header(self, change: Callable[[dict[str, Any]], Any]) -> None:
         """Rewrite the first file's header as ``change`` leaves it, or with the text that it returns."""
@@ -124,6 +125,16 @@ def not_there(scene: Scene) -> None:
     scene.source = scene.space.repo("nope")
 
 
+def folder_without_dot(scene: Scene) -> None:
+    (scene.here / "mine" / "model").mkdir(parents=True)
+    scene.source = "mine/model"
+
+
+def into_a_file(scene: Scene) -> None:
+    (scene.here / "file").write_text("theirs")
+    scene.target = "./file"
+
+
 ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     # what is wrong: (how, code, exit code, a part of the line, a part of the hint)
     "no such repository": (not_there, "source.not_found", 3, "nope", "HF_TOKEN"),
@@ -145,8 +156,15 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "no weights": (
         lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p] and s.files.update({"model.gguf": b"GGUF"}),
-        "source.no_weights", 3, "GGUF", "safetensors",
+        "source.no_weights", 3, "GGUF", "these files were made from",
     ),
+    "an adapter alone": (
+        lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p]
+        and s.files.update({"adapter_model.safetensors": b"", "adapter_config.json": b"{}"}),
+        "source.no_weights", 3, "adapter_model.safetensors", "merged into its base model",
+    ),
+    "a dataset": (lambda s: setattr(s, "source", "datasets/a/b"), "usage.place", 2, "not a model", "user/repo"),
+    "a folder without ./": (folder_without_dot, "source.not_found", 3, "mine/model", "./mine/model"),
     "index names a missing file": (lambda s: s.files.pop(FIRST), "checkpoint.absent_file", 5, FIRST, ""),
     "index names a missing tensor": (indexed(ghost=FIRST), "checkpoint.index", 5, "ghost", ""),
     "index path with ..": (
@@ -172,6 +190,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
     "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
     "Hub unreachable": (unreachable, "hub.unreachable", 9, "127.0.0.1:9", "HF_ENDPOINT"),
+    "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "another folder"),
     "a folder cannot have branches": (
         lambda s: (s.options.extend(["--branch", "b"]), setattr(s, "target", "./out")), "usage", 2, "folder", "",
     ),
@@ -184,7 +203,7 @@ def scene(tmp_path: Path, namespace: Namespace) -> Iterator[Scene]:
     save_sharded(folder, numbered(arrays(4, 4000), 2))
     add_friends(folder)
     scene = Scene(namespace, {path.name: path.read_bytes() for path in folder.iterdir()})
-    scene.source, scene.target = namespace.repo("source"), namespace.repo("target")
+    scene.source, scene.target, scene.here = namespace.repo("source"), namespace.repo("target"), tmp_path
     namespace.admin.create_repo(scene.source)
     namespace.admin.create_repo(scene.target)
     namespace.admin.put_files(scene.target, {"theirs.txt": b"was here before"})

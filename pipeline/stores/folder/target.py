@@ -45,15 +45,18 @@ class FolderTarget:
 
     def state(self) -> TargetState:
         self._swap.recover()
-        if not self._root.exists():
+        if not self._exists():
             return TargetState(False, "private", None)
         return TargetState(True, "private", self._now())
 
-    def prepare(self, private: bool) -> str:
-        """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
+    def _exists(self) -> bool:
         if self._root.exists() and not self._root.is_dir():
             raise FolderNotWritable(path=self.place.path, why="it is a file")
-        if self._root.is_mount():
+        return self._root.exists()
+
+    def prepare(self, private: bool) -> str:
+        """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
+        if self._exists() and self._root.is_mount():
             raise FolderNotWritable(path=self.place.path, why="it is a mount point, which cannot be swapped")
         existing = next(parent for parent in self._root.parents if parent.exists())
         if not os.access(existing, os.W_OK | os.X_OK):
