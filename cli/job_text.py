@@ -77,7 +77,9 @@ def in_short(
         rows.append(("commit", f"{published['commit'][:12]} on {published['ref']}"))
         rows.append(("moved", f"read {read}, sent {sent}" + (f", {there} were there" if moved[2] else "")))
     if bytes_:
-        rows.append(("source", ", ".join(f"{count(len(files), 'file')} {HELD[how]}" for how, files in bytes_.items())))
+        rows.append(
+            ("source", ", ".join(f"{count(len(files), 'file')} {HELD.get(how, how)}" for how, files in bytes_.items()))
+        )
     left = [check for check in checks if check["result"] != "passed"]
     return [*rows, *((check["name"], f"{check['result']}: {check['reason']}") for check in left)][:SHORT_ROWS]
 

@@ -174,7 +174,7 @@ def _replaced(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for label, deleted in (("overwrites", False), ("deletes", True)):
         files = [f"{f['path']}, {f['size']:,} bytes" for f in facts["replaced"] if f["deleted"] is deleted]
         rows += [(label, text) for text in first(files, FILES_SHOWN)]
-    return rows
+    return rows or _names("deletes", facts["deletes"])  # a plan of an older release has no sizes
 
 
 def _occupied(facts: dict[str, Any]) -> list[tuple[str, str]]:

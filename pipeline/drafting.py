@@ -11,6 +11,7 @@ from posixpath import join
 
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import (
     DiskFull,
@@ -143,8 +144,7 @@ def _draft(
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
     )
     made = make_plan(known)
-    if made.occupied and _is_ours(made, target, last):
-        made = replace(made, occupied=())
+    made = replace(made, occupied=_of_others(made, target, last))
     if made.occupied:
         made = replace(made, in_place=_same(target.at(made.base).pin, made.pin))
     if made.occupied and not replaces:
@@ -218,11 +218,15 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
     return Before(head, files, indexes, published, (last.endpoint, last.source) if last else None)
 
 
-def refuse_without_room(made: Plan, target: Target, disk: ScratchSpace) -> None:
-    """Raises DiskFull or TargetFull where what ``made`` needs at least is not free, before anything is written."""
-    need, free, room = needs(made, target.place.kind == "hub", {}), disk.room(), target.room()
-    if need.least_disk > free:
-        raise DiskFull(path=str(disk.path), needed=need.least_disk, free=free)
+def refuse_without_room(made: Plan, target: Target, disk: ScratchSpace | None = None) -> None:
+    """Raises TargetFull, or DiskFull for ``disk``, where what ``made`` needs at least is not free; nothing is written.
+
+    A queue gives no ``disk``: each copy looks at its own worker's when it begins.
+    """
+    before = target.at(made.base).files() if made.base else {}
+    need, room = needs(made, target.place.kind == "hub", before), target.room()
+    if disk is not None and need.least_disk > disk.room():
+        raise DiskFull(path=str(disk.path), needed=need.least_disk, free=disk.room())
     if room is not None and need.target > room:
         raise TargetFull(path=str(target.place), needed=need.target, free=room)
 
@@ -234,19 +238,22 @@ def _same(one: Pin, other: Pin) -> bool:
     return one == other
 
 
-def _is_ours(made: Plan, target: Target, last: publication.Publication | None) -> bool:
-    """Whether what ``made`` finds occupied is ours after all.
+def _of_others(made: Plan, target: Target, last: publication.Publication | None) -> tuple[str, ...]:
+    """Of what ``made`` finds occupied, what is not ours after all.
 
     Main's history may hold it too, as it does what a branch of ours was made from; and where a repository's history was
-    squashed, the manifest says whose weights these are.
+    squashed, the manifest says whose weights these are: then only other files that are to be replaced count.
     """
-    if target.is_shared(made.base):
-        return True
-    return last is None and target.place.kind == "hub" and _manifest_holds(made.pin, target.at(made.base))
+    if not made.occupied or target.is_shared(made.base):
+        return ()
+    if last is not None or target.place.kind == "folder" or not _manifest_holds(made.pin, target.at(made.base)):
+        return made.occupied
+    weights = (MANIFEST, SUFFIX, ".index.json")
+    return tuple(file.path for file in made.replaced if not file.path.endswith(weights))
 
 
 def _manifest_holds(pin: Pin, there: Source) -> bool:
-    """Whether the weights there are those of a manifest there that names the repository of ``pin`` as their source."""
+    """Whether all weights there are those of a manifest that names the repository of ``pin`` as their source."""
     files = there.files()
     try:
         manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
@@ -254,7 +261,8 @@ def _manifest_holds(pin: Pin, there: Source) -> bool:
         return False
     if manifest is None or (manifest.source.endpoint, manifest.source.repo) != (pin.endpoint, pin.repo):
         return False
-    return all(path in files and files[path].sha256 == file.sha256 for path, file in manifest.files.items())
+    weights = {path: file.sha256 for path, file in files.items() if path.endswith(SUFFIX)}
+    return weights == {path: file.sha256 for path, file in manifest.files.items()}
 
 
 def _refuse_occupied(request: Request, made: Plan, last: publication.Publication | None) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reshard.pipeline.copying.loop import Attested
+from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import STAGING_AGE
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.request import LAYOUT, key_of
@@ -28,10 +29,14 @@ log = logging.getLogger(__name__)
 def journal_key(plan: Plan, target: str) -> str:
     """What two runs must have in common for one to go on with what the other copied.
 
-    A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that.
+    A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that. Raises
+    SourceChanged.
     """
     folder = None if plan.pin.endpoint else Path(plan.pin.repo)
-    stats = [(folder / file.path).stat() for file in plan.files] if folder else []
+    try:
+        stats = [(folder / file.path).stat() for file in plan.files] if folder else []
+    except OSError as error:
+        raise SourceChanged(place=plan.pin.repo, what=str(error)) from error
     marks = [[stat.st_ino, stat.st_ctime_ns] for stat in stats]
     return key_of([version("reshard"), LAYOUT, plan.digest, target, plan.transports, marks])
 
@@ -61,13 +66,14 @@ class Journal:
             with ExitStack() as undo:
                 undo.callback(file.close)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = cls(path, file)
                 undo.pop_all()
         except BlockingIOError:
             return cls()
         except OSError as error:
             _warn(error)
             return cls()
-        return cls(path, file)
+        return found
 
     def seal(self, receipts: Iterable[Receipt]) -> None:
         """Shards that the store has answered for."""
@@ -94,10 +100,11 @@ class Journal:
     def close(self, done: bool) -> None:
         """Give the file up, and remove it once nothing of it is needed any more."""
         if self._file is not None and self._path is not None:
-            if done:
-                self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with suppress(OSError):  # a state folder that broke is no reason to end a run; what is left is too old soon
+                if done:
+                    self._path.unlink(missing_ok=True)
+                file.close()
 
     def _forget(self, digests: Iterable[str], groups: Iterable[int]) -> None:
         for digest in digests:

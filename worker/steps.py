@@ -187,7 +187,7 @@ class Step:
             published = Published(plan.published, target.branch, found=True)
             self._keeper.finish(lambda: self._leases.done(self._lease, _record(published, plan)))
         else:
-            pipeline.refuse_without_room(plan, target, self._context.disk)
+            pipeline.refuse_without_room(plan, target)
             self._keeper.finish(lambda: self._leases.planned(self._lease, plan))
 
     def _copy(self) -> None:

@@ -26,6 +26,9 @@ class TargetDrifted(TargetError, code="target.drift", since="by someone since ou
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} holds {what}: {paths}"
     hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
+class TargetFull(TargetError, code="target.disk", exit_code=8):
+    message = "no room beside {path}: {needed} bytes needed, {free} free"
+    hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
     message = "commit {commit} cannot be rolled back: {why}"
     hint = "see the target's history; nothing was changed"
@@ -46,9 +49,6 @@ class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=Tr
 class DiskFull(ResourceError, code="resource.disk"):
     message = "no room on {path}: {needed} bytes needed, {free} free"
     hint = "free some room there, or raise RESHARD_DISK_LIMIT or point RESHARD_TMPDIR at a larger disk; then {again}"
-class TargetFull(DiskFull, code="resource.target_disk"):
-    message = "no room beside {path}: {needed} bytes needed, {free} free"
-    hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"
 class MemoryLimit(ResourceError, code="resource.memory"):
     message = "{what} needs {needed} bytes of memory, and the limit is {limit}"
     hint = "raise RESHARD_MEMORY_LIMIT{where}, then {again}"

@@ -125,6 +125,7 @@ def make_plan(known: Known) -> Plan:
     stays = written | {*reused} | {f.path for f in carried} | {CARD}
     deletes = deletes_of(outputs, before, stays, options)
     pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
+    taken = pruned - before.published.keys()
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
         schema=SCHEMA,
@@ -148,9 +149,10 @@ def make_plan(known: Known) -> Plan:
         digest="",
         transports=known.transports,
         published=known.published,
-        drift=tuple(drift(before)),
+        drift=(drifted := tuple(drift(before))),
         replaced=changes,
-        occupied=occupied(before, known.pin, changes, pruned),
+        occupied=(others := occupied(before, known.pin, changes, pruned)),
+        takes=bool(drifted or others or taken),
     )
     return replace(plan, digest=plan_digest(plan))
 

@@ -105,6 +105,7 @@ def encode(plan: Plan) -> StoredPlan:
         "replaced": [asdict(f) for f in plan.replaced],
         "occupied": plan.occupied,
         "in_place": plan.in_place,
+        "takes": plan.takes,
         "submitted": plan.submitted,
         "shards": len(plan.shards),
     }
@@ -140,6 +141,7 @@ def decode_head(head: bytes) -> Plan:
         replaced=tuple(StoredFile(**f) for f in data.get("replaced", ())),
         occupied=tuple(data.get("occupied", ())),
         in_place=data.get("in_place", False),
+        takes=data.get("takes", False),
         submitted=data.get("submitted"),
     )
 

@@ -22,7 +22,7 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.ranges import joined, parts, read_plan, requests
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.tensors import StoredFile, same_by_hash
 
 XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
 
@@ -102,11 +102,17 @@ def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
         disk=waiting + spool,
         least_disk=max(largest if waiting else 0, spool),
-        target=0 if to_hub else sum(s.size for s in plan.shards) + sum(f.size for f in plan.carried),
+        target=0 if to_hub else sum(s.size for s in plan.shards) + _carried(plan, before),
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),
         history=sum(file.size for file in replaced if file.sha256) if to_hub else 0,
     )
+
+
+def _carried(plan: Plan, before: Mapping[str, StoredFile]) -> int:
+    """Bytes of carried files that are not there already."""
+    new = (f for f in plan.carried if f.path not in before or not same_by_hash(f, before[f.path]))
+    return sum(file.size for file in new)
 
 
 def _spooled(plan: Plan, number: int) -> int:

@@ -166,6 +166,7 @@ class Plan:
     replaced: tuple[StoredFile, ...] = ()  # the target's files that are deleted or overwritten with other bytes
     occupied: tuple[str, ...] = ()  # the target's files that make it somebody else's
     in_place: bool = False  # the target is the source, at this very state
+    takes: bool = False  # what others put or changed there goes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
 

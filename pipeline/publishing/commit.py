@@ -173,7 +173,7 @@ def _commit(
             return head  # also where a Hub's history does not keep the messages that we look for
         if head != plan.base:
             _refuse_conflict(plan, goal, news, there)
-        return Change(title, message, news, deletes, takes=bool(plan.occupied or plan.drift or plan.options.prune))
+        return Change(title, message, news, deletes, takes=plan.takes)
 
     return commit_on_head(goal, plan.digest, attempt, COMMIT_RACES)
 

@@ -61,6 +61,7 @@ def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> N
         ("source", "2 files checked by sha256, 1 file as delivered"),
         ("reload model", "skipped: no class"),
     ]
+    assert ("source", "1 file signed") in in_short(Folder(path="/out"), published, moved, {"signed": ["a"]}, [])
     rows = in_short(Folder(path="/out"), published, moved, levels, PASSED)
     assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
     assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS

@@ -157,6 +157,15 @@ def test_the_manifest_says_whose_weights_these_are_once_the_history_is_squashed(
     assert not go(repo, target, size=2 * SIZE).published.found
 
 
+def test_a_manifest_speaks_for_weights_and_for_no_other_file(model: Path, on_hub: Namespace, go: Run) -> None:
+    repo, target = upload(on_hub, "model", model), on_hub.repo("target")
+    go(repo, target, size=SIZE)
+    on_hub.admin.put_files(target, {"config.json": b'{"their": "own"}'})
+    HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
+    with pytest.raises(TargetOccupied, match=r"did not publish: config\.json$"):
+        go(repo, target, size=2 * SIZE)
+
+
 def test_a_manifest_says_nothing_of_weights_that_are_not_its_own(
     model: Path, tmp_path: Path, on_hub: Namespace, go: Run
 ) -> None:
@@ -223,6 +232,16 @@ def test_a_folder_can_be_written_again_after_a_rollback_to_what_others_made_of_i
     with pytest.raises(TargetOccupied):
         go(model, out, size=3 * SIZE)
     assert not go(model, out, size=3 * SIZE, overwrite=True).published.found
+
+
+def test_prune_keeps_a_last_state_only_where_it_takes_something_of_others(model: Path, tmp_path: Path, go: Run) -> None:
+    out, kept = tmp_path / "out", tmp_path / ".out.reshard.last"
+    go(model, out, size=SIZE, prune=True)
+    go(model, out, size=2 * SIZE, prune=True)
+    assert not kept.exists()
+    write_files(out, {"notes.txt": b"mine"})
+    go(model, out, size=2 * SIZE, prune=True, force=True)
+    assert (kept / "notes.txt").read_bytes() == b"mine"
 
 
 def test_what_prune_deletes_is_brought_back(model: Path, tmp_path: Path, go: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -256,6 +257,15 @@ def test_a_note_that_cannot_be_written_ends_the_notes_and_not_the_run(
     assert noted.receipts.keys() == {"a", "b", "c"}
     assert "a run that is killed starts over" in caplog.text
     assert not (tmp_path / "key.jsonl").exists()
+
+
+def test_a_state_folder_that_broke_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    noted = Journal.open(tmp_path, "key")
+    monkeypatch.setattr(Path, "unlink", read_only)
+    noted.close(done=True)
 
 
 def test_journals_that_nobody_went_on_with_are_removed(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ that the next run completes. Beside a target ``x`` lie, while a job works and ne
     .x.reshard/<token>/     files that are being written
     .x.reshard/objects/     files that are sealed, by sha256, so that another process can go on with them
     .x.reshard.new          the next state, or, after the swap, the last one on its way out
-    .x.reshard.old, .x.reshard.intent    the last state and the journal, where there is no exchange
+    .x.reshard.old          the last state, where there is no exchange
+    .x.reshard.intent       the journal of a swap
+    .x.reshard.gone-*       what was kept once, on its way out
 
 One thing stays, until the next commit: ``.x.reshard.last``, the last state, where it held what somebody else put there.
 """
@@ -23,7 +25,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from uuid import uuid4
 from weakref import finalize
 
 from reshard.pipeline.limits import STAGING_AGE
@@ -35,15 +39,16 @@ class Swap:
     """The paths beside one target, and the steps that exchange its states."""
 
     def __init__(self, root: Path, name: Callable[[Path], str | None]) -> None:
-        """``name`` says which commit of ours a folder is the result of, None for any other."""
+        """``name`` says which commit of ours a folder is the result of, in words of its own; None for any other."""
         self.root = root
         self._name = name
         self.staging = root.parent / f".{root.name}.reshard"
         self.new = self.staging.with_name(f"{self.staging.name}.new")
         self._old = self.staging.with_name(f"{self.staging.name}.old")
         self.last = self.staging.with_name(f"{self.staging.name}.last")
+        self._aside = self.staging.with_name(f"{self.staging.name}.gone-")
         self._intent = self.staging.with_name(f"{self.staging.name}.intent")
-        resolved(str(self._intent))  # raises BadPlace where they would be too long: this is the longest
+        resolved(f"{self._aside}{'0' * 8}")  # raises BadPlace where they would be too long: this is the longest
         self._claims: dict[str, Callable[[], object]] = {}  # by token: what unlocks its folder
 
     def claim(self, token: str) -> Path:
@@ -78,21 +83,22 @@ class Swap:
             self.release(token)
         remove_tree(self.staging)
 
-    def swap(self, commit: str, keep: bool) -> None:
-        """Put the next state, ``commit``, in place; with ``keep`` the last one stays beside, as ``last``.
+    def swap(self, name: str, keep: bool) -> None:
+        """Put the next state, ``name``, in place; with ``keep`` the last one stays beside, as ``last``.
 
         What was kept before goes once the next state stands.
         """
         if self.root.exists():
-            self._replace(commit, keep)
+            self._replace(name, keep)
         else:
+            self._put_aside()  # of a folder that is no more
             self.new.rename(self.root)
             sync_folder(self.root.parent)
-            remove_tree(self.last)
+        self._remove_aside()
 
-    def _replace(self, commit: str, keep: bool) -> None:
+    def _replace(self, name: str, keep: bool) -> None:
         """An exchange, or two renames; the journal says what the next state is and what becomes of the last."""
-        write_file(self._intent, f"{'keep' if keep else 'swap'} {commit}\n".encode())
+        write_file(self._intent, f"{'keep' if keep else 'swap'} {name}\n".encode())
         sync_folder(self.root.parent)
         if not exchange(self.new, self.root):
             self.root.rename(self._old)
@@ -101,24 +107,39 @@ class Swap:
         self._settle()
 
     def _settle(self) -> None:
-        """Complete what the journal says was begun: the second rename, and what becomes of the last state."""
-        what, _, commit = self._intent.read_text().strip().partition(" ")
+        """Complete what the journal says was begun: the second rename, and what becomes of the last state.
+
+        A journal that was not written to its end is of a swap that never began. What is to go is renamed first: to
+        remove a tree takes long, and some files resist.
+        """
+        journal = self._intent.read_text()
+        what, _, name = journal.strip().partition(" ")
         if not self.root.exists() and self.new.exists():
             self.new.rename(self.root)
             sync_folder(self.root.parent)
-        for last in (self._old, self.new):
-            if last.exists() and self._name(last) != commit:  # else it is the next state, which never came in place
-                remove_tree(self.last)
-                if what == "keep":
-                    last.rename(self.last)
-                    sync_folder(self.root.parent)
+        if journal.endswith("\n") and name and self._name(self.root) == name:
+            replaced = next((folder for folder in (self._old, self.new) if folder.exists()), None)
+            if replaced is not None or what != "keep":
+                self._put_aside()
+            if replaced is not None and what == "keep":
+                replaced.rename(self.last)
+        self._intent.unlink()
+        sync_folder(self.root.parent)
         remove_tree(self._old)
         remove_tree(self.new)
-        self._intent.unlink()
+
+    def _put_aside(self) -> None:
+        if self.last.exists():
+            self.last.rename(f"{self._aside}{uuid4().hex[:8]}")
+
+    def _remove_aside(self) -> None:
+        for folder in self._aside.parent.glob(f"{escape(self._aside.name)}*"):
+            remove_tree(folder)
 
     def recover(self) -> None:
         """Complete and tidy up what a killed commit left, unless a living one is at it."""
-        if self._intent.exists() or self.new.exists() or self._published():
+        beside = (self._intent, self.new, self._old)
+        if any(path.exists() for path in beside) or self._published():
             with self.lock(wait=False) as locked:
                 if locked:
                     self.complete()
@@ -128,6 +149,8 @@ class Swap:
         if self._intent.exists():
             self._settle()
         remove_tree(self.new)
+        remove_tree(self._old)
+        self._remove_aside()
         for path in self._published():
             path.unlink()
         self.remove_empty_staging()

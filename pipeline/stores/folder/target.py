@@ -41,7 +41,7 @@ class FolderTarget:
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
-        self._swap = Swap(self._root, _last_commit)
+        self._swap = Swap(self._root, _name)
 
     def state(self) -> TargetState:
         self._swap.recover()
@@ -93,9 +93,9 @@ class FolderTarget:
         """Our publications, newest first; what others changed between two of them is one commit without an author."""
         record = Record.load(self._root)
         publications = record.publications
-        known = [ours.id for ours in publications]
+        upto = max((n for n, ours in enumerate(publications, 1) if ours.id == at), default=len(publications))
         reached = at
-        for ours in reversed(publications[: known.index(at) + 1] if at in known else publications):
+        for ours in reversed(publications[:upto]):
             if reached == since:
                 return
             if ours.id != reached:
@@ -116,6 +116,8 @@ class FolderTarget:
         """
         if not record.publications or not self._swap.last.exists():
             return None
+        if _name(self._swap.last) != _last_of(record.publications[:-1]):
+            return None  # of an earlier commit, while another process is about to replace it
         listing = list_folder(self._swap.last)
         place = Folder(path=str(self._swap.last))
         return FolderSource(place, listing, record.publications[-1].parent, {})
@@ -155,7 +157,7 @@ class FolderTarget:
             if self._now() != parent:
                 raise HeadMoved(parent)
             commit = self._build(change, parent)
-            self._swap.swap(commit, keep=change.takes)
+            self._swap.swap(_name(self._swap.new) or "", keep=change.takes)
             self._swap.clear_staging()
             return commit
 
@@ -213,13 +215,17 @@ class FolderTarget:
         return Record([*old.publications, ours], files, kept)
 
 
-def _last_commit(folder: Path) -> str | None:
+def _name(folder: Path) -> str | None:
     """The last publication that the record in ``folder`` names; None without one that can be read."""
     try:
-        publications = Record.load(folder).publications
+        return _last_of(Record.load(folder).publications)
     except TargetConflict:
         return None
-    return publications[-1].id if publications else None
+
+
+def _last_of(publications: Sequence[RecordedPublication]) -> str | None:
+    """By its number, too: a commit that only takes others' files away may have the id of the one before."""
+    return f"{len(publications)}:{publications[-1].id}" if publications else None
 
 
 def _remove_emptied(root: Path, deleted: PurePosixPath) -> None:

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ from reshard.pipeline.protocols import Addition, Change, HeadMoved, HistoryRewri
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.folder import swap as module
+from reshard.pipeline.stores.folder.record import Record, RecordedPublication
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.target import FolderTarget
 from tests.pipeline.stores.conftest import noise, read, write_files
@@ -401,6 +403,59 @@ def test_a_commit_killed_anywhere_is_complete_or_absent(tmp_path: Path, how: str
     else:
         pytest.fail("the commit never came to its end")
     assert finished == {True, False}
+
+
+@pytest.mark.parametrize("journal", ["", "ke", "keep 1:a", "swap 1:a", "swap\n"])
+def test_a_journal_that_was_not_written_to_its_end_began_no_swap(root: Path, journal: str) -> None:
+    """And one of a former release, whose swap never began either."""
+    kept, new = write_kept(root), root.parent / f".{root.name}.reshard.new"
+    write_files(new, {"b.txt": b"never published"})
+    Record([RecordedPublication("a" * 64, "", "", "")]).save(new)
+    (root.parent / f".{root.name}.reshard.intent").write_text(journal)
+    FolderTarget(Folder(path=str(root))).prepare(private=True)
+    assert contents(root) == OLD and contents(kept) == EARLIER
+    assert beside(root) == [kept.name]
+
+
+def test_a_next_state_that_was_half_removed_is_not_taken_for_the_last(root: Path) -> None:
+    kept, new = write_kept(root), root.parent / f".{root.name}.reshard.new"
+    write_files(new, {"b.txt": b"never published"})  # its record is gone
+    (root.parent / f".{root.name}.reshard.intent").write_text(f"keep 1:{'a' * 64}\n")
+    FolderTarget(Folder(path=str(root))).prepare(private=True)
+    assert contents(root) == OLD and contents(kept) == EARLIER
+
+
+def test_a_commit_that_only_takes_files_away_keeps_what_it_takes(target: FolderTarget, root: Path) -> None:
+    """The folder is then what it was before somebody added to it, and its state has the same name."""
+    first = target.commit(change_with_weights(target), target.head())
+    write_files(root, {"theirs.txt": b"theirs"})
+    parent = target.head()
+    assert target.commit(Change("T", "", (), ("theirs.txt",), takes=True), parent) == first
+    assert contents(root.parent / f".{root.name}.reshard.last")["theirs.txt"] == b"theirs"
+    assert [commit.id for commit in target.history(first, None)] == [first, parent, first]
+    assert read(target.at(parent), "theirs.txt") == b"theirs"
+
+
+def test_what_was_kept_of_a_folder_that_is_no_more_is_nothing_of_the_next_one(target: FolderTarget, root: Path) -> None:
+    kept = write_kept(root)
+    shutil.rmtree(root)
+    head = target.commit(change_with_weights(target), target.head())
+    assert not kept.exists()
+    assert [commit.id for commit in target.history(head, None)] == [head]
+
+
+def test_what_was_kept_and_resists_its_removal_stops_nobody(
+    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file of it that an NFS server has open."""
+    write_kept(root)
+    remove = module.remove_tree
+    monkeypatch.setattr(module, "remove_tree", lambda folder: None if ".gone-" in folder.name else remove(folder))
+    target.commit(replace(change_with_weights(target), takes=True), target.head())
+    assert contents(root.parent / f".{root.name}.reshard.last") == OLD
+    monkeypatch.undo()
+    target.commit(Change("T", "", (Addition("c.txt", content=b"c"),), ()), target.head())
+    assert beside(root) == []
 
 
 def test_of_two_who_commit_at_once_the_second_waits_and_is_refused(
