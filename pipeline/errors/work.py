@@ -26,7 +26,7 @@ class TargetDrifted(TargetError, code="target.drift", since="by someone since ou
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} holds {what}: {paths}"
     hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
-class TargetFull(TargetError, code="target.disk", exit_code=8):
+class TargetFull(TargetError, code="target.disk"):
     message = "no room beside {path}: {needed} bytes needed, {free} free"
     hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
