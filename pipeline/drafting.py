@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from posixpath import join
 
 from reshard.pipeline.check import first
@@ -88,7 +89,10 @@ def plan(
         return plan(request, source, target, meta_loader, submitted)
     transports = Transports(source.transport, target.transport)
     last = _last_publication(target, head)
+    if last is not None:  # somebody published there while this was planned
+        return plan(request, source, target, meta_loader, submitted)
     made = make_plan(replace(known, before=_look(target, head, last), transports=transports))
+    made = _held_against_others(request, made, target, last, request.options.overwrite)
     made = _with_card_notes(made, source, target, last)
     return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
 
@@ -143,12 +147,7 @@ def _draft(
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
     )
-    made = make_plan(known)
-    made = replace(made, occupied=_of_others(made, target, last))
-    if made.occupied:
-        made = replace(made, in_place=_same(target.at(made.base).pin, made.pin))
-    if made.occupied and not replaces:
-        _refuse_occupied(request, made, last)
+    made = _held_against_others(request, make_plan(known), target, last, replaces)
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
@@ -246,23 +245,37 @@ def _of_others(made: Plan, target: Target, last: publication.Publication | None)
     """
     if not made.occupied or target.is_shared(made.base):
         return ()
-    if last is not None or target.place.kind == "folder" or not _manifest_holds(made.pin, target.at(made.base)):
+    if last is not None or target.place.kind == "folder" or not _manifest_holds(made, target.at(made.base)):
         return made.occupied
     weights = (MANIFEST, SUFFIX, ".index.json")
     return tuple(file.path for file in made.replaced if not file.path.endswith(weights))
 
 
-def _manifest_holds(pin: Pin, there: Source) -> bool:
-    """Whether all weights there are those of a manifest that names the repository of ``pin`` as their source."""
-    files = there.files()
+def _manifest_holds(made: Plan, there: Source) -> bool:
+    """Whether all weights there are those of a manifest that names the plan's source, or are carried as they are."""
+    files, pin = there.files(), made.pin
     try:
         manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
     except ReshardError:
         return False
     if manifest is None or (manifest.source.endpoint, manifest.source.repo) != (pin.endpoint, pin.repo):
         return False
+    carried = {file.path: file.sha256 for file in made.carried if file.path not in manifest.files}
+    known = carried | {path: file.sha256 for path, file in manifest.files.items()}
     weights = {path: file.sha256 for path, file in files.items() if path.endswith(SUFFIX)}
-    return weights == {path: file.sha256 for path, file in manifest.files.items()}
+    return weights.keys() >= manifest.files.keys() and all(known.get(p) == sha256 for p, sha256 in weights.items())
+
+
+def _held_against_others(
+    request: Request, made: Plan, target: Target, last: publication.Publication | None, replaces: bool
+) -> Plan:
+    """``made`` with what it would take of others; raises TargetOccupied unless it ``replaces`` that."""
+    made = replace(made, occupied=_of_others(made, target, last))
+    if made.occupied:
+        made = replace(made, in_place=_same(target.at(made.base).pin, made.pin))
+    if made.occupied and not replaces:
+        _refuse_occupied(request, made, last)
+    return made
 
 
 def _refuse_occupied(request: Request, made: Plan, last: publication.Publication | None) -> None:
@@ -286,12 +299,20 @@ def _refuse_nested_folders(request: Request) -> None:
     target = resolved(request.target.path)
     for place in (request.source, request.options.config_from):
         source = resolved(place.path) if isinstance(place, Folder) else target
+        if any(part.parent == target.parent and _is_beside(part, target) for part in (source, *source.parents)):
+            what = "the run would remove its own source"
+            raise FoldersNested(inner=str(source), where="kept beside", outer=request.target.path, what=what)
         if source in target.parents:
             what = "the result would become part of its own source"
             raise FoldersNested(inner=request.target.path, outer=str(source), what=what)
         if target in source.parents:
             what = "replacing the target would replace the source"
             raise FoldersNested(inner=str(source), outer=request.target.path, what=what)
+
+
+def _is_beside(folder: Path, target: Path) -> bool:
+    """Whether ``folder`` is one of those that a folder target has beside it (stores/folder/swap.py)."""
+    return folder.name.startswith(f".{target.name}.reshard")
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:

@@ -128,6 +128,8 @@ class Journal:
         """What an earlier run noted, up to a line that it did not live to end."""
         good = 0
         for line in file.read().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
             try:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError):

@@ -23,8 +23,8 @@ class SizeTooSmall(UsageError, code="usage.size_too_small"):
 class BadPlace(UsageError, code="usage.place"):
     message = "{value}: {why}"
     hint = "a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /"
-class FoldersNested(UsageError, code="usage.nested_folders"):
-    message = "{inner} is inside {outer}, so that {what}"
+class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
+    message = "{inner} is {where} {outer}, so that {what}"
     hint = "choose a target folder that neither holds a source nor lies inside one"
 class Oversize(UsageError, code="usage.oversize"):
     message = "{tensor} is {bytes} bytes, more than --size {size}, and --oversize is fail"

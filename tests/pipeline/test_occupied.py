@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline.errors import NothingToRollBack, TargetOccupied
+from reshard.pipeline.errors import FoldersNested, NothingToRollBack, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
+from reshard.pipeline.stores.folder.target import FolderTarget
 from tests.pipeline.conftest import Run, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
@@ -96,6 +97,30 @@ def test_a_file_that_its_owner_added_is_not_replaced_when_the_source_gets_one_of
     assert (tmp_path / "out" / "notes.txt").read_bytes() == b"mine"
 
 
+def test_what_appears_while_it_is_planned_is_refused_as_well(
+    model: Path, tmp_path: Path, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, out = FolderTarget.prepare, tmp_path / "out"
+
+    def late(self: FolderTarget, private: bool) -> str:
+        write_files(out, OTHER)
+        return prepare(self, private)
+
+    monkeypatch.setattr(FolderTarget, "prepare", late)
+    with pytest.raises(TargetOccupied):
+        go(model, out, size=SIZE)
+    assert contents(out) == OTHER
+
+
+def test_what_a_run_kept_beside_its_target_is_no_source_for_it(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, model, size=SIZE)
+    kept = tmp_path / ".model.reshard.last"
+    with pytest.raises(FoldersNested, match="kept beside .*, so that the run would remove its own source"):
+        go(kept, model, size=SIZE, overwrite=True)
+    assert go(kept, tmp_path / "elsewhere", size=SIZE).plan.shards
+    assert kept.exists()
+
+
 # -------------------------------------------------------------------------------------------------- needs no flag
 
 
@@ -149,8 +174,10 @@ def test_another_branch_of_the_source_is_not_the_source(model: Path, on_hub: Nam
 def test_the_manifest_says_whose_weights_these_are_once_the_history_is_squashed(
     model: Path, on_hub: Namespace, go: Run
 ) -> None:
+    shutil.copy(next(model.glob("*.safetensors")), model / "adapter_model.safetensors")  # carried as it is
     repo, other, target = upload(on_hub, "model", model), upload(on_hub, "other", model), on_hub.repo("target")
     go(repo, target, size=SIZE)
+    assert "adapter_model.safetensors" in on_hub.admin.files(target)
     HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
     with pytest.raises(TargetOccupied, match="did not publish"):
         go(other, target, size=2 * SIZE)

@@ -220,13 +220,14 @@ def test_a_journal_gives_back_what_was_noted(tmp_path: Path) -> None:
     assert found.attested == {0: attested} == noted.attested
 
 
-def test_a_line_that_was_not_ended_is_dropped_and_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [1, 20])
+def test_a_line_that_was_not_ended_is_dropped_and_written_over(tmp_path: Path, missing: int) -> None:
     noted = Journal.open(tmp_path, "key")
     noted.seal([receipt("a")])
     noted.seal([receipt("b")])
     noted.close(done=False)
     file = tmp_path / "key.jsonl"
-    os.truncate(file, file.stat().st_size - 20)
+    os.truncate(file, file.stat().st_size - missing)
     found = Journal.open(tmp_path, "key")
     assert found.receipts.keys() == {"a"}
     found.seal([receipt("c")])

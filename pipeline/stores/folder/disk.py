@@ -16,6 +16,7 @@ from reshard.pipeline.stores.scratch import FULL
 
 _FORBIDDEN = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP,
+    errno.EXDEV,  # of a folder in the lower layer of an overlay
 })  # fmt: skip
 
 log = logging.getLogger(__name__)

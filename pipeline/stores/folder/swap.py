@@ -77,7 +77,7 @@ class Swap:
         mine = {self._token_folder(token) for token in self._claims}
         if any(_is_locked(folder) for folder in set(self.staging.glob("t-*")) - mine):
             for path in self._published():
-                path.unlink()
+                path.unlink(missing_ok=True)
             return
         for token in list(self._claims):
             self.release(token)
@@ -91,7 +91,7 @@ class Swap:
         if self.root.exists():
             self._replace(name, keep)
         else:
-            self._put_aside()  # of a folder that is no more
+            self.put_aside(self.last)  # of a folder that is no more
             self.new.rename(self.root)
             sync_folder(self.root.parent)
         self._remove_aside()
@@ -120,27 +120,31 @@ class Swap:
         if journal.endswith("\n") and name and self._name(self.root) == name:
             replaced = next((folder for folder in (self._old, self.new) if folder.exists()), None)
             if replaced is not None or what != "keep":
-                self._put_aside()
+                self.put_aside(self.last)
             if replaced is not None and what == "keep":
                 replaced.rename(self.last)
         self._intent.unlink()
         sync_folder(self.root.parent)
-        remove_tree(self._old)
-        remove_tree(self.new)
+        self.put_aside(self._old)
+        self.put_aside(self.new)
 
-    def _put_aside(self) -> None:
-        if self.last.exists():
-            self.last.rename(f"{self._aside}{uuid4().hex[:8]}")
+    def put_aside(self, folder: Path) -> None:
+        """Out of the way: what is there is removed later, as far as it can be."""
+        if folder.exists():
+            folder.rename(f"{self._aside}{uuid4().hex[:8]}")
+
+    def _asides(self) -> list[Path]:
+        return [*self._aside.parent.glob(f"{escape(self._aside.name)}*")]
 
     def _remove_aside(self) -> None:
-        for folder in self._aside.parent.glob(f"{escape(self._aside.name)}*"):
+        for folder in self._asides():
             remove_tree(folder)
 
     def recover(self) -> None:
         """Complete and tidy up what a killed commit left, unless a living one is at it."""
-        beside = (self._intent, self.new, self._old)
-        if any(path.exists() for path in beside) or self._published():
-            with self.lock(wait=False) as locked:
+        begun = self._intent.exists()  # a living committer is at its end then
+        if begun or self.new.exists() or self._old.exists() or self._asides() or self._published():
+            with self.lock(wait=begun) as locked:
                 if locked:
                     self.complete()
 
@@ -148,11 +152,11 @@ class Swap:
         """A swap that was begun goes forward; without its journal, what lies beside the target is removed."""
         if self._intent.exists():
             self._settle()
-        remove_tree(self.new)
-        remove_tree(self._old)
+        self.put_aside(self.new)
+        self.put_aside(self._old)
         self._remove_aside()
         for path in self._published():
-            path.unlink()
+            path.unlink(missing_ok=True)
         self.remove_empty_staging()
 
     def _published(self) -> list[Path]:
@@ -219,18 +223,26 @@ def link_tree(old: Path, new: Path, without: set[str]) -> None:
             elif source.is_dir():
                 goal.mkdir()
             elif (here / name).as_posix() not in without:
-                _link(source, goal)
+                link_file(source, goal)
     for folder, _, _ in os.walk(old):
         shutil.copystat(folder, new / Path(folder).relative_to(old))
 
 
-def _link(source: Path, goal: Path) -> None:
+def link_file(source: Path, goal: Path) -> None:
+    """``source`` as ``goal``, too: the same file, or, where none can have two names, a copy that is on the disk."""
     try:
         goal.hardlink_to(source)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
             raise
-        shutil.copy2(source, goal)  # a file system without hard links
+        copy_file(source, goal)
+
+
+def copy_file(source: Path, goal: Path) -> None:
+    """A copy that is on the disk."""
+    shutil.copy2(source, goal)
+    with goal.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _opened(folder: Path) -> int:

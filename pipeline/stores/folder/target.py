@@ -23,11 +23,11 @@ from reshard.pipeline.protocols import (
     TargetState,
 )
 from reshard.pipeline.stores.carry import send_whole
-from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, remove_tree, sync_folder, write_file
+from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
-from reshard.pipeline.stores.folder.swap import Swap, link_tree
+from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
 from reshard.pipeline.tensors import StoredFile
 
 
@@ -163,7 +163,7 @@ class FolderTarget:
 
     def _build(self, change: Change, parent: str) -> str:
         """The next state in ``.new``; returns what it is called."""
-        remove_tree(self._swap.new)
+        self._swap.put_aside(self._swap.new)
         self._swap.new.mkdir(parents=True)
         replaced = {addition.path for addition in change.additions} | set(change.deletes)
         if self._root.exists():
@@ -193,9 +193,9 @@ class FolderTarget:
             lost = [addition.stored.sha256]
             raise ObjectLost(repo=self.place.path, what=addition.path, lost=lost)
         if staged.stat().st_nlink > 1:  # two paths with equal content stay two files
-            shutil.copyfile(staged, goal)
+            copy_file(staged, goal)
         else:
-            goal.hardlink_to(staged)
+            link_file(staged, goal)
 
     def _updated_record(self, change: Change, parent: str, commit: str, listing: Mapping[str, FileStat]) -> Record:
         old = Record.load(self._root)

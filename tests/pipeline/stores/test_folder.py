@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -444,18 +445,33 @@ def test_what_was_kept_of_a_folder_that_is_no_more_is_nothing_of_the_next_one(ta
     assert [commit.id for commit in target.history(head, None)] == [head]
 
 
-def test_what_was_kept_and_resists_its_removal_stops_nobody(
-    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_resists_its_removal_stops_nobody(
+    target: FolderTarget, root: Path, swap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a file of it that an NFS server has open."""
+    """As a file that an NFS server has open, or a folder that belongs to somebody else."""
     write_kept(root)
     remove = module.remove_tree
-    monkeypatch.setattr(module, "remove_tree", lambda folder: None if ".gone-" in folder.name else remove(folder))
-    target.commit(replace(change_with_weights(target), takes=True), target.head())
-    assert contents(root.parent / f".{root.name}.reshard.last") == OLD
-    monkeypatch.undo()
-    target.commit(Change("T", "", (Addition("c.txt", content=b"c"),), ()), target.head())
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "remove_tree", lambda folder: None if ".reshard." in folder.name else remove(folder))
+        target.commit(replace(change_with_weights(target), takes=True), target.head())
+        assert contents(root.parent / f".{root.name}.reshard.last") == OLD
+        for name in ("c.txt", "d.txt"):
+            target.commit(Change("T", "", (Addition(name, content=b"c"),), ()), target.head())
+    assert all(".gone-" in name for name in beside(root)) and len(beside(root)) == 4
+    target.commit(Change("T", "", (Addition("e.txt", content=b"c"),), ()), target.head())
     assert beside(root) == []
+
+
+def test_a_file_system_without_hard_links_gets_copies_that_are_on_the_disk(
+    target: FolderTarget, root: Path, monkeypatch: pytest.MonkeyPatch, synced: list[int]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    target.commit(change_with_weights(target), target.head())
+    assert contents(root) == {**NEW, "w.safetensors": b"abc"}
+    assert {(root / name).stat().st_ino for name in contents(root)} <= {*synced}
 
 
 def test_of_two_who_commit_at_once_the_second_waits_and_is_refused(
