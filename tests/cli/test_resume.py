@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,9 +15,14 @@ import pytest
 
 from tests.cli.conftest import COMMAND, Run
 from tests.support.giants import Spec, save_sparse
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
 
+__all__ = ["hub", "hub_process", "namespace"]
+
 MB = 1000**2
+WEIGHTS = r"^GET /_cdn/.*\.safetensors"
 SHARD = 50 * MB  # bytes; of --size 51MB, which holds five tensors and a header
 
 
@@ -37,30 +43,41 @@ def state(tmp_path: Path, clean: dict[str, str]) -> Path:
     return tmp_path / "state"
 
 
-def interrupted(arguments: list[str], clean: dict[str, str], state: Path, files: int, how: signal.Signals) -> str:
-    """What the command said that was ended once so many files were noted."""
+def kill(arguments: list[str], clean: dict[str, str], state: Path, files: int) -> None:
+    """Run the command, and kill it once so many files were noted."""
     running = subprocess.Popen(
         [COMMAND, *arguments], env=clean, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     wait_for(lambda: noted(state) >= files or running.poll() is not None, f"{files} files", 120)
-    running.send_signal(how)
+    running.kill()
     _, said = running.communicate(timeout=60)
-    assert running.returncode in (130, -how), said
-    return said
+    assert running.returncode == -signal.SIGKILL, said
 
 
 def test_ctrl_c_says_what_is_kept_and_what_to_type(
-    reshard: Run, clean: dict[str, str], state: Path, tmp_path: Path
+    reshard: Run, clean: dict[str, str], namespace: Namespace, tmp_path: Path
 ) -> None:
-    save_sparse(tmp_path / "model", layers(1_500 * MB), 1)
-    typed = ["run", str(tmp_path / "model"), "--to", str(tmp_path / "out"), "--size", "51MB"]
-    said = interrupted(typed, clean, state, 1, signal.SIGINT)
+    save_sharded(tmp_path / "model", numbered(arrays(4, 4000), 2))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    source, out, space = namespace.repo("source"), tmp_path / "out", namespace.admin
+    space.create_repo(source)
+    space.put_files(source, files, lfs=[name for name in files if name.endswith(".safetensors")])
+    clean |= {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "HF_HUB_DISABLE_XET": "1"}
+    space.log(reset=True)
+    assert reshard("plan", source, "--to", out, env=clean).code == 0
+    read = [r for r in space.log() if re.search(WEIGHTS, f"{r['method']} {r['path']}")]
+    copying = space.fault(WEIGHTS, "hold", skip=len(read), when="request")
+
+    command, pipe = [COMMAND, "run", source, "--to", str(out)], subprocess.PIPE
+    running = subprocess.Popen(command, env=clean, stdout=pipe, stderr=pipe, text=True)
+    space.wait_for_fault(copying, waiting=1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
     assert "interrupted: nothing was published; run the same command again" in said and "Traceback" not in said
-    assert not (tmp_path / "out").exists()
-    done = reshard(*typed, env=clean)
-    assert done.code == 0, done.err
-    assert "files of 30 copied by an earlier run" in done.err
-    assert not list(state.glob("reshard/*.jsonl"))
+    assert not out.exists()
+    space.clear_faults()
+    assert reshard("run", source, "--to", out, env=clean).code == 0
 
 
 @pytest.mark.slow
@@ -75,7 +92,7 @@ def test_a_run_that_is_killed_reads_at_most_what_was_not_sealed_again(
             for at in range(path.stat().st_size % (10 * MB), path.stat().st_size, 10 * MB):
                 os.pwrite(file.fileno(), np.int64(at).tobytes(), at)
     typed = ["run", str(source), "--to", str(target), "--size", "51MB"]
-    interrupted(typed, clean, state, int(part * size / SHARD), signal.SIGKILL)
+    kill(typed, clean, state, int(part * size / SHARD))
     kept = noted(state) * SHARD
     done = reshard(*typed, "--json", env=clean)
     assert done.code == 0, done.err
