@@ -73,7 +73,7 @@ def test_ctrl_c_says_what_is_kept_and_what_to_type(
     running = subprocess.Popen(command, env=clean, stdout=pipe, stderr=pipe, text=True)
     space.wait_for_fault(copying, waiting=1)
     said = ""
-    for _ in range(5):  # one that comes just before a thread waits in the kernel is seen only with the next
+    for _ in range(15):  # the end may wait for the reload child to have started
         running.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             _, said = running.communicate(timeout=10)

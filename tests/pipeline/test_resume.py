@@ -113,7 +113,7 @@ def test_a_repository_is_gone_on_with_and_nothing_is_sent_twice(
     assert runs.resumed >= SHARDS * 0.6 - 4 if over_lfs else runs.resumed == SHARDS // 2  # two of four batches
     assert report.moved.uploaded <= (SHARDS - runs.resumed) * SIZE
     puts = [request for request in on_hub.admin.log() if request["method"] == "PUT"]
-    assert len(puts) <= SHARDS - runs.resumed or not over_lfs
+    assert len(puts) <= SHARDS - runs.resumed + 2 or not over_lfs  # of the killed run, two may still be under way
     assert read_checkpoint(from_hub(on_hub.endpoint, target)) == read_checkpoint(from_folder(model))
 
 
