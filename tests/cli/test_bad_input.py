@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import save_model
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -199,9 +199,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
 
 @pytest.fixture
 def scene(tmp_path: Path, namespace: Namespace) -> Iterator[Scene]:
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(4, 4000), 2))
-    add_friends(folder)
+    folder = save_model(tmp_path / "model", 4, 4000, 2)
     scene = Scene(namespace, {path.name: path.read_bytes() for path in folder.iterdir()})
     scene.source, scene.target, scene.here = namespace.repo("source"), namespace.repo("target"), tmp_path
     namespace.admin.create_repo(scene.source)

@@ -28,6 +28,12 @@ Run = Callable[..., Report]
 TRANSPORT = "RESHARD_TEST_TRANSPORT"  # how this test's jobs and seeds reach the Hub: "http" or "xet"
 
 
+def asked(source: str | Path, target: str | Path, **options: Any) -> Request:
+    """A request that goes by this test's transport unless ``options`` name another."""
+    chosen = Options(**{"transport": os.environ.get(TRANSPORT, "auto")} | options)
+    return Request(source=parse_place(str(source)), target=parse_place(str(target)), options=chosen)
+
+
 @pytest.fixture(scope="session")
 def meta_loader() -> Iterator[MetaLoader]:
     with closing(MetaLoader()) as warm:
@@ -39,9 +45,7 @@ def go(meta_loader: MetaLoader) -> Run:
     """``go(source, target, **options)`` reshards between folders, or what ``HF_ENDPOINT`` names."""
 
     def go(source: str | Path, target: str | Path, **options: Any) -> Report:
-        chosen = Options(**{"transport": os.environ.get(TRANSPORT, "auto")} | options)
-        request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=chosen)
-        return run(request, Context.from_env(), meta_loader=meta_loader)
+        return run(asked(source, target, **options), Context.from_env(), meta_loader=meta_loader)
 
     return go
 

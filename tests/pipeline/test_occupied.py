@@ -18,7 +18,7 @@ from tests.pipeline.conftest import Run, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import save_model
 
 SIZE = 20_000
 OTHER = {"model.safetensors": b"other weights", "config.json": b'{"model_type": "other"}', "README.md": b"# Other\n"}
@@ -26,10 +26,7 @@ OTHER = {"model.safetensors": b"other weights", "config.json": b'{"model_type": 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(12, 4000), 2))
-    add_friends(folder)
-    return folder
+    return save_model(tmp_path / "model", 12, 4000, 2)
 
 
 @pytest.fixture

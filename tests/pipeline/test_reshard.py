@@ -42,7 +42,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import Run, upload
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
+from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 
 SIZE = 20_000  # bytes; a few tensors of 4 kB a file
 
@@ -50,10 +50,7 @@ SIZE = 20_000  # bytes; a few tensors of 4 kB a file
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Four source files of 12 tensors, and what belongs to a model."""
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(24, 4000), 4))
-    add_friends(folder)
-    return folder
+    return save_model(tmp_path / "model", 24, 4000, 4)
 
 
 def shards_of(folder: Path) -> list[Path]:

@@ -58,3 +58,10 @@ def add_friends(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": {"vocab": {"a": 0}}}))
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n\nText of its owner.\n")
     (folder / "LICENSE").write_text("Do as you please.\n")
+
+
+def save_model(folder: Path, tensors: int, size: int, files: int) -> Path:
+    """The folder, with numbered tensors of ``size`` bytes each in so many files, and what belongs to a model."""
+    save_sharded(folder, numbered(arrays(tensors, size), files))
+    add_friends(folder)
+    return folder

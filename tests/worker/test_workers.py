@@ -23,7 +23,7 @@ from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
+from tests.support.models import arrays, numbered, save_model, save_sharded, save_single
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.conftest import draft_plan
 
@@ -103,9 +103,7 @@ class Site:
 def site(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
     monkeypatch.setenv("HF_TOKEN", namespace.token)
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(24, 100_000), 4))
-    add_friends(folder)
+    folder = save_model(tmp_path / "model", 24, 100_000, 4)
     (folder / "config.json").unlink()  # nothing names a class, so no worker starts a reload child
     repo = namespace.repo("model")
     namespace.admin.create_repo(repo)

@@ -20,7 +20,7 @@ from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
+from tests.support.models import add_friends, arrays, numbered, save_model, save_sharded, save_single
 
 INDEX = "model.safetensors.index.json"
 
@@ -49,10 +49,7 @@ def texts(folder: Path, kind: str, meta_loader: MetaLoader | None = None) -> lis
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(6, 4000), 3))
-    add_friends(folder)
-    return folder
+    return save_model(tmp_path / "model", 6, 4000, 3)
 
 
 def test_a_healthy_repository_has_no_symptoms(model: Path) -> None:

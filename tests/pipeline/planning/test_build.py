@@ -25,7 +25,7 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Pin, StoredFile, Tensor
 from reshard.pipeline.verifying import job_checks
 from reshard.pipeline.verifying.job_checks import check_plan, check_structure
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import save_model
 
 PIN = Pin("https://hub", "a/b", "c" * 40)
 NOTHING = Before("", {}, {}, {})
@@ -217,9 +217,7 @@ def test_a_stored_plan_whose_headers_say_more_than_its_entries_is_refused() -> N
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(4, 400), 2))
-    add_friends(folder)
+    folder = save_model(tmp_path / "model", 4, 400, 2)
     for name in (
         "pytorch_model.bin",
         "model.gguf",

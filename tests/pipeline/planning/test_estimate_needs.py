@@ -22,7 +22,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from tests.pipeline.conftest import TRANSPORT, Run, upload
 from tests.support.giants import save_sparse
 from tests.support.hub.fixtures import Namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import save_model
 
 SIZE = 20_000
 NOTHING = Needs(0, 0, 0, 0, 0, 0, 0)
@@ -39,9 +39,7 @@ def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Pla
 
 
 def model(folder: Path, files: int, layers: int) -> Path:
-    save_sharded(folder, numbered(arrays(layers, 4000), files))
-    add_friends(folder)
-    return folder
+    return save_model(folder, layers, 4000, files)
 
 
 @pytest.mark.parametrize(("files", "layers"), [(2, 24), (12, 60)])

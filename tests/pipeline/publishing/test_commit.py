@@ -34,7 +34,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.pipeline.conftest import TRANSPORT, upload
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import save_model
 
 COMMIT = "POST /api/models/.*/commit/"
 OLD, NEW = {"model.safetensors": b"old"}, {"model.safetensors": b"new"}
@@ -69,9 +69,7 @@ class Job:
 
 @pytest.fixture
 def repo(tmp_path: Path, on_hub: Namespace) -> str:
-    folder = tmp_path / "model"
-    save_sharded(folder, numbered(arrays(8, 4000), 2))
-    add_friends(folder)
+    folder = save_model(tmp_path / "model", 8, 4000, 2)
     return upload(on_hub, "source", folder)
 
 
