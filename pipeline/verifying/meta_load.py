@@ -117,6 +117,7 @@ class MetaLoader:
         self._tmpdir = tmpdir
         self._lock = threading.Lock()
         self._child: _Child | None = None
+        self._closed = False
         self._verdicts: OrderedDict[bytes, ModelCheck] = OrderedDict()
 
     def check(
@@ -189,7 +190,8 @@ class MetaLoader:
         return None if child is None else child.process.pid
 
     def close(self) -> None:
-        """End the child and whatever it is doing; who waits for its answer hears that it was killed."""
+        """End the child and whatever it is doing, for good; who waits for its answer hears that it was killed."""
+        self._closed = True
         if (child := self._child) is not None:
             child.kill()
         with self._lock:
@@ -212,6 +214,8 @@ class MetaLoader:
         if self._child is not None:
             self._child.end()
         self._child = _Child(self._python, self._tmpdir)
+        if self._closed:  # too late for `close` to have seen this child
+            self._child.kill()
         try:
             hello = self._child.ask(self._start)
         except _ChildLost as lost:

@@ -194,6 +194,14 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert meta_loader.pid is None
 
 
+def test_a_loader_that_was_closed_starts_no_other_child() -> None:
+    """A check in another thread may come to its start only after that."""
+    meta_loader = MetaLoader()
+    meta_loader.close()
+    assert meta_loader.warm() == "the reload could not start: the reload child was killed by SIGKILL"
+    assert meta_loader.pid is None
+
+
 _ORPHAN = """
 import threading, sys
 from reshard.pipeline.verifying.meta_load import MetaLoader
