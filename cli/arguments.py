@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_origin
 
 from typer import Argument, Option, Typer
 
+from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.errors import UsageError
@@ -25,36 +26,53 @@ from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
 
 
-def argument(metavar: str, help: str) -> Any:
-    return Argument(metavar=metavar, help=help, show_default=False)
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    return Argument(metavar=metavar, help=help, show_default=False, **more)
 
 
-def value(metavar: str | None, help: str, *names: str, **limits: Any) -> Any:
+def value(metavar: str | None, help: str, *names: str, section: str | None = None, **limits: Any) -> Any:
     """An option that takes a value and has none unless it is given, or else one that ``help`` states."""
-    return Option(*names, metavar=metavar, help=help, show_default=False, **limits)
+    return Option(*names, metavar=metavar, help=help, show_default=False, rich_help_panel=section, **limits)
+
+
+def flag(name: str, help: str, section: str | None = None) -> Any:
+    """An option that is given or not; ``name`` may have a short form behind a slash, as "--quiet/-q" has."""
+    return Option(*name.split("/"), help=help, rich_help_panel=section)
 
 
 def read_output(
-    json: Annotated[bool, Option("--json", help="Write JSON, one document per line, errors included.")] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Write only what a script needs.")] = False,
+    json: Annotated[bool, flag("--json", "Write JSON, one document per line, errors included.", OUTPUT)] = False,
+    quiet: Annotated[bool, flag("--quiet/-q", "Write only what a script needs.", OUTPUT)] = False,
 ) -> Output:
     if json and quiet:
         raise UsageError(what="--json and --quiet exclude each other")
     return Output(json=json, quiet=quiet)
 
 
-def of_options(name: str, metavar: str | None = None) -> Any:
+def of_options(name: str) -> Any:
     """The option of a command that sets this field of ``Options``."""
+    section, metavar = _SHOWN.get(name, (None, None))
     field = Options.model_fields[name]
     repeated = " May be given again." if get_origin(field.annotation) is tuple else ""
     flag = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
     shown = field.default not in (None, ())
-    return Option(*flag, metavar=metavar, help=f"{field.description}{repeated}", show_default=shown)
+    text = f"{field.description}{repeated}"
+    return Option(*flag, metavar=metavar, help=text, show_default=shown, rich_help_panel=section)
 
 
 # Fields of Options that are typed otherwise than by their name and value.
 _TYPED_OTHERWISE = {"size", "config_from", "visibility", "manifest"}
-_METAVARS = {"strip_prefix": "PREFIX", "include": "GLOB", "exclude": "GLOB", "branch": "BRANCH"}
+# Where help shows a field of Options, and what stands for its value; those without a section are the common ones.
+_SHOWN: dict[str, tuple[str, str | None]] = {
+    **dict.fromkeys(("oversize", "pack", "strict_dtype", "ties"), (WEIGHTS, None)),
+    "strip_prefix": (WEIGHTS, "PREFIX"),
+    "config_from": (FILES, "PLACE"),
+    **dict.fromkeys(("include", "exclude"), (FILES, "GLOB")),
+    **dict.fromkeys(("prune", "lineage"), (FILES, None)),
+    "branch": (PUBLISHING, "BRANCH"),
+    **dict.fromkeys(("pr", "force", "require"), (PUBLISHING, None)),
+    "transport": (ACCESS, None),
+}
 
 
 def _of_options() -> Iterator[Parameter]:
@@ -62,7 +80,7 @@ def _of_options() -> Iterator[Parameter]:
         if name not in _TYPED_OTHERWISE:
             repeated = get_origin(field.annotation) is tuple
             type_ = list[str] | None if repeated else field.annotation
-            kind: Any = Annotated[type_, of_options(name, _METAVARS.get(name))]
+            kind: Any = Annotated[type_, of_options(name)]
             default = None if repeated else field.default
             yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -72,15 +90,21 @@ def read_request(
     source: Annotated[str, argument("SRC", f"The model: {PLACE}")],
     to: Annotated[str, value("DST", "Where it goes: user/repo, or a folder.", "--to")],
     size: Annotated[str | None, value("SIZE", f"{Options.model_fields['size'].description}  [default: 5GB]")] = None,
-    for_: Annotated[Use | None, value(None, "The size that suits this use, instead of --size.", "--for")] = None,
-    single: Annotated[bool, Option("--single", help="Write everything into one file, instead of --size.")] = False,
+    for_: Annotated[
+        Use | None, value(None, "The size that suits this use, instead of --size.", "--for", section=WEIGHTS)
+    ] = None,
+    single: Annotated[bool, flag("--single", "Write everything into one file, instead of --size.", WEIGHTS)] = False,
     revision: Annotated[str | None, value("REV", "Branch, tag or commit of the source.")] = None,
-    credential: Annotated[str | None, value("NAME", "Read SRC with this entry of RESHARD_CREDENTIALS.")] = None,
-    to_credential: Annotated[str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.")] = None,
-    config_from: Annotated[str | None, of_options("config_from", "PLACE")] = None,
-    public: Annotated[bool, Option("--public", help="Let everyone see the target.")] = False,
-    private: Annotated[bool, Option("--private", help="Create the target as a private repository.")] = False,
-    no_manifest: Annotated[bool, Option("--no-manifest", help="Publish no manifest; verify then needs SRC.")] = False,
+    credential: Annotated[
+        str | None, value("NAME", "Read SRC with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
+    ] = None,
+    to_credential: Annotated[
+        str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
+    ] = None,
+    config_from: Annotated[str | None, of_options("config_from")] = None,
+    public: Annotated[bool, flag("--public", "Let everyone see the target.", PUBLISHING)] = False,
+    private: Annotated[bool, flag("--private", "Create the target as a private repository.", PUBLISHING)] = False,
+    no_manifest: Annotated[bool, flag("--no-manifest", "Publish no manifest; verify then needs SRC.", FILES)] = False,
     **options: Any,
 ) -> Request:
     """The request that was typed; raises the UsageError family. ``options`` are the other fields of ``Options``."""
@@ -196,7 +220,7 @@ def _typed_as(parameter: str) -> str:
 # ------------------------------------------------------------------------------------- from signatures to options
 
 
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the figures of each check at the end.")]
+Verbose = Annotated[bool, flag("--verbose/-v", "Show the figures of each check at the end.", OUTPUT)]
 Command = Callable[..., None]
 
 
@@ -224,7 +248,9 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
 
 def commands(group: Typer) -> Callable[..., Callable[[Command], Command]]:
     """What makes functions commands of ``group``, each of which ``takes`` an Output and what else it names."""
-    return lambda name, **readers: lambda function: group.command(name)(takes(**readers, output=read_output)(function))
+    return lambda name, **readers: (
+        lambda function: group.command(name, cls=SectionedCommand)(takes(**readers, output=read_output)(function))
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Typer
 
+from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, read_limits, value
+from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lines, succeeded
 from reshard.cli.queue import open_queue
@@ -26,9 +28,11 @@ SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
 File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
-Name = Annotated[str, argument("NAME", "The catalog's name.")]
+Name = Annotated[str, argument("NAME", "The catalog's name.", autocompletion=completion.catalogs)]
 
-catalog = Typer(name="catalog", help="Reshard many models from one YAML file.", no_args_is_help=True)
+catalog = Typer(
+    name="catalog", cls=SectionedGroup, help="Reshard many models from one YAML file.", no_args_is_help=True
+)
 command = commands(catalog)
 
 
@@ -56,6 +60,8 @@ def check(file: File, output: Output) -> None:
     """Show what a catalog would do now, and queue nothing.
 
     It asks the Hub with your own token.
+
+    Example: reshard catalog check models.yaml
     """
     from reshard.pipeline.catalogs.expand import expand
     from reshard.pipeline.doctor.probes import unwritable
@@ -107,6 +113,8 @@ def submit(*, file: File, limits: dict[str, int], output: Output) -> None:
     """Queue the models of a catalog that changed.
 
     It returns at once; a few jobs run at a time.
+
+    Example: reshard catalog submit models.yaml
     """
     definition = read_definition(file, limits)
     with open_queue() as queue:
@@ -121,11 +129,14 @@ def submit(*, file: File, limits: dict[str, int], output: Output) -> None:
 @command("status")
 def status(
     *,
-    name: Annotated[str | None, argument("NAME", "A catalog's name.")] = None,
+    name: Annotated[str | None, argument("NAME", "A catalog's name.", autocompletion=completion.catalogs)] = None,
     report: Annotated[Path | None, value("FILE", "Write a Markdown report to FILE.")] = None,
     output: Output,
 ) -> None:
-    """Show the progress of a catalog, or list all of them."""
+    """Show the progress of a catalog, or list all of them.
+
+    Example: reshard catalog status nightly
+    """
     if report and name is None:
         raise UsageError(what="--report is about one catalog: give its NAME")
     with open_queue() as queue:
@@ -146,7 +157,10 @@ def status(
 
 @command("failures")
 def failures(name: Name, output: Output) -> None:
-    """Show failures by error code, with the next step for each."""
+    """Show failures by error code, with the next step for each.
+
+    Example: reshard catalog failures nightly
+    """
     with open_queue() as queue:
         groups = queue.catalogs.get(name).failures()
     facts, rows = {}, []
@@ -175,6 +189,8 @@ def retry(
     """Retry failed models with what they had copied.
 
     Models whose error is in the file itself are left alone.
+
+    Example: reshard catalog retry nightly --only hub.unreachable
     """
     with open_queue() as queue:
         failed = queue.catalogs.get(name).failures()
@@ -189,7 +205,10 @@ def retry(
 
 @command("pause")
 def pause(name: Name, output: Output) -> None:
-    """Start no more models; those at work continue."""
+    """Start no more models; those at work continue.
+
+    Example: reshard catalog pause nightly
+    """
     with open_queue() as queue:
         queue.catalogs.pause(name)
     output.result({"catalog": name, "state": "paused"}, f"catalog {name} is paused", name)
@@ -200,6 +219,8 @@ def resume(name: Name, output: Output) -> None:
     """Resume a catalog that was paused or stopped by a limit.
 
     Its limits count from zero again.
+
+    Example: reshard catalog resume nightly
     """
     with open_queue() as queue:
         queue.catalogs.resume(name)
@@ -210,7 +231,10 @@ def resume(name: Name, output: Output) -> None:
 
 @command("cancel")
 def cancel(name: Name, output: Output) -> None:
-    """Start no more models, and cancel those at work."""
+    """Start no more models, and cancel those at work.
+
+    Example: reshard catalog cancel nightly
+    """
     with open_queue() as queue:
         jobs = queue.catalogs.cancel(name)
     text = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
@@ -219,7 +243,10 @@ def cancel(name: Name, output: Output) -> None:
 
 @command("remove")
 def remove(name: Name, output: Output) -> None:
-    """Remove a catalog that has ended; its targets and jobs stay."""
+    """Remove a catalog that has ended; its targets and jobs stay.
+
+    Example: reshard catalog remove nightly
+    """
     with open_queue() as queue:
         queue.catalogs.remove(name)
         kept = [status.schedule for status in queue.schedules.all()]

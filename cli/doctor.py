@@ -31,6 +31,8 @@ def doctor(
     """Find problems of this installation or of a repository.
 
     For a repository it shows which of them resharding would repair.
+
+    Example: reshard doctor gpt2
     """
     if place is None:
         _installation(output, notify)

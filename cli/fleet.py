@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option, Typer
 
+from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, value
+from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines
 from reshard.cli.queue import (
     START,
@@ -23,15 +25,23 @@ from reshard.cli.queue import (
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
 
-Worker = Annotated[str, argument("WORKER", "Its name in `reshard fleet status`, or the start of it.")]
+Worker = Annotated[
+    str,
+    argument("WORKER", "Its name in `reshard fleet status`, or the start of it.", autocompletion=completion.workers),
+]
 
-fleet = Typer(name="fleet", help="Pause all workers, drain one, or set shared limits.", no_args_is_help=True)
+fleet = Typer(
+    name="fleet", cls=SectionedGroup, help="Pause all workers, drain one, or set shared limits.", no_args_is_help=True
+)
 command = commands(fleet)
 
 
 @command("status")
 def status(output: Output) -> None:
-    """Show the limits in force and the state of each worker."""
+    """Show the limits in force and the state of each worker.
+
+    Example: reshard fleet status
+    """
     with open_queue() as queue:
         seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
     rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
@@ -58,6 +68,8 @@ def pause(
     """Stop all workers from starting anything, until resume.
 
     Copies are handed back at their next file; other steps run to their end.
+
+    Example: reshard fleet pause --reason "the Hub is down"
     """
     with open_queue() as queue:
         was = queue.fleet.paused() is not None
@@ -68,7 +80,10 @@ def pause(
 
 @command("resume")
 def resume(output: Output) -> None:
-    """Let a paused service continue."""
+    """Let a paused service continue.
+
+    Example: reshard fleet resume
+    """
     with open_queue() as queue:
         was = queue.fleet.resume()
     output.result({"paused": None, "was_paused": was}, "resumed" if was else "it was not paused", "resumed")
@@ -79,6 +94,8 @@ def drain(worker: Worker, output: Output) -> None:
     """Make one worker hand back its work and take no more.
 
     It stays drained until `reshard fleet undrain`, or until it ends.
+
+    Example: reshard fleet drain gpu-7
     """
     with open_queue() as queue:
         name = queue.fleet.drain(worker)
@@ -88,7 +105,10 @@ def drain(worker: Worker, output: Output) -> None:
 
 @command("undrain")
 def undrain(worker: Worker, output: Output) -> None:
-    """Let a drained worker take work again."""
+    """Let a drained worker take work again.
+
+    Example: reshard fleet undrain gpu-7
+    """
     with open_queue() as queue:
         name, was = queue.fleet.undrain(worker)
     text = f"worker {name} takes work again" if was else f"worker {name} was not drained"
@@ -112,6 +132,8 @@ def limit(
     """Set limits for all workers together.
 
     Limits that are not given stay as they are.
+
+    Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """
     typed = {"bandwidth": bandwidth, "night_bytes": night_bytes, "window": window, "closed": closed, "tz": tz}
     with open_queue() as queue:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SINCE", "SOURCE", "TARGET")
 
-_JOB = argument("JOB", "A job's id, or the start of one.")
+_JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
 Watch = Annotated[bool, Option("--watch", help="Follow the job to its end and exit with its exit code.")]
 
@@ -41,6 +42,8 @@ def submit(
     """Queue a job that reshards SRC into DST.
 
     It exits with 0 once the job is queued.
+
+    Example: reshard submit gpt2 --to you/gpt2-200MB --size 200MB --watch
     """
     from reshard.cli.watch import follow
 
@@ -63,7 +66,10 @@ def status(
     report: Annotated[bool, Option("--report", help="Show the figures and findings of each check.")] = False,
     output: Output,
 ) -> None:
-    """Show one job, or without JOB the queue and its workers."""
+    """Show one job, or without JOB the queue and its workers.
+
+    Example: reshard status pkgd
+    """
     if report and job is None:
         raise UsageError(what="--report is about one job: give its JOB")
     with open_queue() as queue:
@@ -110,7 +116,10 @@ def list_(
     all_: Annotated[bool, Option("--all", help="Show all jobs.")] = False,
     output: Output,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    Example: reshard list --state failed
+    """
     with open_queue() as queue:
         records = queue.jobs.recent(state or [], limit=sum(queue.jobs.counts().values()) if all_ else limit)
         why = queue.waits(bulk=False)
@@ -128,7 +137,10 @@ def _row(job: JobRecord) -> tuple[str, ...]:
 
 @takes(output=read_output)
 def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
-    """Follow a job to its end and exit with its exit code."""
+    """Follow a job to its end and exit with its exit code.
+
+    Example: reshard watch pkgd
+    """
     from reshard.cli.watch import follow
 
     with open_queue() as queue:
@@ -140,6 +152,8 @@ def cancel(job: Job, output: Output) -> None:
     """Stop a job before its commit.
 
     What it has copied is kept for a retry.
+
+    Example: reshard cancel pkgd
     """
     with open_queue() as queue:
         id = queue.jobs.resolve(job)
@@ -160,7 +174,10 @@ def retry(
     follow_it: Watch = False,
     output: Output,
 ) -> None:
-    """Continue a failed or cancelled job with what it had copied."""
+    """Continue a failed or cancelled job with what it had copied.
+
+    Example: reshard retry pkgd --watch
+    """
     from reshard.cli.watch import follow
 
     with open_queue() as queue:
@@ -175,11 +192,17 @@ def retry(
 
 @takes(output=read_output)
 def rollback(
-    job: Annotated[str, argument("JOB|DST", "A job's id, or the start of one; or the target itself.")], output: Output
+    job: Annotated[
+        str,
+        argument("JOB|DST", "A job's id, or the start of one; or the target itself.", autocompletion=completion.jobs),
+    ],
+    output: Output,
 ) -> None:
     """Undo the commit of a job, or the last one to DST.
 
     Another commit undoes it, with your own token; refused if others changed one of the commit's files since.
+
+    Example: reshard rollback you/gpt2-200MB
     """
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated
 
@@ -12,24 +12,30 @@ from typer import Exit, Option, Typer, echo
 
 from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify
 from reshard.cli.errors import guarded
+from reshard.cli.help import CATALOGS, JOBS, RESHARD, SERVICE, SectionedCommand, SectionedGroup
 from reshard.pipeline.text import escape_logs
 
 app = Typer(
     name="reshard",
+    cls=SectionedGroup,
     help="Change how a model's weights are cut into files, and nothing else.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    *(plan.plan, run.run, verify.verify, doctor.doctor),
-    *(jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback),
-    *(service.up, service.down, service.worker, service.control),
-):
-    app.command(command.__name__.rstrip("_"))(command)
-for group in (catalog.catalog, schedule.schedule, fleet.fleet):
-    app.add_typer(group)
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    RESHARD: (plan.plan, run.run, verify.verify, doctor.doctor),
+    JOBS: (jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback),
+    SERVICE: (service.up, service.down, service.worker, service.control),
+}
+GROUPS = {CATALOGS: (catalog.catalog, schedule.schedule), SERVICE: (fleet.fleet,)}
+for section, functions in COMMANDS.items():
+    for function in functions:
+        app.command(function.__name__.rstrip("_"), cls=SectionedCommand, rich_help_panel=section)(function)
+for section, groups in GROUPS.items():
+    for group in groups:
+        app.add_typer(group, rich_help_panel=section)
 
 
 def _show_version(wanted: bool) -> None:

@@ -23,7 +23,10 @@ def plan(
     ] = None,
     output: Output,
 ) -> None:
-    """Show what a job would write and delete; change nothing."""
+    """Show what a job would write and delete; change nothing.
+
+    Example: reshard plan gpt2 --size 200MB
+    """
     from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of

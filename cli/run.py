@@ -27,6 +27,8 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
     """Reshard SRC into DST now, without a broker.
 
     On a terminal it asks before --public shows a private or gated SRC to everyone.
+
+    Example: reshard run gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
 

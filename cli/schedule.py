@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option, Typer
 
+from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_request_or_catalog, value
 from reshard.cli.catalog import read_definition
+from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, lines, succeeded
 from reshard.cli.queue import START, Queue, missing, moment, open_queue
 from reshard.pipeline.request import Request
@@ -19,17 +21,22 @@ if TYPE_CHECKING:
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
-Name = Annotated[str, argument("NAME", "The schedule's name.")]
+Name = Annotated[str, argument("NAME", "The schedule's name.", autocompletion=completion.schedules)]
 
 
-schedule = Typer(name="schedule", help="Submit a request or a catalog by a cron expression.", no_args_is_help=True)
+schedule = Typer(
+    name="schedule",
+    cls=SectionedGroup,
+    help="Submit a request or a catalog by a cron expression.",
+    no_args_is_help=True,
+)
 command = commands(schedule)
 
 
 @command("add", submitted=read_request_or_catalog)
 def add(
     *,
-    name: Name,
+    name: Annotated[str, argument("NAME", "The schedule's name.")],
     submitted: Request | tuple[Path, dict[str, int]],
     cron: Annotated[str, value("CRON", "When: minute hour day month weekday, as in '0 3 * * *', or @daily.")],
     tz: Annotated[str, Option(metavar="ZONE", help="Time zone of CRON, as Europe/Berlin.")] = "UTC",
@@ -41,6 +48,8 @@ def add(
     """Submit SRC into DST, or a catalog, at regular times.
 
     SRC is submitted as a bulk job. `reshard control` fires schedules.
+
+    Example: reshard schedule add gpt2 gpt2 --to you/gpt2 --cron @daily
     """
     from reshard.worker.followers.schedules import Schedule
 
@@ -56,7 +65,10 @@ def add(
 
 @command("list")
 def list_(output: Output) -> None:
-    """List schedules with their next time and last outcome."""
+    """List schedules with their next time and last outcome.
+
+    Example: reshard schedule list
+    """
     with open_queue() as queue:
         found = [(seen, _last(queue, seen)) for seen in queue.schedules.all()]
     rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
@@ -66,7 +78,10 @@ def list_(output: Output) -> None:
 
 @command("show")
 def show(name: Name, output: Output) -> None:
-    """Show a schedule and its last runs."""
+    """Show a schedule and its last runs.
+
+    Example: reshard schedule show gpt2
+    """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
         last = _last(queue, seen)
@@ -91,7 +106,10 @@ def next_(
     count: Annotated[int, Option("--count", "-n", min=1, max=1000, help="How many times to show.")] = 1,
     output: Output,
 ) -> None:
-    """Show when a schedule is due next."""
+    """Show when a schedule is due next.
+
+    Example: reshard schedule next gpt2 -n 5
+    """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
     kept, due = seen.schedule, [] if seen.next is None else [seen.next]
@@ -103,7 +121,10 @@ def next_(
 
 @command("run")
 def run(name: Name, output: Output) -> None:
-    """Fire a schedule now, in addition to its times."""
+    """Fire a schedule now, in addition to its times.
+
+    Example: reshard schedule run gpt2
+    """
     with open_queue() as queue:
         done = queue.schedules.run(name)
         why = queue.warn(output, bulk=True)
@@ -113,7 +134,10 @@ def run(name: Name, output: Output) -> None:
 
 @command("pause")
 def pause(name: Name, output: Output) -> None:
-    """Pause a schedule; a job that it fired continues."""
+    """Pause a schedule; a job that it fired continues.
+
+    Example: reshard schedule pause gpt2
+    """
     with open_queue() as queue:
         queue.schedules.pause(name)
     output.result({"schedule": name, "next": None}, f"schedule {name} is paused", name)
@@ -124,6 +148,8 @@ def resume(name: Name, output: Output) -> None:
     """Resume a paused schedule.
 
     Times that passed during the pause are not run.
+
+    Example: reshard schedule resume gpt2
     """
     with open_queue() as queue:
         first = queue.schedules.resume(name)
@@ -133,7 +159,10 @@ def resume(name: Name, output: Output) -> None:
 
 @command("remove")
 def remove(name: Name, output: Output) -> None:
-    """Remove a schedule; a job that it fired continues."""
+    """Remove a schedule; a job that it fired continues.
+
+    Example: reshard schedule remove gpt2
+    """
     with open_queue() as queue:
         queue.schedules.remove(name)
     output.result({"schedule": name, "removed": True}, f"schedule {name} is removed", name)

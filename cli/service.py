@@ -17,6 +17,8 @@ def up(output: Output) -> None:
     """Start a broker, a worker and control on this machine.
 
     Those that run already are left running.
+
+    Example: reshard up
     """
     from reshard.pipeline.stores.credentials import Credentials
     from reshard.worker import local
@@ -48,6 +50,8 @@ def down(output: Output) -> None:
     """Stop everything that `reshard up` started.
 
     Jobs stay on disk and continue at the next `up`.
+
+    Example: reshard down
     """
     from reshard.worker import local
     from reshard.worker.settings import settings
@@ -65,6 +69,8 @@ def worker(
     """Run a worker in the foreground.
 
     SIGTERM stops it; it hands back what it cannot finish soon.
+
+    Example: reshard worker --concurrency 2
     """
     from reshard.worker import local
     from reshard.worker.settings import settings
@@ -73,7 +79,10 @@ def worker(
 
 
 def control() -> None:
-    """Run the scheduler: fire schedules, recover lost work."""
+    """Run the scheduler: fire schedules, recover lost work.
+
+    Example: reshard control
+    """
     from reshard.worker.control import main
     from reshard.worker.settings import settings
 

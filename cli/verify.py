@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from reshard.cli.arguments import PLACE, argument, read_output, takes, value
+from reshard.cli.arguments import PLACE, argument, flag, read_output, takes, value
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first
 from reshard.cli.progress import bar
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Loader = Literal["transformers", "accelerate"]
+AGAINST, LOAD = "With --against", "With --load"  # sections of help
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 
@@ -27,34 +28,39 @@ def verify(
     *,
     place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
     against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
-    dtype: Annotated[DType, Option(help="With --against: expect the cast that `reshard run --dtype` does.")] = "keep",
-    strip_prefix: Annotated[str | None, value("PREFIX", "With --against: expect names without this prefix.")] = None,
-    exclude: Annotated[list[str] | None, value("GLOB", "With --against: files of SRC that `run` left out.")] = None,
-    config_from: Annotated[str | None, value("PLACE", "With --against: the place of the files that SRC lacks.")] = None,
-    deep: Annotated[bool, Option("--deep", help="Read every byte of each side once.")] = False,
-    load: Annotated[
-        bool, Option("--load", help="Load and run the model; with --against, compare both outputs.")
-    ] = False,
+    dtype: Annotated[
+        DType, Option(help="Expect the cast that `reshard run --dtype` does.", rich_help_panel=AGAINST)
+    ] = "keep",
+    strip_prefix: Annotated[str | None, value("PREFIX", "Expect names without this prefix.", section=AGAINST)] = None,
+    exclude: Annotated[list[str] | None, value("GLOB", "Files of SRC that `run` left out.", section=AGAINST)] = None,
+    config_from: Annotated[
+        str | None, value("PLACE", "The place of the files that SRC lacks.", section=AGAINST)
+    ] = None,
+    deep: Annotated[bool, flag("--deep", "Read every byte of each side once.")] = False,
+    load: Annotated[bool, flag("--load", "Load and run the model; with --against, compare both outputs.")] = False,
     max_memory: Annotated[
         str | None,
-        value("DEVICE=SIZE,...", "With --load: limit of each device, as cpu=2GB; the rest is offloaded to disk."),
+        value("DEVICE=SIZE,...", "Limit of each device, as cpu=2GB; the rest is offloaded to disk.", section=LOAD),
     ] = None,
     device_map: Annotated[
         str | None,
-        value("NAME|FILE", "With --load: a strategy of accelerate (default: auto), or a JSON file."),
+        value("NAME|FILE", "A strategy of accelerate (default: auto), or a JSON file.", section=LOAD),
     ] = None,
     loader: Annotated[
         Loader | None,
-        value(None, "With --load: accelerate uses load_checkpoint_and_dispatch (default: transformers)."),
+        value(None, "accelerate uses load_checkpoint_and_dispatch (default: transformers).", section=LOAD),
     ] = None,
     memory: Annotated[
-        str | None, value("SIZE", "With --load: memory limit of the loading process, mapped files not counted (Linux).")
+        str | None,
+        value("SIZE", "Memory limit of the loading process, mapped files not counted (Linux).", section=LOAD),
     ] = None,
     output: Output,
 ) -> None:
     """Check a checkpoint, optionally against its source.
 
     It exits with 6 if a check failed, else with 0; the last line counts inconclusive and skipped checks.
+
+    Example: reshard verify you/gpt2-200MB --against gpt2 --deep
     """
     from reshard.pipeline import api
 

@@ -7,12 +7,15 @@ python docs/generate.py --check   fails when one of them is out of date
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from reshard.cli.main import app
 from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 
@@ -21,10 +24,16 @@ NOTE = "<!-- Written by `make docs`; tests/test_docs.py fails when it is out of 
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as Typer's own documentation writer puts them."""
-    arguments = ["reshard.cli.main", "utils", "docs", "--name", "reshard", "--title", "Commands"]
-    done = subprocess.run([sys.executable, "-m", "typer", *arguments], check=True, capture_output=True, text=True)
-    return NOTE + done.stdout.strip() + "\n"
+    """Every command with its help, as it is on a terminal of 80 columns."""
+    pages = [f"## `{typed}`\n\n```console\n{shown}\n```\n" for typed, shown in _screens(get_command(app), None)]
+    return NOTE + "# Commands\n\n" + "\n".join(pages)
+
+
+def _screens(command: Any, above: Any) -> Iterator[tuple[str, str]]:
+    with command.make_context(command.name, [], above, resilient_parsing=True, terminal_width=80) as context:
+        yield context.command_path, context.get_help()
+        for child in getattr(command, "commands", {}).values():
+            yield from _screens(child, context)
 
 
 def errors() -> str:

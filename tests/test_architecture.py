@@ -78,11 +78,11 @@ ROOMS = {
         {"main"},
         {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service"},
         {"catalog"},
-        {"watch", "catalog_report"},
+        {"watch", "catalog_report", "completion"},
         {"queue", "plan_text", "job_text", "devices"},
         {"arguments", "progress"},
         {"errors"},
-        {"output", "profiles"},
+        {"output", "profiles", "help"},
     ],
 }
 LINES_MAX = 450

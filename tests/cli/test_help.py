@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,3 +45,28 @@ def test_a_help_screen_cuts_nothing_off(words: tuple[str, ...]) -> None:
     for child in getattr(SCREENS[words], "commands", {}).values():
         assert child.help.split("\n\n")[0] in rest
     assert not re.search(UNIDIOMATIC, " ".join(rest.split()), re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    "words", [words for words, command in SCREENS.items() if not hasattr(command, "commands")], ids=" ".join
+)
+def test_a_command_has_an_example_that_can_be_typed(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=COLUMNS).output
+    (example,) = re.findall(r"^  Example: (reshard .+)\n$", shown, re.MULTILINE)
+    name, *typed = shlex.split(example)
+    assert (name, *typed[: len(words)]) == ("reshard", *words)
+    with SCREENS[words].make_context(words[-1], typed[len(words) :]) as parsed:
+        assert parsed.args == []
+
+
+def test_commands_and_options_stand_in_sections_the_common_ones_first() -> None:
+    def headings(*words: str) -> list[str]:
+        shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=COLUMNS).output
+        return re.findall(r"^(\S.+):$", shown, re.MULTILINE)
+
+    assert headings() == ["Reshard", "Jobs", "Catalogs and schedules", "Service", "Options"]
+    sections = ["Weights", "Files beside the weights", "Publishing", "Access and transport", "Output"]
+    assert headings("run") == ["Arguments", "Options", *sections]
+    common = CliRunner().invoke(app, ["run", "-h"], terminal_width=COLUMNS).output
+    common = common.partition("\nOptions:")[2].partition("\nWeights:")[0]
+    assert re.findall(r"^  --(\S+)", common, re.MULTILINE) == ["to", "size", "revision", "dtype", "overwrite"]

@@ -1,0 +1,35 @@
+"""What a shell offers for an argument: the jobs, catalogs and schedules of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from reshard.cli.queue import Queue, open_queue
+from reshard.pipeline.errors import ReshardError
+
+OFFERED = 100  # jobs; more are no help in a shell
+
+Offers = Callable[[str], list[tuple[str, str]]]
+
+
+def _offers(found: Callable[[Queue], Iterable[tuple[str, str]]]) -> Offers:
+    """Names with what is known of each, of those that begin with what is typed; nothing without a broker."""
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        try:
+            with open_queue() as queue:
+                return [(name, text) for name, text in found(queue) if name.startswith(incomplete)]
+        except ReshardError:  # a shell has no place for an error, and the command itself will say it
+            return []
+
+    return complete
+
+
+jobs = _offers(
+    lambda queue: [
+        (job.id, f"{job.state}, {job.request.source} -> {job.request.target}") for job in queue.jobs.recent([], OFFERED)
+    ]
+)
+catalogs = _offers(lambda queue: [(name, queue.catalogs.get(name).state) for name in queue.catalogs.names()])
+schedules = _offers(lambda queue: [(seen.schedule.name, seen.schedule.cron) for seen in queue.schedules.all()])
+workers = _offers(lambda queue: [(p.name, p.version) for p in queue.jobs.processes() if p.kind == "worker"])

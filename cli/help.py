@@ -1,0 +1,56 @@
+"""How help looks: options and commands in sections, those that most people need first.
+
+A section is what Typer calls a ``rich_help_panel``. It is drawn without boxes, which leave half of 80 columns for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+# Sections of the commands and of options, in this order; an option without one is among the first, "Options".
+RESHARD, JOBS, CATALOGS, SERVICE = "Reshard", "Jobs", "Catalogs and schedules", "Service"
+WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Files beside the weights", "Publishing", "Access and transport"
+OUTPUT = "Output"
+_ORDER = (
+    *("Commands", RESHARD, JOBS, CATALOGS, SERVICE),
+    *("Arguments", "Options", WEIGHTS, FILES, PUBLISHING, ACCESS),
+)
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose options stand in sections."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write(_options(self, ctx), formatter)
+
+
+class SectionedGroup(TyperGroup):
+    """A group whose commands stand in sections."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        shown = [child for child in self.commands.values() if not child.hidden]
+        _write([*((_section(c, "Commands"), (c.name, c.get_short_help_str(80))) for c in shown)], formatter)
+        _write(_options(self, ctx), formatter)
+
+
+def _options(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
+    found = [(param, param.get_help_record(ctx)) for param in command.get_params(ctx)]
+    usual = {"argument": "Arguments", "option": "Options"}
+    rows = [(_section(param, usual[param.param_type_name]), record) for param, record in found if record]
+    return rows
+
+
+def _section(shown: Any, usual: str) -> str:
+    return getattr(shown, "rich_help_panel", None) or usual
+
+
+def _write(rows: Iterable[tuple[str, tuple[Any, str]]], formatter: Any) -> None:
+    sections: dict[str, list[tuple[Any, str]]] = {}
+    for section, row in sorted(rows, key=lambda row: _ORDER.index(row[0]) if row[0] in _ORDER else len(_ORDER)):
+        sections.setdefault(section, []).append(row)
+    for section, listed in sections.items():
+        with formatter.section(section):
+            formatter.write_dl(listed)

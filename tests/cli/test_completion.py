@@ -1,0 +1,43 @@
+"""What a shell completes, asked as bash and zsh ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Queue, Run
+
+
+def offered(reshard: Run, words: str, **env: str) -> list[str]:
+    """What bash offers for the last of ``words``."""
+    env = {"_RESHARD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))} | env
+    done = reshard(env=env)
+    assert (done.code, done.err) == (0, "")
+    return done.out.split()
+
+
+@pytest.fixture
+def job(queue: Queue) -> str:
+    return queue("submit", "a/b", "--to", "c/d", "-q").out.strip()
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "cancel", "retry", "rollback"])
+def test_a_job_is_completed_by_its_id(command: str, reshard: Run, job: str, url: str) -> None:
+    assert job in offered(reshard, f"reshard {command} ", RESHARD_BROKER_URL=url)
+    assert offered(reshard, f"reshard {command} {job[:4]}", RESHARD_BROKER_URL=url) == [job]
+    assert offered(reshard, f"reshard {command} x{job}", RESHARD_BROKER_URL=url) == []
+
+
+def test_zsh_shows_what_a_job_is(reshard: Run, job: str, url: str) -> None:
+    env = {"_RESHARD_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "reshard watch ", "RESHARD_BROKER_URL": url}
+    assert f'"{job}":"queued, a/b -> c/d"' in reshard(env=env).out
+
+
+def test_schedules_and_catalogs_are_completed_by_their_names(reshard: Run, queue: Queue, url: str) -> None:
+    assert queue("schedule", "add", "nightly", "a/b", "--to", "e/f", "--cron", "@daily").code == 0
+    assert offered(reshard, "reshard schedule show n", RESHARD_BROKER_URL=url) == ["nightly"]
+    assert offered(reshard, "reshard catalog status n", RESHARD_BROKER_URL=url) == []
+
+
+def test_nothing_is_offered_and_nothing_said_without_a_broker(reshard: Run) -> None:
+    assert offered(reshard, "reshard watch ") == []
+    assert offered(reshard, "reshard watch ", RESHARD_BROKER_URL="redis://127.0.0.1:1/0") == []
