@@ -12,7 +12,7 @@ from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
 from reshard.cli.output import Output, ago, lines
-from reshard.cli.queue import START, Queue, missing, open_queue, process_text
+from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
 from reshard.pipeline.errors import NothingToRollBack, UsageError, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import Folder, Hub, parse_place
@@ -80,7 +80,7 @@ def status(
             output.result(facts, report_text(facts), facts["result"])
         else:
             record = queue.jobs.get(job)
-            why = None if record.state.ended else queue.waits(record.request.priority == "bulk")
+            why = None if record.state.ended else waits(queue, record)
             output.result(record.to_dict() | {"waits": why}, lines(describe(record, why)), record.state)
 
 
@@ -103,7 +103,7 @@ def _show_service(queue: Queue, output: Output) -> None:
     }
     rows = [("broker", broker), *([("waits", why)] if why else [])]
     rows += [(process.kind, process_text(process, drained, resting)) for process in processes]
-    rows += [(kind, f"none is running: {START.format(kind)}") for kind in missing(processes)]
+    rows += [(kind, "none is running") for kind in missing(processes)]
     rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
     output.result(facts, lines(rows))
 

@@ -1,4 +1,4 @@
-"""Long work, as it is seen: a bar with bytes, rate and time left on a terminal, plain lines elsewhere."""
+"""Long work, as it is seen: a line for each phase on a terminal, few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import sys
 import time
 from contextlib import ExitStack
 
-from reshard.cli.output import Output, console, human_bytes
+from reshard.cli.output import Output, console, count, human_bytes, lasted
 
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
 class Bar(ExitStack):
-    """Shows progress, and here nothing at all; ``done`` and ``total`` count bytes of the weights."""
+    """Shows progress, and here nothing at all.
 
-    def show(self, step: str, done: int, total: int) -> None:
-        pass
+    ``done`` and ``total`` count bytes of the weights, and ``files`` is how many of how many files are written; zeros
+    where a phase has none. What is done is never shown as more than all.
+    """
+
+    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+        """``phase`` is at work, and those shown before it are over."""
+
+    def waits(self, why: str) -> None:
+        """What the work waits for; "" when it goes on."""
 
     def say(self, text: str) -> None:
         """Something to read between two states of the bar."""
@@ -29,21 +36,39 @@ def bar(output: Output) -> Bar:
     """The bar that fits ``output`` and the terminal that stderr is or is not."""
     if not output.human:
         return Bar()
-    return _Terminal() if sys.stderr.isatty() else _Lines()
+    shown = console(sys.stderr)
+    return _Terminal() if shown.is_terminal and not shown.is_dumb_terminal else _Lines()
 
 
 class _Terminal(Bar):
+    """A line for each phase: over, with the time it took, or at work, with a bar."""
+
     def __init__(self) -> None:
         super().__init__()
         from rich import progress as rich
 
-        columns = (rich.BarColumn(), rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        self._progress = rich.Progress("{task.description}", *columns, console=console(sys.stderr), transient=True)
-        self._task = self._progress.add_task("waiting", total=None)
+        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(20), rich.TextColumn("{task.fields[figures]}"))
+        self._progress = rich.Progress(*columns, console=console(sys.stderr), transient=True)
+        self._phase, self._task = "", rich.TaskID(0)
+        self._rate = _Rate()
+        self._figures = self._why = ""
         self.enter_context(self._progress)
 
-    def show(self, step: str, done: int, total: int) -> None:
-        self._progress.update(self._task, description=step, completed=done, total=total or None)
+    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+        done = min(done, total)
+        if phase != self._phase:
+            if self._phase:
+                self._progress.update(self._task, total=1, completed=1, figures=lasted(self._rate.seconds))
+            self._phase, self._rate = phase, _Rate(done)
+            self._task = self._progress.add_task(phase, total=None, figures=self._why)
+        self._figures = self._rate.text(done, total, files)
+        self._progress.update(self._task, completed=done, total=total or None, figures=self._why or self._figures)
+
+    def waits(self, why: str) -> None:
+        self._why = f"waiting: {why}" if why else ""
+        if not self._phase:
+            self.show("waiting")
+        self._progress.update(self._task, figures=self._why or self._figures)
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)
@@ -61,29 +86,52 @@ class _Terminal(Bar):
 
 
 class _Lines(Bar):
+    """A line of progress at most every ``LINE_EVERY`` seconds, and of waits as often, as one may begin at any time."""
+
     def __init__(self) -> None:
         super().__init__()
-        self._step = ""
-        self._first = (0.0, 0)  # when this step was first seen, and the bytes done by then
-        self._last = 0.0
+        self._phase = ""
+        self._rate = _Rate()
+        self._last: dict[str, float] = {}  # by kind of line, when one was written
 
-    def show(self, step: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if step != self._step:
-            self._step, self._first = step, (now, done)
-        elif now - self._last < LINE_EVERY:
-            return
-        self._last = now
-        sys.stderr.write(self._line(now, done, total) + "\n")
-        sys.stderr.flush()
+    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+        done = min(done, total)
+        if phase != self._phase:
+            self._phase, self._rate = phase, _Rate(done)
+        figures = self._rate.text(done, total, files)
+        self._write("progress", f"{phase}: {figures}" if figures else phase)
+
+    def waits(self, why: str) -> None:
+        if why:
+            self._write("wait", f"waiting: {why}")
 
     def say(self, text: str) -> None:
         console(sys.stderr).print(text)
 
-    def _line(self, now: float, done: int, total: int) -> str:
-        if done >= total:  # nothing to copy yet, or everything copied
-            return self._step
-        started, before = self._first
-        rate = (done - before) / (now - started) if now > started else 0.0
-        left = f", {human_bytes(int(rate))}/s, {(total - done) / rate:.0f} s left" if rate > 0 else ""
-        return f"{self._step}: {human_bytes(done)} of {human_bytes(total)}{left}"
+    def _write(self, kind: str, line: str) -> None:
+        now = time.monotonic()
+        if now - self._last.get(kind, -LINE_EVERY) >= LINE_EVERY:
+            self._last[kind] = now
+            self.say(line)
+
+
+class _Rate:
+    """How fast a phase is, from its first sight on."""
+
+    def __init__(self, done: int = 0) -> None:
+        self._began, self._first = time.monotonic(), done
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def text(self, done: int, total: int, files: tuple[int, int]) -> str:
+        """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is."""
+        if not total:
+            return ""
+        written = [f"{files[0]:,} of {count(files[1], 'file')}"] if files[1] else []
+        parts = [*written, f"{human_bytes(done)} of {human_bytes(total)}"]
+        rate = (done - self._first) / self.seconds if self.seconds > 0 else 0.0
+        if rate > 0:
+            parts += [f"{human_bytes(int(rate))}/s", f"{lasted((total - done) / rate)} left"]
+        return ", ".join(parts)

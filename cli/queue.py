@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.schedules import Schedules
-    from reshard.worker.queue.jobs import JobStore, Process
+    from reshard.worker.queue.jobs import Job, JobStore, Process
 
 
 class Queue:
@@ -48,15 +48,17 @@ class Queue:
         """Why nothing, or no bulk work, is begun now; None when it is."""
         if (paused := self.fleet.paused()) is not None:
             return f"{pause_text(paused)}; `reshard fleet resume` continues it"
-        workers = [process.name for process in self.jobs.processes() if process.kind == "worker"]
+        processes = self.jobs.processes()
+        workers = [process.name for process in processes if process.kind == "worker"]
         drained, resting = self.fleet.all_drained(), self.fleet.resting()
         if workers and drained.issuperset(workers):
             return f"every worker is drained; `reshard fleet undrain {workers[0]}` lets it take work again"
         if workers and (drained | resting.keys()).issuperset(workers):
             fault = next(fault for worker, fault in resting.items() if worker in workers)
             return f"every worker rests until it is fit again: {fault.message} ({fault.hint})"
-        if not bulk:
-            return None
+        return (self._bulk_waits() if bulk else None) or _lacking(processes)
+
+    def _bulk_waits(self) -> str | None:
         try:
             seen = self.fleet.seen()
         except BadSchedule as error:
@@ -64,12 +66,16 @@ class Queue:
         return f"bulk work {bulk_text(seen)}" if seen.closed is not None else None
 
     def warn(self, output: Output, bulk: bool) -> str | None:
-        """Warns a person who submits of what is not running; returns ``waits``, which is in the warning, too."""
-        for kind in missing(self.jobs.processes()):
-            output.say(f"no {kind} is running: {START.format(kind)}")
+        """Warns a person who submits; returns ``waits``, which is the warning."""
         if why := self.waits(bulk):
             output.say(why)
         return why
+
+
+def waits(queue: Queue, job: Job) -> str | None:
+    """Why nothing of this job moves now, as far as anyone knows."""
+    at_work = next((f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits), None)
+    return at_work or queue.waits(job.request.priority == "bulk") or job.note
 
 
 @contextmanager
@@ -97,6 +103,13 @@ START = "start one with `reshard {0}`, or everything with `reshard up`"
 def missing(processes: Sequence[Process]) -> list[str]:
     """The kinds of process that no job moves without, and that are not running."""
     return [kind for kind in ("worker", "control") if not any(process.kind == kind for process in processes)]
+
+
+def _lacking(processes: Sequence[Process]) -> str | None:
+    lacking = missing(processes)
+    if len(lacking) > 1:
+        return "neither worker nor control is running: start both with `reshard up`"
+    return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
 
 
 def process_text(process: Process, drained: Collection[str], resting: Mapping[str, Fault]) -> str:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source
     from reshard.pipeline.reshard import Report
 
-STEPS = {"plan": "planning", "copy": "copying", "check": "checking", "publish": "publishing", "confirm": "confirming"}
+PHASES = {
+    "plan": "planning",
+    "copy": "copying",
+    "check": "checking the model",
+    "publish": "publishing",
+    "confirm": "reading back",
+}
 
 
 @takes(request=read_request, output=read_output)
@@ -31,12 +37,13 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
     Example: reshard run gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
+    from reshard.pipeline.stores.connect import Context, own_limiters
 
     with bar(output) as shown:
         view = _View(request, output, shown)
-        watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.moved, view.step)
+        watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step)
         try:
-            report = reshard.run(request, watcher=watcher)
+            report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher)
         except KeyboardInterrupt:
             shown.say(view.interrupted)
             raise
@@ -61,7 +68,7 @@ class _View:
     def __init__(self, request: Request, output: Output, shown: Bar) -> None:
         self.started = time.monotonic()
         self._request, self._output, self._bar = request, output, shown
-        self._step, self._done, self._total, self._shards = "", 0, 0, 0
+        self._step, self._done, self._total, self._files, self._shards = "", 0, 0, 0, 0
 
     def exposing(self, source: Source) -> None:
         """Raises Abort unless whoever sits at the terminal agrees; in a script, --public was the answer."""
@@ -78,6 +85,7 @@ class _View:
         show_plan(self._request, plan, self._output, self._bar)
 
     def resumed(self, shards: int) -> None:
+        self._files = shards
         self._bar.say(f"{count(shards, 'file')} of {self._shards:,} copied by an earlier run")
 
     @property
@@ -85,20 +93,34 @@ class _View:
         """What is left when someone ends the run."""
         if not self._shards:
             return "interrupted: nothing was copied"
-        if self._step in (STEPS["publish"], STEPS["confirm"]):
-            return f"interrupted while {self._step}: run the same command again to see whether the commit stands"
+        if self._step in {"publish", "confirm"}:
+            return (
+                f"interrupted while {PHASES[self._step]}: run the same command again to see whether the commit stands"
+            )
         return "interrupted: nothing was published; run the same command again to go on with the files that are copied"
 
     def step(self, name: str) -> None:
-        self._step = STEPS[name]
+        self._step = name
         self._show()
+
+    def waits(self, why: str) -> None:
+        """What the Hub makes it wait for; "" when that is over."""
+        if self._output.json:
+            self._output.document({"waits": why or None})
+        self._bar.waits(why)
+
+    def sealed(self, shards: int) -> None:
+        self._files = shards
 
     def moved(self, count: int) -> None:
         self._done += count
         self._show()
 
     def _show(self) -> None:
-        self._bar.show(self._step, self._done, self._total)
+        if self._step == "copy":
+            self._bar.show(PHASES["copy"], self._done, self._total, (self._files, self._shards))
+        else:
+            self._bar.show(PHASES[self._step])
 
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:

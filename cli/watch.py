@@ -13,10 +13,17 @@ from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_b
 from reshard.cli.output import Output
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
-from reshard.cli.queue import Queue
+from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.states import JobState
 
+# Of states whose name does not say what is being done; whatever is copied is checked before it is published.
+PHASES = {
+    JobState.copying: "checking the model",
+    JobState.committing: "publishing",
+    JobState.confirming: "reading back",
+}
 POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
 PAUSE = 2.0  # seconds between tries to reach a broker that is away
@@ -71,7 +78,7 @@ class _Follower:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > PATIENCE:
                     raise
-                self._bar.show(f"the broker does not answer; waiting ({error.facts['why']})", 0, 0)
+                self._bar.waits(f"the broker does not answer ({error.facts['why']})")
                 time.sleep(PAUSE)
 
     def _show(self, job: Job) -> None:
@@ -79,14 +86,19 @@ class _Follower:
         if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
             self.read = tuple(file.path for file in plan.files)
             show_plan(job.request, plan, self._output, self._bar)
-        why = self._queue.waits(job.request.priority == "bulk") or job.note
-        if why != self._waits and not job.state.ended:
+        if not job.state.ended:
+            self._tell(waits(self._queue, job))
+        if job.state == JobState.copying and job.bytes_done < job.bytes:
+            self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
+        else:
+            self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
+
+    def _tell(self, why: str | None) -> None:
+        if why != self._waits:
             self._waits = why
             if self._output.json:
                 self._output.document({"waits": why})
-            elif why:
-                self._bar.say(f"waiting: {why}")
-        self._bar.show(job.state.replace("_", " "), job.bytes_done, job.bytes)
+        self._bar.waits(why or "")
 
     def _report(self, event: dict[str, Any]) -> None:
         if "error" in event:

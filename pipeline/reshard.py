@@ -104,8 +104,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied, bytes read, and
-    each step by name.
+    """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied, how many are
+    copied by now, bytes read, and each step by name.
 
     ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
     """
@@ -113,6 +113,7 @@ class Watcher:
     exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
     resumed: Callable[[int], None] = lambda shards: None
+    sealed: Callable[[int], None] = lambda shards: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
 
@@ -153,7 +154,7 @@ def run(
         if checking.done():
             checking.result()  # raises what the check did: copying on would be of no use
 
-    work, done = _Work(made, source, target, uuid4().hex, context.disk, moved, journal), False
+    work, done = _Work(made, source, target, uuid4().hex, context.disk, moved, journal, watcher.sealed), False
     try:
         watcher.step("copy")
         with _behind(lambda: check(made, made.shards, source, meta_loader)) as checking:
@@ -198,12 +199,20 @@ class _Work:
     """What a run copied so far. What turns out to be damaged or lost on the way is copied again, as on the queue."""
 
     def __init__(
-        self, made: Plan, source: Source, target: Target, token: str, disk: ScratchSpace, tick: Tick, journal: Journal
+        self,
+        made: Plan,
+        source: Source,
+        target: Target,
+        token: str,
+        disk: ScratchSpace,
+        tick: Tick,
+        journal: Journal,
+        told: Callable[[int], None],
     ) -> None:
         self.token = token
         self.moved = Moved()
         self._made, self._source, self._target = made, source, target
-        self._disk, self._tick, self._journal = disk, tick, journal
+        self._disk, self._tick, self._journal, self._told = disk, tick, journal, told
         self._damaged: Counter[int | None] = Counter()  # by group; None: of the commit
 
     @property
@@ -253,3 +262,4 @@ class _Work:
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
         self._journal.seal(news)
         self.moved = self.moved.plus(moved)
+        self._told(len(self._journal.receipts))

@@ -54,6 +54,7 @@ class LeaseKeeper:
         self._at_boundary = True
         self._bytes = 0  # since the last seal
         self._read = self._noted = 0  # bytes since the claim, and how many of them the fleet knows of
+        self._waits = self._told = ""  # why it waits for the Hub, and what of that the store knows
         self._throttle = BandwidthLimiter(leases.fleet.bandwidth, leases.fleet.take, self.check)
         self._moved = time.monotonic()
         self._interruptible = False  # in code that may be interrupted, and not told yet
@@ -107,6 +108,10 @@ class LeaseKeeper:
     def alive(self) -> None:
         """The same from a thread that cannot be stopped, such as one that sends; never raises."""
         self._moved = time.monotonic()
+
+    def waits(self, why: str) -> None:
+        """Why the work waits for the Hub, for those who watch; "" when it does no more."""
+        self._waits = why
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -189,7 +194,7 @@ class LeaseKeeper:
         while not self._ended.wait(LOOK):
             if drain.overdue(self._settings.drain):
                 self._hand_over()
-            if time.monotonic() - renewed >= self._renewals:
+            if self._waits != self._told or time.monotonic() - renewed >= self._renewals:
                 try:
                     self._renew()
                 except Exception:  # without this thread the work would hear nothing more, and go on for nobody
@@ -203,7 +208,8 @@ class LeaseKeeper:
         try:
             self._save()
             self._note()
-            answer = self._leases.renew(self.lease, self._bytes, progress)
+            self._told = self._waits
+            answer = self._leases.renew(self.lease, self._bytes, progress, self._told)
         except BROKER_UNAVAILABLE as error:
             log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)
         except Stopped as stopped:

@@ -153,7 +153,8 @@ class Step:
     def run(self, tmpdir: Path) -> None:
         """Raises Stopped, the ReshardError tree, and redis-py's errors when the broker stays away."""
         self.tmpdir = tmpdir
-        pace = rate_limiters(self._leases.redis, self._keeper.check, self._keeper.alive, self._lease.bulk)
+        keeper = self._keeper
+        pace = rate_limiters(self._leases.redis, keeper.check, keeper.alive, self._lease.bulk, keeper.waits)
         context = Context.from_env(pace)
         hubs = policy.endpoints(self._settings, context.credentials)
         self._context = replace(context, tmpdir=tmpdir, endpoints=hubs)

@@ -67,14 +67,17 @@ class ConnectSettings(BaseSettings):
         return value
 
 
-def _own_limiters() -> RateLimiterOf:
-    """One limiter for each endpoint and credential, for the life of a context."""
+def own_limiters(tell: Callable[[str], None] = lambda why: None) -> RateLimiterOf:
+    """One limiter for each endpoint and credential, for the life of a context.
+
+    ``tell`` hears why a call waits, and "" when that is over.
+    """
     limiters: dict[str, LocalRateLimiter] = {}
     lock = threading.Lock()
 
     def limiter_of(budget: str) -> RateLimiter:
         with lock:
-            return limiters.setdefault(budget, LocalRateLimiter())
+            return limiters.setdefault(budget, LocalRateLimiter(tell))
 
     return limiter_of
 
@@ -92,7 +95,7 @@ class Context:
     tmpdir: Path
     memory_limit: int  # bytes
     disk_limit: int | None = None  # bytes; None: what the disk has
-    limiters: RateLimiterOf = field(default_factory=_own_limiters)
+    limiters: RateLimiterOf = field(default_factory=own_limiters)
     endpoints: frozenset[str] | None = None
     state_dir: Path = field(default_factory=_state_dir)
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
@@ -106,7 +109,7 @@ class Context:
             settings.tmpdir,
             settings.memory_limit,
             settings.disk_limit,
-            limiters or _own_limiters(),
+            limiters or own_limiters(),
         )
 
     @cached_property

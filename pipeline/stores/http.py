@@ -93,7 +93,7 @@ class HubSource:
                     elif signed and response.status_code in _STALE and renewed < RENEWALS:
                         self._forget(file.path, url)
                         if renewed:  # a new one that is stale at once: the line is slow, or the clocks are apart
-                            self.api.limiter.sleep(BACKOFF_FIRST)
+                            self.api.limiter.sleep(BACKOFF_FIRST, "the signed URL was stale")
                         renewed += 1
                     else:
                         raise self._refused(file, response, signed)

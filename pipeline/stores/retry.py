@@ -6,9 +6,11 @@ are counted in a row: progress (a byte read, a part sent) starts the count anew.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import httpx2
@@ -48,8 +50,8 @@ class RateLimiter(Protocol):
         """The Hub asked for ``seconds`` without requests."""
         ...
 
-    def sleep(self, seconds: float) -> None:
-        """Every wait between two attempts is spent here."""
+    def sleep(self, seconds: float, why: str) -> None:
+        """Every wait between two attempts is spent here; ``why`` is for those who wait for the work."""
         ...
 
     def moved(self, count: int) -> None:
@@ -58,15 +60,19 @@ class RateLimiter(Protocol):
 
 
 class LocalRateLimiter:
-    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
+    """Of one process alone: waits as long as the Hub asked, for all of its threads.
 
-    def __init__(self) -> None:
+    ``tell`` is called with each reason to wait, and with "" when that is over.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda why: None) -> None:
+        self._tell = tell
         self._lock = threading.Lock()
         self._not_before = 0.0
 
     def before(self, kind: str) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
-            self.sleep(wait)
+            self.sleep(wait, rate_limited(wait))
 
     def update(self, window: RateLimitWindow) -> None:
         """One process alone goes on until it is asked to wait."""
@@ -75,7 +81,14 @@ class LocalRateLimiter:
         with self._lock:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, why: str) -> None:
+        self._tell(why)
+        try:
+            self._wait(seconds)
+        finally:
+            self._tell("")
+
+    def _wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def moved(self, count: int) -> None:
@@ -106,7 +119,9 @@ class Retry:
             self._limiter.slow_down(asked)
             return  # the limiter holds back the next request, and everybody else's
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
-        self._limiter.sleep(wait * random.uniform(0.5, 1.5))
+        what = "unreachable" if isinstance(problem, httpx2.TransportError) else f"answers {problem.status_code}"
+        why = f"{self._endpoint} {what}, try {self._failed + 1} of {self._attempts}"
+        self._limiter.sleep(wait * random.uniform(0.5, 1.5), why)
 
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
         tried = f"{self._failed} attempts"
@@ -115,6 +130,11 @@ class Retry:
                 return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX))
             return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code} after {tried}")
         return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)} after {tried}")
+
+
+def rate_limited(seconds: float) -> str:
+    """Why a call waits that the Hub's limits hold back."""
+    return f"rate limited, {math.ceil(seconds)} s"
 
 
 def is_transient(response: httpx2.Response) -> bool:

@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def source(namespace: Namespace, tmp_path: Path) -> str:
     env.pop("HF_HUB_DISABLE_XET", None)
     subprocess.run([sys.executable, "-c", UPLOAD, namespace.repo("source"), folder], env=env, check=True)
     return namespace.repo("source")
+
+
+def test_a_run_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Namespace, model: Path) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    slow: dict[str, Any] = {"status": 429, "headers": {"Retry-After": "1"}, "times": 1}
+    namespace.admin.fault("POST .*/commit/", "status", **slow)
+    done = reshard("run", model, "--to", namespace.repo("limited"), env=env)
+    assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
+    namespace.admin.fault("POST .*/commit/", "status", **slow)
+    done = reshard("run", model, "--to", namespace.repo("again"), "--json", env=env)
+    waits = [document["waits"] for document in done.documents if document.keys() == {"waits"}]
+    assert (done.code, waits) == (0, ["rate limited, 1 s", None]), done.err
 
 
 @pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])

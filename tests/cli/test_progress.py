@@ -33,20 +33,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_lines_come_with_each_step_and_then_rarely(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_at_most_one_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with bar(Output()) as shown:
-        shown.show("planning", 0, 0)
-        for _ in range(25):
-            shown.show("copying", int(clock.now * 2_000_000), 100_000_000)
+        shown.show("planning")
+        for second in range(25):
+            shown.show("copying", int(clock.now * 2_000_000), 100_000_000, (second // 10, 12))
             clock.now += 1
-        shown.show("publishing", 100_000_000, 100_000_000)
+        shown.waits("http://hub unreachable, try 2 of 6")
+        shown.waits("http://hub unreachable, try 3 of 6")
+        clock.now += 10
+        shown.waits("rate limited, 30 s")
+        shown.waits("")
+        shown.show("publishing")
     assert capsys.readouterr().err.splitlines() == [
         "planning",
-        "copying: 0 bytes of 100.0 MB",
-        "copying: 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left",
-        "copying: 40.0 MB of 100.0 MB, 2.0 MB/s, 30 s left",
+        "copying: 1 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left",
+        "copying: 2 of 12 files, 40.0 MB of 100.0 MB, 2.0 MB/s, 30 s left",
+        "waiting: http://hub unreachable, try 2 of 6",
+        "waiting: rate limited, 30 s",
         "publishing",
     ]
+
+
+def test_no_more_is_shown_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(Output()) as shown:  # what was damaged is read again, and counted again
+        shown.show("copying", 130_000_000, 100_000_000, (3, 12))
+    assert capsys.readouterr().err == "copying: 3 of 12 files, 100.0 MB of 100.0 MB\n"
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_every_phase_has_a_line_of_its_own_on_a_terminal_that_can_show_it(
+    terminal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", terminal)
+    with os.fdopen(theirs, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        with bar(Output()) as shown:
+            shown.show("planning")
+            shown.waits("http://hub unreachable, try 3 of 6")
+            shown.show("copying")
+            shown.waits("")
+            shown.show("copying", 50, 100, (1, 2))
+    seen = os.read(ours, 65536).decode()
+    os.close(ours)
+    if terminal == "dumb":
+        assert seen.splitlines() == ["planning", "waiting: http://hub unreachable, try 3 of 6"]
+    else:
+        before, _, last = seen.rpartition("planning")
+        assert "waiting: http://hub unreachable, try 3 of 6" in before
+        assert "waiting" not in last and "copying" in last and "1 of 2 files, 50 bytes of 100 bytes" in last
 
 
 @pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])
@@ -57,7 +93,7 @@ def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_bar_with_bytes_and_rate(model: Path, tmp_path: Path) -> None:
+def test_a_terminal_gets_a_bar_for_each_phase(model: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300B"]
     with subprocess.Popen(
@@ -69,8 +105,7 @@ def test_a_terminal_gets_a_bar_with_bytes_and_rate(model: Path, tmp_path: Path) 
             seen += chunk
     os.close(ours)
     assert run.returncode == 0
-    assert b"copying" in seen or b"checking" in seen
-    assert b"kB" in seen
+    assert b"copying" in seen and b"checking the model" in seen
     assert b"\x1b[" in seen
 
 

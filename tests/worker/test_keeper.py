@@ -77,6 +77,27 @@ def test_progress_reaches_the_store(store: JobStore, leases: Leases, group: Leas
         wait_for(lambda: store.get(group.job).bytes_done == 1234, "the progress")
 
 
+def test_why_the_work_waits_for_the_hub_is_told_at_once(
+    store: JobStore, leases: Leases, group: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RENEWALS", 600)
+
+    def told() -> list[str]:
+        return [claim.waits for claim in store.get(group.job).claims if claim.unit == group.unit]
+
+    with LeaseKeeper(leases, group, QUICK.model_copy(update={"lease": 3600})) as kept:
+        kept.waits("rate limited, 40 s")
+        wait_for(lambda: told() == ["rate limited, 40 s"], "the reason")
+        kept.waits("")
+        wait_for(lambda: told() == [""], "the end of the wait")
+        kept.waits("rate limited, 40 s")
+        wait_for(lambda: told() == ["rate limited, 40 s"], "the reason")
+    age(store, group.job, 3600)
+    while (taken := another(store).claim(group.job)) and taken.unit != group.unit:
+        pass
+    assert taken and told() == [""]
+
+
 def test_a_cancel_stops_the_work(store: JobStore, leases: Leases, group: Lease) -> None:
     with LeaseKeeper(leases, group, QUICK) as kept:
         kept.tick(1)

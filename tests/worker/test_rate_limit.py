@@ -215,10 +215,10 @@ def test_on_a_small_budget_interactive_calls_never_wait_for_bulk_ones(store: Job
 
     def api(bulk: bool) -> HubApi:
         class Watched(SharedRateLimiter):
-            def sleep(self, seconds: float) -> None:
+            def sleep(self, seconds: float, why: str) -> None:
                 waits[bulk] += seconds
                 resting.set()
-                super().sleep(seconds)
+                super().sleep(seconds, why)
 
         credential = Credential("HF_TOKEN", SecretStr(namespace.token))
         return HubApi(namespace.endpoint, credential, Watched(BUDGET, store.redis, nothing, nothing, bulk))

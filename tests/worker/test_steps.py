@@ -20,6 +20,7 @@ from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
@@ -106,6 +107,21 @@ def test_a_job_between_folders_is_carried_out_step_by_step(bench: Bench) -> None
     assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
     assert list((bench.folder / "tmp").iterdir()) == []
     assert sorted(path.name for path in bench.folder.iterdir()) == ["model", "out", "tmp"]
+
+
+def test_who_watches_hears_what_the_hub_makes_a_worker_wait_for(
+    bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(LeaseKeeper, "waits", lambda keeper, why: told.append(why))
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    namespace.admin.fault("GET /api/models/", "status", status=429, headers={"Retry-After": "1"}, times=1)
+    namespace.admin.fault("GET /api/models/", "status", status=503, times=1, skip=1)
+    bench.settings = Settings(allowed_folders=(bench.folder,), allowed_sources=("them",))
+    bench.id = bench.store.submit(Request(source=Hub(repo="them/none"), target=parse_place(f"{bench.folder}/x"))).id
+    bench.step()
+    assert [why for why in told if why] == ["rate limited, 1 s", f"{namespace.endpoint} answers 503, try 3 of 6"]
+    assert told[1::2] == ["", ""]
 
 
 def test_what_a_worker_may_not_use_ends_the_job(bench: Bench) -> None:

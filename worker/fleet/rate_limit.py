@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow, rate_limited
 from reshard.worker.queue.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,9 @@ class SharedRateLimiter(LocalRateLimiter):
         check: Callable[[], None],
         alive: Callable[[], None],
         bulk: bool = False,
+        tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        super().__init__()
+        super().__init__(tell)
         self._alive = alive
         self._budget = hashlib.sha256(budget.encode()).hexdigest()[:16]
         self._key = f"{PREFIX}pace:{self._budget}"
@@ -54,7 +55,7 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def before(self, kind: str) -> None:
         while (wait := self._take(kind)) > 0:
-            self.sleep(min(wait, ASK_AGAIN))
+            self.sleep(min(wait, ASK_AGAIN), rate_limited(wait))
         super().before(kind)
 
     def update(self, window: RateLimitWindow) -> None:
@@ -71,7 +72,7 @@ class SharedRateLimiter(LocalRateLimiter):
             others = int(str(self._redis.pttl(self._key)))
             self._redis.set(self._key, "", px=max(math.ceil(seconds * 1000), others))
 
-    def sleep(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         self._check()
         while (left := until - time.monotonic()) > 0:
@@ -99,11 +100,15 @@ def _tolerated(what: str) -> Iterator[None]:
 
 
 def rate_limiters(
-    client: redis.Redis, check: Callable[[], None], alive: Callable[[], None], bulk: bool = False
+    client: redis.Redis,
+    check: Callable[[], None],
+    alive: Callable[[], None],
+    bulk: bool = False,
+    tell: Callable[[str], None] = lambda why: None,
 ) -> Callable[[str], SharedRateLimiter]:
     """One limiter for each budget; each calls ``check`` while it waits, and ``alive`` when bytes go out.
 
-    ``bulk`` work leaves calls to interactive work.
+    ``bulk`` work leaves calls to interactive work. ``tell`` hears why they wait, and "" when that is over.
     """
     made: dict[str, SharedRateLimiter] = {}
-    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk))
+    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, tell))

@@ -71,6 +71,7 @@ class Claim:
     since: float  # seconds since the epoch
     bytes: int  # copied since its last seal
     attempt: int
+    waits: str = ""  # why it waits for the Hub, if it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,4 +436,5 @@ def _claim(unit: str, units: dict[str, str]) -> Claim:
         since=int(units.get(f"{unit}.since", 0)) / 1000,
         bytes=int(units.get(f"{unit}.bytes", 0)),
         attempt=int(units.get(f"{unit}.attempts", 0)),
+        waits=units.get(f"{unit}.waits", ""),
     )

@@ -100,12 +100,16 @@ class Leases(Wakes):
             return unknown_names(error)
         return ""
 
-    def renew(self, lease: Lease, copied: int, progress: bool) -> Answer | Literal["yield"]:
-        """Keep the unit for another lease if there was ``progress``; ``copied`` counts bytes since the last seal."""
+    def renew(self, lease: Lease, copied: int, progress: bool, waits: str = "") -> Answer | Literal["yield"]:
+        """Keep the unit for another lease if there was ``progress``.
+
+        ``copied`` counts bytes since the last seal; ``waits`` says what the work waits for, if it does.
+        """
         _, shut = self.fleet.look()
         step = self._run(
-            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut
-        )
+            "renew", lease.job, lease.unit, lease.token, copied, self._lease, int(progress), ms(YIELD_PAUSE), shut,
+            waits,
+        )  # fmt: skip
         return cast(Literal["ok", "lost", "cancelled", "yield"], step.decode())
 
     def seal(self, lease: Lease, receipts: Iterable[Receipt], moved: Moved = NOTHING) -> Answer:

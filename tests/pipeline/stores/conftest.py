@@ -50,7 +50,7 @@ class Impatient:
     def slow_down(self, seconds: float) -> None:
         self.slowed.append(seconds)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, why: str) -> None:
         self.slept.append(seconds)
 
     def moved(self, count: int) -> None:

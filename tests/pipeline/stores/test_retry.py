@@ -122,7 +122,7 @@ def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
     held = threading.Event()
 
     class Observed(LocalRateLimiter):
-        def sleep(self, seconds: float) -> None:
+        def sleep(self, seconds: float, why: str) -> None:
             waited.append(seconds)
             self._not_before = 0.0
             held.set()
