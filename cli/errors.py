@@ -13,7 +13,7 @@ from typing import Any
 
 from typer import Abort, TyperException
 
-from reshard.cli.output import json_line
+from reshard.cli.output import console, json_line
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.text import printable
 
@@ -60,7 +60,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     else:
         hint = error.next_step + _meant(error, sys.argv[1:])
         message, hint = (printable(" ".join(text.split())) for text in (str(error), hint))
-        sys.stderr.write(f"error[{error.code}]: {message}\nhint: {hint}\n")
+        console(sys.stderr).print(f"error[{error.code}]: {message}\nhint: {hint}")
     return error.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ from typer import Option
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
-from reshard.cli.output import Output, ago, lines
+from reshard.cli.output import Output, lasted, lines, when
 from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
 from reshard.pipeline.errors import NothingToRollBack, UsageError, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
-LIST_HEAD = ("JOB", "STATE", "SINCE", "SOURCE", "TARGET")
+LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
 Job = Annotated[str, _JOB]
@@ -132,7 +133,9 @@ def list_(
 def _row(job: JobRecord) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error['code']}" if job.error else ""
-    return job.id, progress_text(job) + code + undone, ago(job.since), str(job.request.source), str(job.request.target)
+    took = lasted(job.since - job.created) if job.state.ended else lasted(time.time() - job.created)
+    places = f"{job.request.source} -> {job.request.target}"
+    return job.id, progress_text(job) + code + undone, when(job.created), took, places
 
 
 @takes(output=read_output)

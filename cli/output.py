@@ -7,10 +7,14 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.highlighter import RegexHighlighter
+from rich.theme import Theme
 
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
@@ -52,17 +56,39 @@ class Output:
 
 
 def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> str:
-    """Rows under each other with aligned columns, those numbered in ``right`` to the right; never cut nor wrapped."""
+    """Rows under each other with aligned columns, those numbered in ``right`` to the right.
+
+    On a terminal the last column is wrapped between words, under its own beginning; nothing is ever cut.
+    """
     rows = [[printable(cell) for cell in row] for row in rows]
-    layout = [
-        f"{{:{'>' if i in right else '<'}{max(map(len, column))}}}" for i, column in enumerate(zip(*rows, strict=True))
-    ]
-    return "\n".join((indent + "  ".join(layout).format(*row)).rstrip() for row in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
+    start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
+    room = console(sys.stdout).width - start if sys.stdout.isatty() else 0
+    shown = []
+    for row in rows:
+        first, *more = (room > 0 and wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)) or row[-1:]
+        shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
+    return "\n".join(line.rstrip() for line in shown)
 
 
 def json_line(data: Mapping[str, Any]) -> str:
     """A document on one line, which a terminal shows and does not obey."""
     return printable_json(json.dumps(data, ensure_ascii=False, default=str))
+
+
+class _Words(RegexHighlighter):
+    """Colours states and results where they fill a cell or begin one, and the codes of errors."""
+
+    highlights = (
+        r"(?:^|  )(?P<good>(?:done|passed|ok)\b)(?=,|;| \(|  |$)",
+        r"(?:^|  )(?P<bad>(?:failed|trouble|published unverified|stopped)\b)(?=,|;| \(|  |$)",
+        r"(?:^|  )(?P<weak>(?:cancelled|paused|drained|resting|warning|skipped|inconclusive)\b)(?=,|:|;| \(|  |$)",
+        r"(?P<bad>^error\[[^\]]+\])",
+    )
+
+
+_COLOURS = Theme({"good": "green", "bad": "red", "weak": "yellow"})
 
 
 class _Console(Console):
@@ -73,9 +99,14 @@ class _Console(Console):
 
 
 def console(stream: Any) -> Console:
-    """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe."""
+    """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe.
+
+    NO_COLOR (https://no-color.org) takes the colours off a terminal, too.
+    """
     is_terminal = stream.isatty()
-    return _Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not is_terminal)
+    return _Console(
+        file=stream, markup=False, emoji=False, soft_wrap=not is_terminal, highlighter=_Words(), theme=_COLOURS
+    )
 
 
 def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:
@@ -111,6 +142,11 @@ def ago(moment: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit} ago"
     return f"{seconds} s ago"
+
+
+def when(moment: float) -> str:
+    """``2026-06-01 22:00``, in the time zone of this machine; ``moment`` is in seconds since the epoch."""
+    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def lasted(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from reshard.cli.output import Output, console, count, human_bytes, lasted
 
@@ -47,7 +48,8 @@ class _Terminal(Bar):
         super().__init__()
         from rich import progress as rich
 
-        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(20), rich.TextColumn("{task.fields[figures]}"))
+        text = partial(rich.TextColumn, markup=False)
+        columns = (text("{task.description}"), rich.BarColumn(20), text("{task.fields[figures]}"))
         self._progress = rich.Progress(*columns, console=console(sys.stderr), transient=True)
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()

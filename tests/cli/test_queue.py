@@ -78,7 +78,7 @@ def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     assert queue("list", "--limit", "2", "-q").out.split() == [new, old]
     assert [job["id"] for job in queue("list", "--state", "cancelled", "--limit", "1", "--json").documents] == [old]
     head, *rows = queue("list", "--all").out.splitlines()
-    assert head.split() == ["JOB", "STATE", "SINCE", "SOURCE", "TARGET"]
+    assert head.split() == ["JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE", "->", "TARGET"]
     assert any(row.startswith(f"{old}  cancelled  ") for row in rows), rows
 
 

@@ -1,0 +1,67 @@
+"""What people see of an answer: aligned and wrapped on a terminal, in colours unless they are not wanted."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from reshard.cli.output import Output, console, lines
+
+STYLE = r"\x1b\[[0-9;]*m"
+WORDS = "the temporary folder of this worker has less room than one shard of the largest file needs"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
+    """What ``show`` writes on a terminal of 40 columns that takes colours."""
+
+    def shown(show: Callable[[], object]) -> str:
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", file)
+            show()
+        try:
+            return os.read(ours, 65536).decode().replace("\r\n", "\n")
+        finally:
+            os.close(ours)
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return shown
+
+
+def test_the_last_column_is_wrapped_between_words_and_under_itself(
+    terminal: Callable[[Callable[[], object]], str],
+) -> None:
+    long = "x" * 60
+    text = terminal(lambda: Output().result({}, lines([("job", "7"), ("note", WORDS), ("url", long), ("by", "")])))
+    first, *rest = text.splitlines()
+    assert first == "job   7"
+    assert rest[0] == "note  the temporary folder of this"
+    assert all(line.startswith("      ") for line in rest[1:3]) and max(map(len, rest[:3])) <= 40
+    assert " ".join(line[6:] for line in rest[:3]) == WORDS
+    assert "".join(rest[3:]).replace(" ", "") == f"url{long}by"
+
+
+def test_nothing_is_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    Output().result({}, lines([("note", WORDS)]))
+    assert capsys.readouterr().out == f"note  {WORDS}\n"
+
+
+@pytest.mark.parametrize("words", ["done", "failed, target.occupied", "cancelled", "error[usage]: no such folder"])
+def test_states_and_errors_have_colours_which_NO_COLOR_takes_off(
+    terminal: Callable[[Callable[[], object]], str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = words if words.startswith("error") else f"pkgd63742d  {words}  a/done -> b/failed"
+    shown = terminal(lambda: console(sys.stdout).print(row))
+    assert len(re.findall(STYLE, shown)) == 2 and re.sub(STYLE, "", shown) == f"{row}\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal(lambda: console(sys.stdout).print(row)) == f"{row}\n"
