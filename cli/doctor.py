@@ -32,7 +32,7 @@ def doctor(
 
     For a repository it shows which of them resharding would repair.
 
-    Example: reshard doctor gpt2
+    Example: reshard doctor openai-community/gpt2
     """
     if place is None:
         _installation(output, notify)

@@ -44,7 +44,7 @@ def submit(
 
     It exits with 0 once the job is queued.
 
-    Example: reshard submit gpt2 --to you/gpt2-200MB --size 200MB --watch
+    Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
     from reshard.cli.watch import follow
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from reshard.cli.arguments import read_in_place, read_output, takes, value
+from reshard.cli.arguments import flag, read_in_place, read_output, takes, value
+from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
@@ -21,14 +22,15 @@ def plan(
         str | None,
         value("NAME|FILE", "auto, balanced, balanced_low_0 or sequential (default), or a device map as JSON."),
     ] = None,
+    all_: Annotated[bool, flag("--all", "Show every file and name of a long plan.", OUTPUT)] = False,
     output: Output,
 ) -> None:
     """Show what a job would write and delete; change nothing.
 
-    Example: reshard plan gpt2 --size 200MB
+    Example: reshard plan openai-community/gpt2 --size 200MB
     """
     from reshard.cli.devices import device_facts, device_text, read_placement
-    from reshard.cli.plan_text import needs_facts, plan_facts, plan_text
+    from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.connect import Context, open_target
 
@@ -42,7 +44,7 @@ def plan(
     facts = plan_facts(request, made)
     if not made.published:
         facts |= needs_facts(made, source, target, context)
-    text = plan_text(facts)
+    text = plan_text(facts, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)
         text = "\n".join([text, *map(device_text, facts["device_maps"])])

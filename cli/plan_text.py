@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
@@ -14,11 +15,18 @@ if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source, Target
     from reshard.pipeline.stores.connect import Context
 
-# Lines; a person reads the first and the last files of a long plan, and a script reads --json.
-FILES_SHOWN = 40
-TIES_SHOWN = 8
-NOTES_SHOWN = 10
-DRIFT_SHOWN = 20
+
+class Shown(NamedTuple):
+    """How many lines of each kind are shown; a person reads the first and the last files of a long plan."""
+
+    files: int = 40
+    ties: int = 8
+    notes: int = 10
+    drift: int = 20
+    names: int = 8  # on one line
+
+
+SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
 
 
 def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
@@ -96,8 +104,8 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
     return facts
 
 
-def plan_text(facts: dict[str, Any]) -> str:
-    """The plan for people: figures first, then every file, then what becomes of the rest."""
+def plan_text(facts: dict[str, Any], most: Shown = SHORT) -> str:
+    """The plan for people: figures first, then the files, then what becomes of the rest."""
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
     head = [f"{facts['source']} -> {facts['target']}, {size}"]
     if facts["published"]:
@@ -111,28 +119,27 @@ def plan_text(facts: dict[str, Any]) -> str:
     )
     rest = [
         ("moves", _moves(facts)),
-        *_extremes(facts),
+        *_extremes(facts, most.ties),
         *(("index", path) for path in facts["indexes"]),
         *([("manifest", facts["manifest"])] if facts["manifest"] else []),
         ("card", f"{facts['card']}, with a block that says where the weights are from"),
-        *_names("carried", [carried["path"] for carried in facts["carried"]]),
+        *_names("carried", [carried["path"] for carried in facts["carried"]], most.names),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
         *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
-        *_replaced(facts),
-        *_names("keeps", facts["kept"]),
-        *_occupied(facts),
-        *_drift(facts),
+        *_replaced(facts, most),
+        *_names("keeps", facts["kept"], most.names),
+        *_occupied(facts, most.names),
+        *_drift(facts, most.drift),
         *(_needs(facts) if "needs" in facts else []),
-        *(("note", note) for note in first(facts["notes"], NOTES_SHOWN)),
+        *(("note", note) for note in first(facts["notes"], most.notes)),
     ]
-    return "\n".join([*head, *([_files(files)] if files else []), lines(rest)])
+    return "\n".join([*head, *([_files(files, most.files)] if files else []), lines(rest)])
 
 
-def _files(files: Sequence[dict[str, Any]]) -> str:
+def _files(files: Sequence[dict[str, Any]], most: int) -> str:
     rows = [_row(file) for file in files]
-    if len(rows) > FILES_SHOWN:
-        more = f"{len(rows) - FILES_SHOWN + 1:,} more; --json has them all"
-        rows[FILES_SHOWN - 2 : -1] = [("...", "", "", more)]
+    if len(rows) > most:
+        rows[most - 2 : -1] = [("...", "", "", f"{len(rows) - most + 1:,} more; `reshard plan --all` shows them")]
     return lines(rows, right={1, 2}, indent="  ")
 
 
@@ -153,7 +160,7 @@ def _moves(facts: dict[str, Any]) -> str:
     return f"{reads}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}"
 
 
-def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _extremes(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """The largest file and tensor, and what is tied."""
     rows = []
     if largest := facts["largest"]:
@@ -165,19 +172,19 @@ def _extremes(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for tie in facts["ties"]:
         goes = "each is written" if tie["written"] == tie["names"] else f"{', '.join(tie['written'])} is written"
         ties.append(f"{', '.join(tie['names'])} are stored once; {goes}")
-    return [*rows, *(("tied", tie) for tie in first(ties, TIES_SHOWN))]
+    return [*rows, *(("tied", tie) for tie in first(ties, most))]
 
 
-def _replaced(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _replaced(facts: dict[str, Any], most: Shown) -> list[tuple[str, str]]:
     """The target's files that are overwritten or deleted."""
     rows = []
     for label, deleted in (("overwrites", False), ("deletes", True)):
         files = [f"{f['path']}, {f['size']:,} bytes" for f in facts["replaced"] if f["deleted"] is deleted]
-        rows += [(label, text) for text in first(files, FILES_SHOWN)]
-    return rows or _names("deletes", facts["deletes"])  # a plan of an older release has no sizes
+        rows += [(label, text) for text in first(files, most.files)]
+    return rows or _names("deletes", facts["deletes"], most.names)  # a plan of an older release has no sizes
 
 
-def _occupied(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _occupied(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """What of the target others put there, and what becomes of it."""
     if not facts["occupied"]:
         return []
@@ -187,17 +194,17 @@ def _occupied(facts: dict[str, Any]) -> list[tuple[str, str]]:
     elif not facts["may_replace"]:
         goes = "a run refuses (exit code 7) unless --overwrite is given"
     what = f"{count(len(facts['occupied']), 'file')} in the target that reshard did not publish for this source"
-    return [("warning", f"{what}: {some(facts['occupied'])}; {goes}")]
+    return [("warning", f"{what}: {some(facts['occupied'], most)}; {goes}")]
 
 
-def _drift(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _drift(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """What others changed in the target, and what becomes of it."""
     if not facts["drift"]:
         return []
     changed = count(len(facts["drift"]), "file")
     goes = "which is replaced" if facts["overwrite"] else "and a run refuses (exit code 7) unless --overwrite is given"
     warning = f"others changed {changed} of our last publication in the target, {goes}"
-    return [("warning", warning), *(("drift", path) for path in first(facts["drift"], DRIFT_SHOWN))]
+    return [("warning", warning), *(("drift", path) for path in first(facts["drift"], most))]
 
 
 def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
@@ -232,5 +239,5 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *(("warning", warning) for warning in facts["warnings"])]
 
 
-def _names(label: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    return [(label, f"{count(len(names), 'file')}: {some(names)}")] if names else []
+def _names(label: str, names: Sequence[str], most: int) -> list[tuple[str, str]]:
+    return [(label, f"{count(len(names), 'file')}: {some(names, most)}")] if names else []

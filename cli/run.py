@@ -34,7 +34,7 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
 
     On a terminal it asks before --public shows a private or gated SRC to everyone.
 
-    Example: reshard run gpt2 --to ./gpt2-200MB --size 200MB
+    Example: reshard run openai-community/gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
     from reshard.pipeline.stores.connect import Context, own_limiters

@@ -49,7 +49,7 @@ def add(
 
     SRC is submitted as a bulk job. `reshard control` fires schedules.
 
-    Example: reshard schedule add gpt2 gpt2 --to you/gpt2 --cron @daily
+    Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
     from reshard.worker.followers.schedules import Schedule
 
@@ -80,7 +80,7 @@ def list_(output: Output) -> None:
 def show(name: Name, output: Output) -> None:
     """Show a schedule and its last runs.
 
-    Example: reshard schedule show gpt2
+    Example: reshard schedule show nightly
     """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
@@ -108,7 +108,7 @@ def next_(
 ) -> None:
     """Show when a schedule is due next.
 
-    Example: reshard schedule next gpt2 -n 5
+    Example: reshard schedule next nightly -n 5
     """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
@@ -123,7 +123,7 @@ def next_(
 def run(name: Name, output: Output) -> None:
     """Fire a schedule now, in addition to its times.
 
-    Example: reshard schedule run gpt2
+    Example: reshard schedule run nightly
     """
     with open_queue() as queue:
         done = queue.schedules.run(name)
@@ -136,7 +136,7 @@ def run(name: Name, output: Output) -> None:
 def pause(name: Name, output: Output) -> None:
     """Pause a schedule; a job that it fired continues.
 
-    Example: reshard schedule pause gpt2
+    Example: reshard schedule pause nightly
     """
     with open_queue() as queue:
         queue.schedules.pause(name)
@@ -149,7 +149,7 @@ def resume(name: Name, output: Output) -> None:
 
     Times that passed during the pause are not run.
 
-    Example: reshard schedule resume gpt2
+    Example: reshard schedule resume nightly
     """
     with open_queue() as queue:
         first = queue.schedules.resume(name)
@@ -161,7 +161,7 @@ def resume(name: Name, output: Output) -> None:
 def remove(name: Name, output: Output) -> None:
     """Remove a schedule; a job that it fired continues.
 
-    Example: reshard schedule remove gpt2
+    Example: reshard schedule remove nightly
     """
     with open_queue() as queue:
         queue.schedules.remove(name)

@@ -60,7 +60,7 @@ def verify(
 
     It exits with 6 if a check failed, else with 0; the last line counts inconclusive and skipped checks.
 
-    Example: reshard verify you/gpt2-200MB --against gpt2 --deep
+    Example: reshard verify you/gpt2-200MB --against openai-community/gpt2 --deep
     """
     from reshard.pipeline import api
 

@@ -135,11 +135,12 @@ Place = Annotated[Hub | Folder, Field(discriminator="kind")]
 def parse_place(value: str) -> Hub | Folder:
     """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``.
 
-    Raises BadPlace for anything else; looks at neither the disk nor the network.
+    Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
     """
     text = value.strip()
     if text.startswith(("./", "../", "/", "~/")) or text in {".", ".."}:
-        return Folder(path=str(Path(text).expanduser().absolute()))
+        path = Path(text).expanduser().absolute()
+        return Folder(path=str(resolved(str(path)) if ".." in path.parts else path))
     if "://" in text:
         return _from_url(text)
     repo, _, revision = text.partition("@")

@@ -12,6 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from reshard.cli.main import app
+from reshard.pipeline.places import parse_place
 
 SUMMARY = 60  # characters; the list of commands cuts off what is longer
 COLUMNS = 80
@@ -57,6 +58,9 @@ def test_a_command_has_an_example_that_can_be_typed(words: tuple[str, ...]) -> N
     assert (name, *typed[: len(words)]) == ("reshard", *words)
     with SCREENS[words].make_context(words[-1], typed[len(words) :]) as parsed:
         assert parsed.args == []
+        for place in ("source", "place", "to", "against"):
+            if parsed.params.get(place):
+                parse_place(parsed.params[place])
 
 
 def test_commands_and_options_stand_in_sections_the_common_ones_first() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,11 +40,21 @@ def test_a_place_is_what_it_looks_like(text: str, place: Hub | Folder) -> None:
     ["", "gpt2", "a/b/c", "user/", "user//x", "user/-x", "user/a..b", "user/repo@", "ftp://x/y/z",
         "hf:///etc/model",
         "hf://./model",
-     "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b"],
+     "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b",
+     "./a\0/../b"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
     with pytest.raises(BadPlace):
         parse_place(text)
+
+
+def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere/deep")
+    monkeypatch.chdir(tmp_path)
+    assert parse_place("./a/../b//c/./") == Folder(path=str(tmp_path / "b" / "c"))
+    assert parse_place("./link") == Folder(path=str(tmp_path / "link"))
+    assert parse_place("./link/../b") == Folder(path=str(tmp_path / "elsewhere" / "b"))
 
 
 @given(st.text(max_size=40))
