@@ -71,6 +71,7 @@ fuzz: $(VENV)/.fuzz
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/record.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -18,6 +18,8 @@ from rich.theme import Theme
 
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
+WRAP_MIN = 20  # columns; a narrower column is harder to read than a long line
+
 
 @dataclass(frozen=True)
 class Output:
@@ -67,7 +69,9 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     room = console(sys.stdout).width - start if sys.stdout.isatty() else 0
     shown = []
     for row in rows:
-        first, *more = (room > 0 and wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)) or row[-1:]
+        first, *more = (
+            room >= WRAP_MIN and wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)
+        ) or row[-1:]
         shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 

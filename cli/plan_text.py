@@ -144,8 +144,8 @@ def _files(files: Sequence[dict[str, Any]], most: int) -> str:
 
 
 def _row(file: dict[str, Any]) -> tuple[str, str, str, str]:
-    alone = f"{file['oversize']} alone is larger than the size" if "oversize" in file else ""
-    return file["path"], f"{file['size']:,} bytes", count(file["tensors"], "tensor"), alone
+    above = "above --size" if "oversize" in file else ""  # a note names the tensor
+    return file["path"], f"{file['size']:,} bytes", count(file["tensors"], "tensor"), above
 
 
 def _moves(facts: dict[str, Any]) -> str:

@@ -230,3 +230,9 @@ def test_the_redis_configuration_starts_a_server_that_keeps_what_it_is_told(tmp_
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.mark.slow
+def test_what_docs_show_of_the_terminal_is_what_the_command_says_today() -> None:
+    done = subprocess.run([sys.executable, "docs/record.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

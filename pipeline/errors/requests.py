@@ -66,7 +66,7 @@ class SourceNotFound(SourceError, code="source.not_found"):
     hint = "check the spelling, or `export HF_TOKEN=...`, a token that may read it{where}, then {again}"
 class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
-    hint = "leave out --revision to take the default branch"
+    hint = "leave out the revision (--revision, or what follows the @) to take the default branch"
 class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"

@@ -142,7 +142,8 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
     done = reshard("plan", model, "--size", "600B")
     assert done.code == 0, done.err
-    assert "layer.0.weight alone is larger than the size" in done.out
+    assert re.search(r"^  model-00001-of-\d+\.safetensors .+ 1 tensor  above --size$", done.out, re.MULTILINE)
+    assert re.search(r"^note +layer\.0\.weight is 1,000 bytes, more than --size allows", done.out, re.MULTILINE)
     refused = reshard("plan", model, "--size", "600B", "--oversize", "fail")
     assert refused.code == 2
     assert refused.err.startswith("error[usage.oversize]: layer.0.weight is ")

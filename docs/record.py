@@ -1,0 +1,188 @@
+"""Writes what docs show of the terminal, from real runs against a Hub on this machine.
+
+python docs/record.py           writes docs/run.svg and docs/when-it-says-no.md
+python docs/record.py --check   fails when one of them is not what the command says today
+
+Addresses, ids, times and paths of the machine differ from run to run: the page has stand-ins for them, and they do not
+count when the recording is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the Hub on loopback is the tests' own
+
+from demo.__main__ import PUBLISHER_TOKEN, SOURCE, publish_source
+from tests.support.hub import HubProcess
+from tests.support.models import save_model
+
+HERE = Path(__file__).parent
+RECORDING, REFUSALS = HERE / "run.svg", HERE / "when-it-says-no.md"
+COLUMNS = 80
+RECORDED = f"reshard run {SOURCE} --to you/all-MiniLM-L6-v2-30MB --size 30MB"
+
+# What a person does, and the command that says no to it.
+MISTAKES = {
+    "A folder without `./`": "reshard plan mine/model",
+    "A name without its owner": "reshard plan gpt2",
+    "A repository that is not there": "reshard plan them/modle --size 200MB",
+    "A revision that is not there": "reshard plan them/model@v9",
+    "A dataset": "reshard plan datasets/them/words",
+    "An adapter without its base model": "reshard plan them/adapter",
+    "GGUF files": "reshard plan them/gguf",
+    "A file that was not downloaded whole": "reshard plan ./broken",
+    "A size in bits": "reshard plan ./mine/model --size 200Mb",
+    "A size without a unit": "reshard plan ./mine/model --size 200",
+    "A tensor that is larger than every file may be": "reshard plan ./mine/model --size 2kB --oversize fail",
+    "Two answers to one question": "reshard plan ./mine/model --size 1GB --single",
+    "No target": "reshard run them/model",
+    "A target that is a file": "reshard run ./mine/model --to ./notes.txt",
+    "A target inside the source": "reshard run ./mine/model --to ./mine/model/out",
+    "A target that holds another model": "reshard run them/model --to ./mine/model",
+    "A pull request on a folder": "reshard run them/model --to ./out --pr",
+    "Somebody else's namespace": "reshard run ./mine/model --to them/mine",
+    "No token": "HF_TOKEN= reshard run ./mine/model --to you/mine",
+    "A result that is not its source": "reshard verify ./mine/model --against them/model",
+    "A queue that nobody started": "reshard submit them/model --to you/model",
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder).resolve()
+        with _hub() as hub:
+            recording, page = _record(hub, here), _refusals(hub, here)
+    if "--check" in sys.argv:
+        stale = [path.name for path, made in ((RECORDING, recording), (REFUSALS, page)) if not _same(path, made)]
+        sys.exit(f"out of date: {', '.join(stale)}; run `make docs`" if stale else 0)
+    for path, made in ((RECORDING, recording), (REFUSALS, page)):
+        if not _same(path, made):
+            path.write_text(made)
+
+
+def _same(path: Path, made: str) -> bool:
+    """Whether it says the same, whatever numbers and ids are in it."""
+    words = [re.sub(r"[\da-f]{7,}|\d+", "0", text) for text in (path.read_text() if path.exists() else "", made)]
+    return words[0] == words[1]
+
+
+@contextmanager
+def _hub() -> Iterator[HubProcess]:
+    """A Hub with you on it, a packaged model, and what others have."""
+    with HubProcess(users=["them:hf_them", f"sentence-transformers:{PUBLISHER_TOKEN}", "you:hf_you"]) as hub:
+        with tempfile.TemporaryDirectory() as folder:
+            publish_source(hub, Path(folder))
+            _upload(hub, "them/model", save_model(Path(folder, "model"), 4, 4000, 2))
+        for name in ("adapter", "gguf"):
+            hub.admin.create_repo(f"them/{name}")
+        hub.admin.put_files("them/adapter", {"adapter_model.safetensors": b"", "adapter_config.json": b"{}"})
+        hub.admin.put_files("them/gguf", {"model-Q4_K_M.gguf": b"GGUF"})
+        yield hub
+
+
+def _upload(hub: HubProcess, repo: str, folder: Path) -> None:
+    hub.admin.create_repo(repo)
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    hub.admin.put_files(repo, files, lfs=[path for path in files if path.endswith(".safetensors")])
+
+
+def _environment(hub: HubProcess, here: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_", "XDG_"))}
+    return kept | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "HOME": str(here),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_TOKEN": "hf_you",
+        "COLUMNS": str(COLUMNS),
+        "TERM": "xterm-256color",
+    }
+
+
+def _record(hub: HubProcess, here: Path) -> str:
+    """The main job on a terminal, as it looks when it has ended: an SVG."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        shlex.split(RECORDED), env=_environment(hub, here), cwd=here, stdout=theirs, stderr=theirs
+    ) as running:
+        os.close(theirs)
+        seen = b""
+        while chunk := _next(ours):
+            seen += chunk
+    if running.returncode:
+        sys.exit(f"`{RECORDED}` ended with {running.returncode}:\n{seen.decode()}")
+    shown = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    shown.print(Text.from_ansi(f"$ {RECORDED}\n" + _screen(seen.decode())))
+    return shown.export_svg(title="reshard", unique_id="reshard")
+
+
+def _next(terminal: int) -> bytes:
+    """What comes next; nothing once the other side is closed (EIO on Linux)."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
+
+
+def _screen(written: str) -> str:
+    """The lines that stand when all was written; colours are kept.
+
+    Of what moves the cursor it knows what rich's progress writes: ECMA-48 CUU by one line, EL of a whole line.
+    """
+    rows, row = [""], 0
+    for part in re.findall(r"\x1b\[1A|\x1b\[2K|\x1b\[\?25[lh]|\n|\r|[^\x1b\r\n]+|\x1b\[[\d;]*m", written):
+        if part == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif part != "\r" and not part.startswith("\x1b[?"):
+            rows[row] += part
+    return "\n".join(rows).rstrip()
+
+
+def _refusals(hub: HubProcess, here: Path) -> str:
+    """A page of mistakes: what was typed, what it says."""
+    save_model(here / "mine" / "model", 8, 4000, 2)
+    (here / "notes.txt").write_text("notes\n")
+    first = save_model(here / "broken", 4, 4000, 2) / "model-00001-of-00002.safetensors"
+    os.truncate(first, first.stat().st_size - 1000)
+    page = [
+        "<!-- Written by `make docs` from real runs; `make test-all` fails when it is out of date. -->",
+        "# When it says no",
+        "Every error is one line that says what and where, with a code to search for, and one that says what to type next."
+        " Nothing is lost or half done after any of these. All codes are in"
+        " [the reference](reference/errors.md), with their exit codes.",
+    ]
+    for mistake, typed in MISTAKES.items():
+        said = _refused(typed, _environment(hub, here), here)
+        said = said.replace(str(here), "/home/you").replace(hub.endpoint, "https://hub.example")
+        page.append(f"## {mistake}\n\n```console\n$ {typed}\n{said}\n```")
+    return "\n\n".join(page) + "\n"
+
+
+def _refused(typed: str, env: Mapping[str, str], here: Path) -> str:
+    done = subprocess.run(typed, shell=True, env=env, cwd=here, capture_output=True, text=True)
+    error = done.stderr.find("error[")
+    if not done.returncode or error < 0:
+        sys.exit(f"`{typed}` was not refused: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stderr[error:].rstrip()
+
+
+if __name__ == "__main__":
+    main()
