@@ -69,9 +69,8 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     room = console(sys.stdout).width - start if sys.stdout.isatty() else 0
     shown = []
     for row in rows:
-        first, *more = (
-            room >= WRAP_MIN and wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)
-        ) or row[-1:]
+        wrapped = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) if room >= WRAP_MIN else []
+        first, *more = wrapped or row[-1:]
         shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 

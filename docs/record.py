@@ -165,8 +165,8 @@ def _refusals(hub: HubProcess, here: Path) -> str:
     page = [
         "<!-- Written by `make docs` from real runs; `make test-all` fails when it is out of date. -->",
         "# When it says no",
-        "Every error is one line that says what and where, with a code to search for, and one that says what to type next."
-        " Nothing is lost or half done after any of these. All codes are in"
+        "Every error is one line that says what and where, with a code to search for, and one that says what to type"
+        " next. Nothing is lost or half done after any of these. All codes are in"
         " [the reference](reference/errors.md), with their exit codes.",
     ]
     for mistake, typed in MISTAKES.items():
