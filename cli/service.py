@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from reshard.cli.arguments import read_output, takes
+from reshard.cli.arguments import read_output, takes, value
 from reshard.cli.output import Output, lines
+
+if TYPE_CHECKING:
+    from reshard.worker.settings import Settings
+
+Format = Literal["text", "json"]
+LogFormat = Annotated[
+    Format | None, value(None, "How to log; json writes an object per line (default: RESHARD_LOG_FORMAT).")
+]
+
+
+def _settings(log_format: Format | None) -> Settings:
+    from reshard.worker.settings import settings
+
+    return settings() if log_format is None else settings().model_copy(update={"log_format": log_format})
 
 
 @takes(output=read_output)
-def up(output: Output) -> None:
+def up(*, log_format: LogFormat = None, output: Output) -> None:
     """Start a broker, a worker and control on this machine.
 
     Those that run already are left running.
@@ -22,15 +36,14 @@ def up(output: Output) -> None:
     """
     from reshard.pipeline.stores.credentials import Credentials
     from reshard.worker import local
-    from reshard.worker.settings import settings
 
     has_token = any(known.credential for known in Credentials.from_env().references())
-    service = local.up(settings())
+    service = local.up(_settings(log_format))
     notes = _notes(service.started, service.found, has_token)
     rows = [("broker", service.broker)]
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
-    rows += [("logs", str(service.data_dir)), *(("note", note) for note in notes)]
-    facts = asdict(service) | {"data_dir": str(service.data_dir), "notes": notes}
+    rows += [("logs", str(service.log_dir)), *(("note", note) for note in notes)]
+    facts = asdict(service) | {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir), "notes": notes}
     output.result(facts, lines(rows), service.broker)
 
 
@@ -65,6 +78,7 @@ def worker(
         int | None,
         Option(min=1, max=64, help="Copies at once (default: RESHARD_CONCURRENCY).", show_default=False),
     ] = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run a worker in the foreground.
 
@@ -73,17 +87,15 @@ def worker(
     Example: reshard worker --concurrency 2
     """
     from reshard.worker import local
-    from reshard.worker.settings import settings
 
-    local.become_worker(settings(), concurrency)
+    local.become_worker(_settings(log_format), concurrency)
 
 
-def control() -> None:
+def control(log_format: LogFormat = None) -> None:
     """Run the scheduler: fire schedules, recover lost work.
 
     Example: reshard control
     """
     from reshard.worker.control import main
-    from reshard.worker.settings import settings
 
-    main(settings())
+    main(_settings(log_format))

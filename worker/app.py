@@ -6,12 +6,15 @@ import logging
 import os
 import socket
 import time
+import warnings
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import redis
 from celery import Celery, bootsteps, signals
+from celery.apps import worker as worker_program
+from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
@@ -19,7 +22,7 @@ from reshard.pipeline.errors import BadSetting, BrokerUnavailable
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.text import escape_logs
-from reshard.worker import transport
+from reshard.worker import logs, transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
@@ -99,7 +102,6 @@ app.conf.update(
     # For Flower and exporters.
     worker_send_task_events=True,
     task_send_sent_event=True,
-    worker_hijack_root_logger=True,
 )
 
 
@@ -207,3 +209,19 @@ class Children(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no 
 
 app.steps["worker"].update({Drained, Heartbeat, Children})
 signals.worker_shutting_down.connect(drain.in_main)
+
+
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]  # before Celery logs or prints anything
+def _log(**_: Any) -> None:
+    warnings.simplefilter("ignore", SecurityWarning)  # of a worker that runs as root, about messages that are not JSON
+    logs.configure(settings().log_format)
+    app.log.redirect_stdouts("WARNING")  # what libraries print
+
+
+@signals.worker_ready.connect  # type: ignore[untyped-decorator]
+def _say_ready(**_: Any) -> None:
+    log.info("the worker is running")
+
+
+signals.setup_logging.connect(lambda **_: None, weak=False)  # else Celery replaces what _log set up
+worker_program.safe_say = lambda *_: None  # it prints; drain.py logs

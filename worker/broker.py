@@ -103,7 +103,7 @@ def find_server() -> Path:
 
 
 def _daemon(settings: Settings) -> Daemon:
-    return Daemon(settings.data_dir, "broker")
+    return Daemon(settings.data_dir, "broker", settings.log_dir)
 
 
 def _url(facts: dict[str, Any]) -> str:

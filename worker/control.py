@@ -22,6 +22,7 @@ import redis
 from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
+from reshard.worker import logs
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
@@ -40,7 +41,7 @@ from reshard.worker.queue.scripts import PREFIX, Scripts, texts
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("reshard.worker.control")  # also where it is run as __main__
 
 LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
 JANITOR = 600.0  # seconds between two searches for jobs that are too old
@@ -58,7 +59,7 @@ class Control:
         self._leases = leases
         self._schedules = Schedules(store)
         self._catalogs = Cursor(store)
-        followers: tuple[Follower, ...] = (self._catalogs, Outcomes(), Counters())
+        followers: tuple[Follower, ...] = (self._catalogs, Outcomes(), Counters(store))
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))
@@ -141,7 +142,7 @@ def main(settings: Settings) -> None:
     from reshard.worker.broker import broker_url
     from reshard.worker.followers.metrics import expose
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_format)
     url = broker_url(settings)
     store = JobStore(open_redis(url), url)
     with suppress(BrokerUnavailable):

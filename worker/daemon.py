@@ -23,21 +23,21 @@ POLL = 0.02  # seconds between two checks of a process that starts or stops
 LOG_TAIL = 400  # bytes of a log that an error shows
 
 
-def make_folder(folder: Path) -> None:
-    """A folder of this user for what a service keeps; raises BadSetting."""
+def make_folder(folder: Path, setting: str = "RESHARD_DATA_DIR") -> None:
+    """A folder of this user for what a service keeps; raises BadSetting, which names the ``setting`` that it is of."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         why = f"cannot create it: {error.strerror}"
-        raise BadSetting(name="RESHARD_DATA_DIR", value=folder, why=why) from error
+        raise BadSetting(name=setting, value=folder, why=why) from error
 
 
 class Daemon:
-    """One process by its name in a data folder: ``<name>.lock`` has its facts, ``<name>.log`` its output."""
+    """One process by its name: ``<name>.lock`` in a data folder has its facts, ``<name>.log`` its output."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, logs: Path | None = None) -> None:
         self.name = name
-        self.log = folder / f"{name}.log"
+        self.log = (logs or folder) / f"{name}.log"
         self._lock = folder / f"{name}.lock"
 
     def facts(self) -> dict[str, Any] | None:
@@ -76,6 +76,7 @@ class Daemon:
         ``facts`` are JSON-able and kept in a file that only this user can read.
         """
         make_folder(self._lock.parent)
+        make_folder(self.log.parent, "XDG_STATE_HOME")
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:

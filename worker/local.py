@@ -20,6 +20,7 @@ from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
 
+LOG_FORMAT = "RESHARD_LOG_FORMAT"
 READY = 60.0  # seconds until a worker must have shown a sign of life; it takes three on an idle machine
 STOP = 40.0  # seconds; a worker hands back what it has within 30
 
@@ -32,13 +33,14 @@ class Service:
     started: tuple[str, ...]  # of broker, control, worker
     found: tuple[str, ...]
     data_dir: Path
+    log_dir: Path
 
 
 def up(settings: Settings) -> Service:
     """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``check_server``."""
     names = ("broker", "control", "worker")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
-    env = {"RESHARD_DATA_DIR": str(settings.data_dir)}
+    env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}
     if settings.broker_url is None:
         url = broker.start(settings)
     else:
@@ -47,10 +49,10 @@ def up(settings: Settings) -> Service:
     with JobStore.at(url) as store:
         store.check_server()
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
-            daemon = Daemon(settings.data_dir, name)
+            daemon = Daemon(settings.data_dir, name, settings.log_dir)
             daemon.start(command, env=env, ready=partial(_alive, store, daemon), timeout=READY)
     started, found = (tuple(name for name in names if (name in ran) is there) for there in (False, True))
-    return Service(without_password(url), started, found, settings.data_dir)
+    return Service(without_password(url), started, found, settings.data_dir, settings.log_dir)
 
 
 def down(settings: Settings) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def down(settings: Settings) -> tuple[str, ...]:
 def worker_command(concurrency: int) -> list[str]:
     """What `reshard worker` becomes."""
     return [
-        sys.executable, "-m", "celery", "--app", "reshard.worker.app", "worker",
+        sys.executable, "-m", "celery", "--quiet", "--app", "reshard.worker.app", "worker",
         "--pool", "prefork", "--concurrency", str(concurrency), "--queues", ",".join(QUEUES),
         "--hostname", f"{os.getpid()}@%h", "--loglevel", "INFO", "--without-gossip", "--without-mingle",
     ]  # fmt: skip
@@ -83,7 +85,7 @@ def become_worker(settings: Settings, concurrency: int | None = None) -> NoRetur
     with JobStore.at(url) as store:
         store.check_server()
     command = worker_command(concurrency or settings.concurrency)
-    os.execv(command[0], command)
+    os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format})
 
 
 def _alive(store: JobStore, daemon: Daemon) -> bool:

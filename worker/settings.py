@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -60,6 +60,9 @@ KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts an
 KEEP_TEMP_DIR = 3600.0  # seconds; a temporary folder of nobody that is older goes
 
 
+LogFormat = Literal["text", "json"]
+
+
 class Settings(BaseSettings):
     """The service's settings. Lists are separated by commas."""
 
@@ -68,6 +71,8 @@ class Settings(BaseSettings):
     broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
     data_dir: Path = Field(default_factory=lambda: default_data_dir())
     tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
+
+    log_format: LogFormat = "text"  # of worker and control
 
     concurrency: int = Field(default=CONCURRENCY, ge=1, le=64)
     lease: float = Field(default=LEASE, gt=0)
@@ -94,6 +99,11 @@ class Settings(BaseSettings):
     allowed_endpoints: Annotated[tuple[str, ...] | None, NoDecode] = None  # None: HF_ENDPOINT, and the credentials'
     allow_public: bool = False  # --public for what is private or gated: a submitter need not be among those who see it
     allowed_folders: Annotated[tuple[Path, ...], NoDecode] = ()  # workers use no folders unless told
+
+    @property
+    def log_dir(self) -> Path:
+        """Where `reshard up` keeps logs."""
+        return default_log_dir(self.data_dir)
 
     @field_validator("allowed_targets", "allowed_sources", "allowed_endpoints", "allowed_folders", mode="before")
     @classmethod
@@ -133,11 +143,18 @@ class Settings(BaseSettings):
 
 
 def default_data_dir() -> Path:
-    """Where the local service keeps its broker's data, its locks and its logs.
+    """Where the local service keeps its broker's data and its locks.
 
     By the XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/
     """
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "reshard"
+
+
+def default_log_dir(data_dir: Path) -> Path:
+    """Where it keeps its logs: by the same specification, or with its data, where an operator chose a place for it."""
+    if data_dir != default_data_dir():
+        return data_dir
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "reshard" / "logs"
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
 
     ``temp_dir`` gives the folder for temporary files, or raises TempDirUnusable.
     """
-    log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
+    log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts, extra=lease.fields)
     keeper = None
     try:
         keeper = LeaseKeeper(leases, lease, settings)
@@ -328,7 +329,7 @@ def _trouble(
 ) -> None:
     """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
     error.facts.setdefault("job", lease.job)
-    log.warning("%s of job %s: %s", lease.unit, lease.job, error)
+    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=lease.fields | {"code": error.code})
     data = error.to_dict()
     if error.blames_worker:
         self_check.failed(lease.kind, error)
@@ -444,5 +445,5 @@ def _end(**_: Any) -> None:
 
 for starts in (signals.worker_init, signals.worker_process_init):
     starts.connect(_begin)
-for ends in (signals.worker_process_shutdown, signals.worker_shutdown):
-    ends.connect(_end)
+signals.worker_process_shutdown.connect(_end)
+Finalize(None, _end, exitpriority=-101)  # of the main process, once multiprocessing (-100) removed its folder in ours

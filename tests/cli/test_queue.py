@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,15 @@ def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -
 
 
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
-    env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
+    homes = {
+        "RESHARD_DATA_DIR": "",
+        "XDG_DATA_HOME": str(tmp_path / "share"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)} | homes
     assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300B").code == 0
     try:
-        (service,) = reshard("up", "--json", env=env).documents
+        (service,) = reshard("up", "--json", "--log-format", "json", env=env).documents
         assert service["started"] == ["broker", "control", "worker"]
         again = reshard("up", "--json", env=env).documents[0]
         assert again["started"] == []
@@ -146,6 +152,16 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
     finally:
         stopped = reshard("down", "--json", env=env).documents[0]["stopped"]
     assert sorted(stopped) == ["broker", "control", "worker"]
+    logs = Path(service["log_dir"])
+    assert logs == tmp_path / "state" / "reshard" / "logs"
+    assert sorted(path.name for path in logs.iterdir()) == ["broker.log", "control.log", "worker.log"]
+    assert not list((tmp_path / "share").rglob("*.log"))
+    said = [json.loads(line) for name in ("control", "worker") for line in (logs / f"{name}.log").open()]
+    assert [(line["event"], line["state"]) for line in said if line.get("event") == "ended"] == [
+        ("ended", "done"),
+        ("ended", "failed"),
+    ]
+    assert not [line for line in said if "traceback" in line or "Traceback" in line["message"]]
     made = [str(p.relative_to(tmp_path / "by-run")) for p in (tmp_path / "by-run").rglob("*") if p.is_file()]
     made = [path for path in made if not path.startswith(".reshard/")]
     assert len(made) > 5

@@ -107,7 +107,7 @@ def another(store: JobStore, name: str = "worker-b", schema: int = SCHEMA) -> Le
 
 def followed(store: JobStore) -> None:
     """Have the followers handle all that happened, as control would."""
-    followers = (Cursor(store), Outcomes(), Counters())
+    followers = (Cursor(store), Outcomes(), Counters(store))
     while sum(follow(follower, Reader(store.redis, follower.group)) for follower in followers):
         pass
 

@@ -74,7 +74,7 @@ def in_a_process(url: str, work: Callable[[JobStore], None]) -> int:
 
 
 def all_of(store: JobStore) -> tuple[Follower, ...]:
-    return Cursor(store), Outcomes(), Counters()
+    return Cursor(store), Outcomes(), Counters(store)
 
 
 def left(store: JobStore) -> bool:
@@ -219,8 +219,8 @@ def test_an_effect_of_who_lost_its_events_is_not_written(store: JobStore) -> Non
     slow, quick = Reader(store.redis, "counters", take_over=0), Reader(store.redis, "counters", take_over=0)
     store.cancel(store.submit(ask()).id)
     taken = slow.take()
-    Counters().handle(quick.take(), quick)
-    Counters().handle(taken, slow)
+    Counters(store).handle(quick.take(), quick)
+    Counters(store).handle(taken, slow)
     assert store.redis.hgetall(TOTALS) == {b"ended:cancelled": b"1"}
 
 

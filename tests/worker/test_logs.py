@@ -1,13 +1,27 @@
-"""Promise 6: what a worker logs lets nobody in."""
+"""What workers and control log: nothing that lets anybody in, and each job's start and end once."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from reshard.pipeline.planning.model import Plan
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Leases
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import arrays, save_single
+from tests.support.procs import Broker, Machine, Proc, wait_for
+from tests.worker.conftest import another, ask, claimed, copied, copying, followed
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -42,3 +56,152 @@ def test_a_worker_logs_no_signed_url(namespace: Namespace, tmp_path: Path) -> No
     assert any("/_cdn/" in entry["path"] and "signature=" in entry["path"] for entry in namespace.admin.log())
     assert "signature=" not in done.stderr
     assert namespace.token not in done.stderr
+
+
+TROUBLE = {"code": "hub.quota", "message": "no storage left", "hint": "free some", "facts": {}}
+
+
+def told(records: Iterable[Any]) -> list[tuple[str, str, str | None]]:
+    """Of each job's start and end: what, of which job, and the state in which it ended."""
+    facts = [record if isinstance(record, dict) else record.__dict__ for record in records]
+    return [(line["event"], line["job"], line.get("state")) for line in facts if "event" in line]
+
+
+def test_a_jobs_start_and_end_are_logged_once_and_those_of_a_retry_anew(
+    store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job, lease = copying(store, leases, plan)
+    assert another(store).claim(job) is not None
+    assert leases.again(lease, TROUBLE, 0) == "ok"
+    assert leases.fail(claimed(leases, job, "group:00002"), TROUBLE) == "ok"
+    store.retry(job)
+    claimed(leases, job, "check")
+    claimed(leases, job, "group:00000")
+    followed(store)
+    assert told(caplog.records) == [("started", job, None), ("ended", job, "failed"), ("started", job, None)]
+    ended = next(record for record in caplog.records if getattr(record, "event", "") == "ended")
+    assert ended.getMessage().endswith(" s, error[hub.quota]")
+    assert "them/model -> us/model, 0 bytes" in ended.getMessage()
+
+
+def test_the_end_of_a_cancelled_job_is_logged_by_control_and_not_by_its_copiers(
+    store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job, lease = copying(store, leases, plan)
+    store.cancel(job)
+    assert leases.release(lease, "drain") == leases.fail(lease, TROUBLE) == "cancelled"
+    assert told(caplog.records) == [("started", job, None)]
+    followed(store)
+    followed(store)
+    assert told(caplog.records)[1:] == [("ended", job, "cancelled")]
+
+
+def test_an_end_counts_the_seconds_since_the_start_and_names_the_commit(
+    store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = copied(store, leases, plan)
+    caplog.set_level(logging.INFO)
+    publish = claimed(leases, job, "publish")
+    assert leases.begin(publish) == "ok"
+    published = {"commit": "c0ffee", "ref": "main", "found": False, "source": "s", "attested": {}, "checks": []}
+    assert leases.done(publish, published) == "ok"
+    store.redis.hincrby(f"reshard:job:{job}", "started", -90_000)
+    assert leases.done(claimed(leases, job, "confirm"), []) == "ok"
+    (line,) = [record.__dict__ for record in caplog.records if "event" in record.__dict__]
+    assert (line["state"], line["commit"], line["code"]) == ("done", "c0ffee", None)
+    assert line["bytes"] == store.get(job).bytes == sum(shard.size for shard in plan.shards)
+    assert 90 <= line["seconds"] < 91 + (store.get(job).since - store.get(job).created)
+
+
+def test_a_broker_that_is_gone_when_a_job_has_ended_costs_only_the_figures(
+    store: JobStore, leases: Leases, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = store.submit(ask()).id
+    lease = claimed(leases, job, "plan")
+    with monkeypatch.context() as patched:
+        patched.setattr(leases, "_store", JobStore(open_redis("redis://127.0.0.1:1/0")))
+        assert leases.fail(lease, TROUBLE) == "ok"
+    assert store.get(job).state == "failed"
+    assert told(caplog.records)[1:] == [("ended", job, None)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, broker: Broker, store: JobStore) -> Any:
+    save_single(tmp_path / "model", arrays(20, 100_000))
+    with Machine(tmp_path, broker.url, RESHARD_ALLOWED_FOLDERS=str(tmp_path)) as machine:
+        yield machine
+
+
+def command(*words: str) -> list[str]:
+    """What a person types, in a process of its own."""
+    return [sys.executable, "-c", "from reshard.cli.main import main; main()", *words]
+
+
+def submit(machine: Machine, source: str, target: str) -> str:
+    at = machine.folder
+    done = machine.run("submit", str(at / source), "--to", str(at / target), "--size", "300KB", "--quiet")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ended(store: JobStore, *jobs: str) -> None:
+    for job in jobs:
+        wait_for(lambda job=job: store.get(job).state.ended, f"the end of job {job}", 60)  # type: ignore[misc]
+
+
+def stop(*processes: Proc) -> None:
+    """As a process manager that signals every process of a service."""
+    for process in processes:
+        process.signal_all(signal.SIGTERM)
+    assert [process.wait(40) for process in processes] == [0] * len(processes)
+
+
+def test_logs_in_json_are_an_object_a_line_and_tell_of_each_job_once(machine: Machine, store: JobStore) -> None:
+    control = machine.start("control", command("control", "--log-format", "json"))
+    dropped = submit(machine, "model", "dropped")
+    store.cancel(dropped)
+    worker = machine.start("worker", command("worker", "--concurrency", "2", "--log-format", "json"))
+    done, failed = submit(machine, "model", "out"), submit(machine, "nothing", "none")
+    ended(store, done, failed)
+    store.retry(failed)
+    ended(store, failed)
+    wait_for(lambda: dropped in control.said(), "control's hearing of the cancel")
+    stop(worker, control)
+
+    lines = [json.loads(line) for process in (control, worker) for line in process.said().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert [line for line in lines if line["logger"].startswith("celery") and line["level"] == "INFO"] == []
+    assert sorted(told(lines), key=str) == sorted(
+        [
+            ("ended", dropped, "cancelled"),
+            *(("started", done, None), ("ended", done, "done")),
+            *2 * (("started", failed, None), ("ended", failed, "failed")),
+        ],
+        key=str,
+    )
+    (end,) = [line for line in lines if line.get("event") == "ended" and line["job"] == done]
+    facts = store.get(done)
+    places = (str(machine.folder / "model"), str(machine.folder / "out"))
+    assert (end["source"], end["target"], end["bytes"]) == (*places, facts.bytes)
+    assert end["commit"] == (facts.published or {})["commit"]
+    assert isinstance(end["seconds"], float)
+    assert {line["code"] for line in lines if line.get("state") == "failed"} == {"source.no_folder"}
+
+
+def test_a_normal_end_leaves_no_banner_task_or_traceback_in_a_log_not_even_in_the_middle_of_a_copy(
+    machine: Machine, store: JobStore
+) -> None:
+    control, worker = machine.control(), machine.worker()
+    done = submit(machine, "model", "first")
+    ended(store, done)
+    Fleet(store).limit({"bandwidth": "50kB/s"})
+    job = submit(machine, "model", "second")
+    wait_for(lambda: any(claim.unit.startswith("group") for claim in store.get(job).claims), "a copy under way")
+    stop(worker, control)
+    said = worker.said() + control.said()
+    assert f"INFO reshard.jobs: job {done} done: " in said
+    assert not [word for word in ("Traceback", "[tasks]", "reshard.wake", "SecurityWarning") if word in said]
+    assert all(" reshard." in line or " WARNING " in line or " ERROR " in line for line in said.splitlines()), said

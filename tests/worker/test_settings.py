@@ -62,3 +62,14 @@ def test_data_lies_where_the_desktop_standard_says(monkeypatch: pytest.MonkeyPat
     assert default_data_dir() == Path("/data/reshard")
     monkeypatch.delenv("XDG_DATA_HOME")
     assert default_data_dir() == Path.home() / ".local" / "share" / "reshard"
+
+
+def test_logs_lie_with_the_state_of_programs_or_with_the_data_where_an_operator_chose_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert Settings().log_dir == Path("/state/reshard/logs")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert Settings().log_dir == Path.home() / ".local" / "state" / "reshard" / "logs"
+    monkeypatch.setenv("RESHARD_DATA_DIR", "/data/of/one")
+    assert Settings().log_dir == Path("/data/of/one")

@@ -259,7 +259,7 @@ def test_a_second_sigterm_hands_back_at_once(site: Site) -> None:
     job = site.submit()
     site.space.admin.wait_for_fault(rule, waiting=1)
     worker.terminate()
-    wait_for(lambda: "Warm shutdown" in worker.said(), "the first signal's effect")
+    wait_for(lambda: "the worker ends" in worker.said(), "the first signal's effect")
     worker.terminate()
     worker.wait(30)  # and not the ten minutes of its drain
     assert site.store.get(job).claims == ()
@@ -308,10 +308,23 @@ def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Si
     assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
 
 
+# A worker whose log has Celery's lines about each task.
+TALKATIVE = """
+import logging
+from celery import signals
+from celery.__main__ import main
+
+signals.worker_init.connect(lambda **_: logging.getLogger("celery").setLevel(logging.INFO), weak=False)
+main()
+"""
+
+
 def test_a_broker_that_is_away_when_a_task_ends_does_not_stop_its_worker(site: Site) -> None:
     """Kombu cannot acknowledge the message then; with a prefetch of one, a message that stays open is the last one."""
-    worker = site.machine.worker(concurrency=1)
-    wait_for(lambda: " ready." in worker.said(), "its child's being there")
+    python, module, celery, *arguments = worker_command(1)
+    assert (module, celery) == ("-m", "celery")
+    worker = site.machine.start("worker", [python, "-c", TALKATIVE, *arguments])
+    wait_for(lambda: "the worker is running" in worker.said(), "its child's being there")
     children = worker.children()
     for pid in children:
         os.kill(pid, signal.SIGSTOP)

@@ -10,6 +10,7 @@ anywhere when it is set.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 GRACE = 5.0  # seconds after the second signal at which the main process ends whatever its children do
 HANDED_OVER = 75  # exit code of a child that gave its work back: EX_TEMPFAIL of sysexits.h
@@ -59,6 +62,7 @@ def from_afar(drained: bool) -> None:
 
 def in_main(**_: Any) -> None:
     """On the first signal to the main process (Celery's ``worker_shutting_down``)."""
+    log.info("the worker ends, and hands back what it cannot finish soon; a second signal ends it at once")
     _shared[_SIGNAL] = max(_shared[_SIGNAL], _DRAIN)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, _again)

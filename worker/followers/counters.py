@@ -6,8 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import Event, Reader
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline
+from reshard.worker.queue.states import JobState
 
 TOTALS = f"{PREFIX}totals"
 
@@ -29,9 +32,12 @@ def counted(events: Sequence[Event]) -> Counter[str]:
 
 
 class Counters:
-    """Adds up events."""
+    """Adds up events, and logs the end of a job that no worker knows of because a client made it, by a cancel."""
 
     group = "counters"
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
         def effect(pipe: Pipeline, left: Sequence[Event]) -> None:
@@ -40,3 +46,6 @@ class Counters:
                 pipe.hincrby(TOTALS, name, number)
 
         reader.once(events, effect, TOTALS)
+        for event in events:
+            if event.kind == "ended" and event.fields["state"] == JobState.cancelled:
+                job_ended(self._store, event.fields["job"])

@@ -83,6 +83,7 @@ class Job:
     request: Request
     created: float
     since: float  # when it came into this state
+    started: float = 0.0  # when a worker took it up after the submit or the last retry; before that, as ``since``
     bytes: int = 0  # to copy; 0 before there is a plan
     bytes_done: int = 0
     shards: int = 0
@@ -409,6 +410,7 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
         request=request,
         created=int(fields["created"]) / 1000,
         since=int(fields["since"]) / 1000,
+        started=int(fields.get("started", fields["since"])) / 1000,
         bytes=int(fields.get("bytes", 0)),
         bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
         shards=int(fields.get("shards", 0)),

@@ -22,6 +22,7 @@ from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
 from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.logs import job_ended, job_started
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
@@ -46,6 +47,11 @@ class Lease:
     state: JobState  # when it was claimed
     dead: str | None  # the token of an owner who never handed back
     bulk: bool
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a log line."""
+        return {"job": self.job, "unit": self.unit, "attempt": self.attempts}
 
     @property
     def kind(self) -> Kind:
@@ -80,22 +86,26 @@ class Leases(Wakes):
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""
         token = uuid4().hex
-        wake, unit, attempts, error, state, dead, priority = texts(
+        request = self.redis.hget(job_key(job), "request") or ""
+        wake, unit, attempts, error, state, dead, priority, starts = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
-                *self.fleet.look(), self._unknown(job),
+                *self.fleet.look(), self._unknown(request),
             )
         )  # fmt: skip
         self.wake(wake, job)
         if not unit:
             return None
+        if starts == "1":
+            job_started(job, Request.known(request)[0])
         last_error = json.loads(error) if error else None
         return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
 
-    def _unknown(self, job: str) -> str:
-        """What of the job's request this release does not know: a newer one's options."""
+    @staticmethod
+    def _unknown(request: str | bytes) -> str:
+        """What of a job's request this release does not know: a newer one's options."""
         try:
-            Request.model_validate_json(self.redis.hget(job_key(job), "request") or "")
+            Request.model_validate_json(request)
         except ValidationError as error:
             return unknown_names(error)
         return ""
@@ -135,6 +145,7 @@ class Leases(Wakes):
         return self._answer(
             lease,
             "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result),
+            ends=lease.kind in {"plan", "confirm"},
         )  # fmt: skip
 
     def begin(self, lease: Lease) -> Answer:
@@ -184,11 +195,15 @@ class Leases(Wakes):
         return self._answer(
             lease,
             "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after),
+            ends=verdict != "retry",
         )  # fmt: skip
 
-    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
+    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int, ends: bool = False) -> Answer:
+        """Run a step of this unit, one that ``ends`` the job when it answers ok included."""
         answer, wake = texts(self._run(step, *arguments))
         self.wake(wake, lease.job)
+        if ends and answer == "ok":
+            job_ended(self._store, lease.job)
         return cast(Answer, answer)
 
     # -------------------------------------------------------------------------------------------- what a step needs

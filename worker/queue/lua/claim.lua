@@ -1,10 +1,10 @@
 -- id, token, worker, lease ms, schema, hand-back ms, night, 1 if the window is shut, what is unknown of the request
--- -> {queue to wake or '', unit or '', attempts, last error, state, the dead owner's token, priority}
+-- -> {queue to wake or '', unit or '', attempts, last error, state, the dead owner's token, priority, 1 if the job starts}
 local UNITS = { plan = true, check = true, group = true, publish = true, confirm = true }
 local id, token, worker, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local t = now()
 local state = get(id, 'state')
-local nothing = { '', '', 0, '', state or '', '', '' }
+local nothing = { '', '', 0, '', state or '', '', '', 0 }
 if not state or ENDED[state] then
   drop(id, 'due')
   return nothing
@@ -49,7 +49,7 @@ local name, for_others = claimable(id, worker, t)
 if not name and for_others then
   return leave('it waits for another worker than ' .. process(worker) .. ', which failed it')
 end
-if not name then return { settle(id, t), '', 0, '', state, '', '' } end
+if not name then return { settle(id, t), '', 0, '', state, '', '', 0 } end
 
 if not UNITS[string.match(name, '^%a+')] then return leave(name .. ' is unknown to ' .. worker .. ': a newer one does it') end
 
@@ -67,4 +67,4 @@ event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts)
 if state == 'queued' then set_state(id, 'planning', t) end
 if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
 return { settle(id, t), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '',
-  get(id, 'priority') }
+  get(id, 'priority'), redis.call('HSETNX', key(id), 'started', t) }

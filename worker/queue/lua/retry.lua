@@ -20,7 +20,7 @@ free_all(id)
 for _, name in ipairs(redis.call('ZRANGE', todo, 0, -1)) do
   redis.call('HDEL', key(id, 'units'), name .. '.attempts', name .. '.error', name .. '.voids', name .. '.failed_by')
 end
-redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone')
+redis.call('HDEL', key(id), 'error', 'last_error', 'note', 'undone', 'started')
 redis.call('HSET', key(id), 'asked', t)
 redis.call('HSET', PREFIX .. 'active', target, id)
 
