@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import inspect
+import re
 import socket
 from collections.abc import Callable, Iterator
 from inspect import Parameter, Signature
@@ -210,6 +211,16 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
     if missing:
         raise UsageError(what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     return read_request(**request)
+
+
+_SECONDS = {"min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_age(text: str, option: str) -> float:
+    """Seconds; raises UsageError."""
+    if (match := re.fullmatch(r"(\d{1,9}) ?(min|h|d|w)", text.strip(), re.ASCII)) is None:
+        raise UsageError(what=f"{option} {text}: not an age like 30min, 12h, 7d or 4w")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _typed_as(parameter: str) -> str:

@@ -1,4 +1,4 @@
-"""`reshard submit, status, list, watch, cancel, retry, rollback`: jobs on the queue."""
+"""`reshard submit, status, list, watch, cancel, retry, rollback, delete`: jobs on the queue."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from reshard.cli import completion
-from reshard.cli.arguments import Verbose, argument, read_output, read_request, takes, value
+from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_of, report_text
-from reshard.cli.output import Output, lasted, lines, when
+from reshard.cli.output import Output, count, lasted, lines, some, when
 from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
-from reshard.pipeline.errors import NothingToRollBack, UsageError, WrongState
+from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, UsageError, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import Folder, Hub, parse_place
 from reshard.pipeline.request import Options, Priority, Request
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
+AWAITED = "control has noted its end in a catalog"
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
@@ -244,3 +245,47 @@ def _roll_back_target(place: Hub | Folder, output: Output) -> None:
     commit = last.id if undoes(last) else undo(target, undone)
     text = f"commit {undone} of {place} is undone by {commit}"
     output.result({"job": None, "undone": undone, "commit": commit}, text, commit)
+
+
+@takes(output=read_output)
+def delete(
+    *,
+    jobs: Annotated[
+        list[str] | None, argument("JOB", "Ids of jobs, or the start of each.", autocompletion=completion.jobs)
+    ] = None,
+    state: Annotated[
+        list[JobState] | None, value("STATE", "Delete the jobs that ended in this state. May be given again.")
+    ] = None,
+    older_than: Annotated[str | None, value("AGE", "Delete the jobs that ended so long ago, as 12h or 30d.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would be deleted.")] = False,
+    output: Output,
+) -> None:
+    """Delete jobs that have ended.
+
+    What they published stays. A deleted job cannot be retried, watched or rolled back; `rollback DST` still works.
+
+    Example: reshard delete --state failed --state cancelled --older-than 7d
+    """
+    from reshard.worker.queue import ended
+
+    if bool(jobs) == bool(state or older_than):
+        raise UsageError(what="give either the JOBs to delete, or --state and --older-than to choose them by")
+    if under_way := sorted({*(state or ())} - ENDED):
+        raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
+    age = parse_age(older_than, "--older-than") if older_than else 0.0
+    with open_queue() as queue:
+        kept = queue.catalogs.awaited()
+        for record in (records := [queue.jobs.get(job) for job in jobs or ()]):
+            if not record.state.ended:
+                raise JobUnderWay(job=record.id, state=record.state)
+            if record.id in kept:
+                raise WrongState(job=record.id, state=record.state, why=f"it is kept until {AWAITED}")
+        found = [record.id for record in records] or ended.ended(queue.jobs.redis, state or ENDED, age)
+        kept &= {*found}
+        found = [id for id in dict.fromkeys(found) if id not in kept]
+        deleted = 0 if dry_run else ended.delete(queue.jobs.redis, found)
+    text = f"would delete {count(len(found), 'job')}" if dry_run else f"deleted {count(deleted, 'job')}"
+    text += f": {some(found)}" if found else ""
+    text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(sorted(kept))}" if kept else ""
+    facts = {"deleted": deleted, "dry_run": dry_run, "jobs": found, "kept": sorted(kept)}
+    output.result(facts, text, "\n".join(found))

@@ -26,7 +26,7 @@ app = Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     RESHARD: (plan.plan, run.run, verify.verify, doctor.doctor),
-    JOBS: (jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback),
+    JOBS: (jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback, jobs.delete),
     SERVICE: (service.up, service.down, service.worker, service.control),
 }
 GROUPS = {CATALOGS: (catalog.catalog, schedule.schedule), SERVICE: (fleet.fleet,)}

@@ -34,10 +34,10 @@ from reshard.worker.followers.notices import Notifier, hooks
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX, Scripts, texts
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -123,17 +123,7 @@ class Control:
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago, JANITOR_BATCH at most; returns how many."""
-        seconds, _ = self._store.redis.time()
-        horizon = (seconds - self._keep) * 1000
-        old: list[str] = []
-        for state in sorted(ENDED):
-            ended, room = f"{PREFIX}jobs:{state}", JANITOR_BATCH - len(old)
-            old += texts(self._store.redis.zrangebyscore(ended, "-inf", horizon, 0, room))
-        with self._store.redis.pipeline(transaction=False) as pipeline:
-            delete = Scripts(pipeline)
-            for id in old:
-                delete("delete", id)
-            return sum(pipeline.execute())
+        return delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH))
 
 
 def main(settings: Settings) -> None:

@@ -138,6 +138,8 @@ class TooManyAttempts(JobError, code="job.attempts"):
 class WrongState(JobError, code="job.state"):
     message = "job {job} is {state}: {why}"
     hint = "see `reshard status {job}`"
+class JobUnderWay(WrongState, code="job.under_way", why="only a job that has ended can be deleted"):
+    hint = "`reshard cancel {job}` first, or wait for its end with `reshard watch {job}`"
 class TargetBusy(JobError, code="job.target_busy"):
     message = "job {job} is already at work on {target}, with another request"
     hint = "wait for it with `reshard watch {job}`, or stop it with `reshard cancel {job}`"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.worker.queue.jobs import without_password
+from reshard.worker.queue.jobs import JobStore, without_password
+from reshard.worker.queue.scripts import PREFIX
 from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
 
@@ -81,6 +82,78 @@ def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     head, *rows = queue("list", "--all").out.splitlines()
     assert head.split() == ["JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE", "->", "TARGET"]
     assert any(row.startswith(f"{old}  cancelled  ") for row in rows), rows
+
+
+def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_them(queue: Queue) -> None:
+    ended, running = (queue("submit", "a/model", "--to", f"b/{name}", "-q").out.strip() for name in ("gone", "stays"))
+    assert queue("cancel", ended).code == 0
+    refused = queue("delete", ended, running)
+    assert refused.code == 11
+    assert refused.err.splitlines() == [
+        f"error[job.under_way]: job {running} is queued: only a job that has ended can be deleted",
+        f"hint: `reshard cancel {running}` first, or wait for its end with `reshard watch {running}`",
+    ]
+    assert queue("status", ended, "-q").out == "cancelled\n"
+    assert queue("delete", ended[:8], ended).out == f"deleted 1 job: {ended}\n"
+    for command in (["status"], ["retry"], ["rollback"], ["watch"], ["delete"]):
+        assert queue(*command, ended).err.splitlines()[0] == f"error[job.not_found]: no job {ended}"
+    assert ended not in queue("list", "--all", "-q").out
+    (again,) = queue("submit", "a/model", "--to", "b/gone", "--json").documents
+    assert not again["existed"] and again["job"] != ended
+    assert queue("cancel", again["job"]).code == queue("cancel", running).code == 0
+
+
+def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Queue, url: str) -> None:
+    queue("delete", "--older-than", "0d")
+    old, new, running = (queue("submit", "a/model", "--to", f"b/{n}", "-q").out.strip() for n in ("old", "new", "runs"))
+    for job in (old, new):
+        queue("cancel", job)
+    with JobStore.at(url) as store:
+        store.redis.zincrby(f"{PREFIX}jobs:cancelled", -8 * 86_400_000, old)
+    chosen = ("delete", "--state", "cancelled", "--older-than", "7d")
+    assert queue(*chosen, "--dry-run").out == f"would delete 1 job: {old}\n"
+    assert queue("delete", "--state", "failed", "--json").documents == [
+        {"deleted": 0, "dry_run": False, "jobs": [], "kept": []}
+    ]
+    assert queue(*chosen, "-q").out == f"{old}\n"
+    assert queue(*chosen).out == "deleted 0 jobs\n"
+    assert queue("delete", "--state", "cancelled", "--state", "done", "--json").documents == [
+        {"deleted": 1, "dry_run": False, "jobs": [new], "kept": []}
+    ]
+    assert queue("status", running, "-q").out == "queued\n"
+    assert queue("cancel", running).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "give either the JOBs to delete, or --state and --older-than to choose them by"),
+        (["abc", "--state", "done"], "give either the JOBs to delete, or --state and --older-than to choose them by"),
+        (["--state", "copying"], "--state copying: such a job has not ended; `reshard cancel` it first"),
+        (["--older-than", "6m"], "--older-than 6m: not an age like 30min, 12h, 7d or 4w"),
+    ],
+)
+def test_what_cannot_be_deleted_is_said_before_anything_is(queue: Queue, words: list[str], what: str) -> None:
+    done = queue("delete", *words)
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error[usage]: {what}")
+
+
+def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, tmp_path: Path) -> None:
+    """No control runs here, so its end is never noted."""
+    job = queue("submit", "a/model", "--to", "b/of-a-catalog", "-q").out.strip()
+    queue("cancel", job)
+    with JobStore.at(url) as store:
+        store.redis.sadd(f"{PREFIX}catalogs:looked_at", "night")
+        store.redis.hset(f"{PREFIX}catalog:night:active", "0", job)
+    why = "control has noted its end in a catalog"
+    refused = queue("delete", job)
+    assert (refused.code, refused.err.splitlines()[0]) == (
+        11, f"error[job.state]: job {job} is cancelled: it is kept until {why}",
+    )  # fmt: skip
+    assert queue("delete", "--state", "cancelled").out.splitlines()[-1] == f"kept 1 job until {why}: {job}"
+    with JobStore.at(url) as store:
+        store.redis.delete(f"{PREFIX}catalog:night:active", f"{PREFIX}catalogs:looked_at")
+    assert queue("delete", job, "-q").out == f"{job}\n"
 
 
 def test_a_job_that_nobody_knows_is_one_line(queue: Queue) -> None:

@@ -47,6 +47,16 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
     assert queue("schedule", "list").out == "no schedules\n"
 
 
+def test_a_schedule_shows_that_its_last_job_was_deleted(queue: Queue) -> None:
+    assert add(queue, "forgetful").code == 0
+    fired = queue("schedule", "run", "forgetful", "--quiet").out.strip()
+    queue("cancel", fired)
+    assert queue("delete", fired).code == 0
+    assert f"job {fired}, deleted since" in queue("schedule", "list").out
+    assert queue("schedule", "show", "forgetful").code == 0
+    assert queue("schedule", "remove", "forgetful").code == 0
+
+
 def test_what_is_wrong_is_said_in_one_line(queue: Queue) -> None:
     assert add(queue, "taken").code == 0
     for done, code, said in (

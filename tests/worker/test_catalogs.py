@@ -356,6 +356,23 @@ def test_a_target_that_another_request_has_is_a_failure(catalogs: Cursor, store:
     assert ended.error is not None and other in ended.error["message"]
 
 
+def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobStore, leases: Leases) -> None:
+    begin(catalogs, definition(1))
+    (job,) = jobs(catalogs)
+    other = store.submit(ask("other")).id
+    finish(leases, job)
+    assert catalogs.awaited() == {job}
+    followed(store)
+    assert catalogs.awaited() == set()
+    for one in (job, other):
+        if one == other:
+            store.cancel(one)
+        store.delete(one)
+    catalogs.reconcile()
+    assert catalogs.get("mirror").state == "done"
+    assert catalogs.get("mirror").failures() == {}
+
+
 def test_a_job_that_was_deleted_is_a_failure(catalogs: Cursor, store: JobStore) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)

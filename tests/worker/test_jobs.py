@@ -13,16 +13,18 @@ from reshard.pipeline.errors import (
     Ambiguous,
     BrokerUnavailable,
     JobNotFound,
+    JobUnderWay,
     SourceNotFound,
     TargetBusy,
     WrongState,
 )
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
+from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.jobs import Job, JobStore, open_redis, submission, without_password
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import job_key
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.scripts import PREFIX, job_key
+from reshard.worker.queue.states import ENDED, JobState
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines
 
 NOT_FOUND = SourceNotFound(repo="them/model", endpoint="https://hub").to_dict()
@@ -258,8 +260,10 @@ def test_what_was_published_is_confirmed_and_not_planned_again(store: JobStore, 
 
 def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:
     job = store.submit(ask()).id
-    with pytest.raises(WrongState):
+    with pytest.raises(JobUnderWay, match="only a job that has ended"):
         store.delete(job)
+    assert delete(store.redis, [job]) == 0
+    assert store.get(job).state == JobState.queued
     store.cancel(job)
     store.delete(job)
     with pytest.raises(JobNotFound):
@@ -348,3 +352,25 @@ def test_a_job_in_a_state_of_a_newer_release_is_not_cancelled(store: JobStore) -
     with pytest.raises(WrongState, match="is auditing: only a newer release knows this state"):
         store.cancel(job)
     assert store.get(job).state == "auditing"
+
+
+def test_jobs_that_ended_are_found_by_state_and_age(store: JobStore) -> None:
+    new, old, failed = (store.submit(ask(name=name)).id for name in ("new", "old", "failed"))
+    for job in (new, old):
+        store.cancel(job)
+    store.redis.zincrby(f"{PREFIX}jobs:cancelled", -3_600_000, old)
+    store.redis.zadd(f"{PREFIX}jobs:failed", {failed: 0})
+    assert ended(store.redis, [JobState.cancelled], 3600) == [old]
+    assert ended(store.redis, [JobState.cancelled], 0) == [old, new]
+    assert ended(store.redis, [JobState.failed, JobState.cancelled], 60) == [old, failed]
+    assert ended(store.redis, ENDED, 0, most=2) == [old, new]
+    assert ended(store.redis, [JobState.done], 0) == []
+
+
+def test_more_jobs_than_one_exchange_takes_are_deleted(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.worker.queue.ended.BATCH", 2)
+    jobs = [store.submit(ask(name=name)).id for name in "abcde"]
+    for job in jobs:
+        store.cancel(job)
+    assert delete(store.redis, jobs) == 5
+    assert store.recent() == []

@@ -19,7 +19,7 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.models import add_friends, arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Clock, ask
+from tests.worker.conftest import Clock, ask, followed
 
 DAY = 86_400.0
 
@@ -122,6 +122,18 @@ def test_a_time_at_which_the_last_job_is_still_at_work_starts_none(
     store.cancel(job.id)
     clock.now += DAY
     assert outcomes(schedules) == ["fired"]
+
+
+def test_it_fires_on_although_its_last_job_was_deleted(store: JobStore, schedules: Schedules, clock: Clock) -> None:
+    clock.now = schedules.add(nightly())
+    assert outcomes(schedules) == ["fired"]
+    [job] = store.recent()
+    store.cancel(job.id)
+    store.delete(job.id)
+    followed(store)
+    clock.now += DAY
+    assert outcomes(schedules) == ["fired"]
+    assert [new.id != job.id for new in store.recent()] == [True]
 
 
 def test_a_target_that_another_request_has_is_left_alone(store: JobStore, schedules: Schedules, clock: Clock) -> None:

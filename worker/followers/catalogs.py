@@ -119,6 +119,11 @@ class Catalogs:
     def names(self) -> list[str]:
         return sorted(texts(self._redis.smembers(ALL)))
 
+    def awaited(self) -> set[str]:
+        """The jobs whose end a run has not noted yet, ended or not: without its record one would count as failed."""
+        names = texts(self._redis.smembers(LOOKED_AT))
+        return {job for name in names for job in texts(self._redis.hvals(key(name, "active")))}
+
     def get(self, name: str) -> CatalogStatus:
         """Raises CatalogNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:

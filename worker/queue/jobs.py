@@ -30,6 +30,7 @@ from reshard.pipeline.errors import (
     BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
+    JobUnderWay,
     TargetBusy,
     WrongState,
 )
@@ -247,10 +248,10 @@ class JobStore:
 
     @_answering
     def delete(self, id: str) -> None:
-        """Forget a job that has ended; raises JobNotFound, WrongState."""
+        """Forget a job that has ended; raises JobNotFound, JobUnderWay."""
         id = self.resolve(id)
         if not self.run("delete", id):
-            raise WrongState(job=id, state=self.get(id).state, why="only a job that has ended can be deleted")
+            raise JobUnderWay(job=id, state=self.get(id).state)
 
     # -------------------------------------------------------------------------------------------------------- look
 
