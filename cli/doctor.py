@@ -75,24 +75,28 @@ def _repository(place: str, output: Output) -> None:
     source = open_source(parse_place(place), context)
     with closing(MetaLoader()) as meta_loader:
         health = examine(source, meta_loader, context.tmpdir)
+    refused = health.refusals
     facts: dict[str, Any] = {
         "place": str(source.place),
         "commit": source.pin.commit,
         "visibility": source.visibility,
-        "state": "trouble" if health.refused else "warning" if health.symptoms else "ok",
+        "state": "trouble" if refused.always else "warning" if health.symptoms else "ok",
         "tensors": health.tensors,
         "bytes": health.weights,
         "symptoms": [asdict(symptom) for symptom in health.symptoms],
+        "refused": {name: error.to_dict() if error else None for name, error in refused._asdict().items()},
     }
     output.result(facts, _text(facts), facts["state"])
-    if health.refused:
-        raise health.refused
+    if refused.always:
+        raise refused.always
 
 
 def _text(facts: dict[str, Any]) -> str:
-    symptoms = facts["symptoms"]
+    symptoms, strict = facts["symptoms"], facts["refused"]["require_model"]
     head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
-    if not symptoms:
-        return f"{head}; no problems found"
     found = [f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}" for symptom in symptoms]
-    return "\n".join([f"{head}; {count(len(symptoms), 'problem')}", *first(found, SYMPTOMS_SHOWN)])
+    rows = [f"{head}; {count(len(symptoms), 'problem') if symptoms else 'no problems found'}"]
+    rows += first(found, SYMPTOMS_SHOWN)
+    if strict:
+        rows.append(f"--require model would refuse it, {strict['code']}: {strict['facts']['why']}")
+    return "\n".join(rows)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.doctor.refusals import Refusals, refusals
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
 from reshard.pipeline.protocols import Source
@@ -48,20 +49,21 @@ class Symptom:
 
 
 class Health(NamedTuple):
-    """Every symptom, the worst first; ``refused`` is why the pipeline would not take it, if it would not."""
+    """Every symptom, the worst first, and what `run` would refuse."""
 
     symptoms: tuple[Symptom, ...]
-    refused: CheckpointError | None
+    refusals: Refusals
     tensors: int
     weights: int  # bytes of the files that a loader reads
 
 
 def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None) -> Health:
-    """Raises NoWeights, and what stores raise; whatever is broken is a symptom.
+    """Raises NoWeights where there are none of any kind, and what stores raise; whatever is broken is a symptom.
 
-    ``meta_loader`` is asked only about a tokenizer whose files leave open whether it loads.
+    ``meta_loader`` is asked about the model's class, and about a tokenizer whose files leave open whether it loads.
     """
     side = OpenedSide.attempt(source)
+    refused = refusals(source, meta_loader, tmpdir)
     rules = check_rules(source, side)
     seen = _seen(source, side)
     weights = sum(file.size for file in seen.files)
@@ -70,11 +72,13 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     if isinstance(side, CheckpointError):
         cure = f"a reshard refuses it: {side.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
-        return Health(tuple(symptoms), side, rules.figures["tensors"], weights)
-    symptoms = [Symptom("index", text, _RESHARD) for text in rules.findings]
+        return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
+    symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]
+    symptoms += [Symptom("on a Hub", f"{e.code}: {e}", e.next_step) for e in [refused.on_hub] if e]
+    symptoms += [Symptom("index", text, _RESHARD) for text in rules.findings]
     symptoms += [Symptom("duplicate", f"{path}: {why}", _NOT_CARRIED) for path, why in side.opened.duplicates.items()]
     symptoms += [*around, *_names(side, seen)]
-    return Health(tuple(symptoms), None, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
+    return Health(tuple(symptoms), refused, sum(len(c.tensors) for c in side.opened.checkpoints), weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from tests.cli.conftest import Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import save_single
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -36,6 +39,24 @@ def test_a_repository_is_looked_over(reshard: Run, model: Path) -> None:
     assert "-> a reshard leaves it out" in done.out
     (model / "model.safetensors").write_bytes(b"short")
     assert reshard("doctor", model, "--quiet").code == 5
+
+
+def test_an_adapter_alone_is_no_healthy_repository(reshard: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    save_single(folder, {"lora_A": np.zeros(9, np.float32)}, "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    ran, seen = reshard("run", folder, "--to", tmp_path / "out"), reshard("doctor", folder)
+    assert seen.code == ran.code == 3
+    assert seen.err.splitlines() == ran.err.splitlines()[-2:], "the same error and hint"
+    assert "1 problem\nrefused: " in seen.out
+    (facts, error) = reshard("doctor", folder, "--json").documents
+    assert (facts["state"], facts["refused"]["always"]) == ("trouble", error["error"])
+
+
+def test_what_only_require_model_refuses_is_no_problem_and_told(reshard: Run, model: Path) -> None:
+    done = reshard("doctor", model)
+    assert done.code == 0
+    assert done.out.splitlines()[-1].startswith("--require model would refuse it, proof.model_required: ")
 
 
 def test_hooks_are_tried_when_asked(reshard: Run, tmp_path: Path) -> None:
