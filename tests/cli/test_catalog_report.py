@@ -20,9 +20,11 @@ def failed(error: ReshardError, job: str | None = "j1") -> Ended:
 
 
 def seen(*rows: tuple[str, str | None, Ended], todo: int = 0, note: str | None = None) -> Seen:
+    failures = sum(ended.outcome == "failed" for _, _, ended in rows)
     return Seen(
         definition=Definition(name="mirror", text="name: mirror", asked_by="ann@desk"),
-        state="stopped" if note else "done", run="r", started=BEGAN, since=BEGAN + 4330, note=note,
+        state="stopped" if todo else "failed" if failures else "done",
+        run="r", started=BEGAN, since=BEGAN + 4330, note=note,
         entries=len(rows) + todo, todo=todo, active={},
         ended=tuple((repo, ended) for repo, _, ended in rows), targets=tuple(target for _, target, _ in rows),
         success=None,
@@ -47,7 +49,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_figures_add_up() -> None:
     page = markdown(NIGHT)
     assert page.startswith(
-        "# Catalog mirror: done\n\nBegan 2026-11-21 01:00:00 UTC, done since 2026-11-21 02:12:10 UTC"
+        "# Catalog mirror: failed\n\nBegan 2026-11-21 01:00:00 UTC, failed since 2026-11-21 02:12:10 UTC"
     )
     assert ", 1 h 12 min later. Asked for by ann@desk" in page
     assert "| published | 2 | 2.0 GB | 2.0 MB |" in page

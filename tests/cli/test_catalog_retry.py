@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def queue(reshard: Run, tmp_path: Path) -> Iterator[Queue]:
 
 
 def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
+    assert queue("catalog", "status").out.splitlines()[-1].split()[:2] == ["mirror", "failed"]
+    assert re.search("^state +failed, .* ago: 3 of 3 models failed$", queue("catalog", "status", "mirror").out, re.M)
     said = queue("catalog", "failures", "mirror").out.splitlines()
     assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
     assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"

@@ -36,7 +36,7 @@ def test_another_turn_of_a_cancelled_one_is_for_what_failed_alone(catalogs: Curs
     assert catalogs.get("mirror").todo == 0
     fail(leases, failed)
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").state == "done"
+    assert catalogs.get("mirror").state == "failed"
 
 
 def test_a_second_cancel_goes_on_where_the_first_client_died(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
@@ -120,4 +120,4 @@ def test_what_only_the_file_can_mend_gets_no_other_turn(catalogs: Cursor, leases
     (job,) = jobs(catalogs)
     finish(leases, job)
     assert jobs(catalogs) == []
-    assert catalogs.get("mirror").state == "done"
+    assert catalogs.get("mirror").state == "failed"

@@ -200,14 +200,14 @@ def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Cursor, leas
     finish(leases, third)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert seen.state == "done"
+    assert (seen.state, seen.note) == ("failed", "3 of 4 models failed")
     assert {code: len(group) for code, group in seen.failures().items()} == {
         "source.no_weights": 2,
         "source.not_found": 1,
     }
 
     assert catalogs.retry("mirror", only="target.conflict") == 0
-    assert catalogs.get("mirror").state == "done"
+    assert catalogs.get("mirror").state == "failed"
     assert catalogs.retry("mirror", only="source.no_weights") == 2
     assert jobs(catalogs) == [first, second]  # they go on, with what they had copied
     assert store.get(first).state == JobState.queued
@@ -217,6 +217,27 @@ def test_failures_are_grouped_by_code_and_retried_by_code(catalogs: Cursor, leas
     assert catalogs.get("mirror").counts() == {"failed": 1, "same": 3}
     assert catalogs.retry("mirror") == 1
     assert len(jobs(catalogs)) == 1
+
+
+def test_a_run_with_failures_is_not_done_and_an_older_release_finds_it_as_it_knows_it(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    begin(catalogs, definition(2))
+    first, second = jobs(catalogs)
+    finish(leases, first)
+    fail(leases, second)
+    assert jobs(catalogs) == []
+    assert store.redis.hget(f"{PREFIX}catalog:mirror", "state") == b"done"
+    assert catalogs.get("mirror").to_dict()["state"] == "failed"
+    assert catalogs.get("mirror").note == "1 of 2 models failed"
+    with pytest.raises(CatalogState, match="catalog mirror is failed: only one that runs"):
+        catalogs.pause("mirror")
+    assert catalogs.retry("mirror") == 1
+    assert catalogs.get("mirror").note is None
+    (job,) = jobs(catalogs)
+    finish(leases, job)
+    assert jobs(catalogs) == []
+    assert (catalogs.get("mirror").state, catalogs.get("mirror").note) == ("done", None)
 
 
 def test_a_retry_whose_admission_was_lost_is_admitted(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
@@ -275,7 +296,7 @@ def test_resumed_after_its_last_job_it_is_done(catalogs: Cursor, leases: Leases,
     catalogs.resume("mirror")
     followed(store)
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.success is not None) == ("done", well)
+    assert (seen.state, seen.success is not None) == ("done" if well else "failed", well)
     assert store.redis.hexists(f"{PREFIX}catalogs:trouble", "mirror") != well
     assert store.redis.smembers(f"{PREFIX}catalogs:looked_at") == set()
     assert catalogs.submit(definition(2))

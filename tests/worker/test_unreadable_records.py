@@ -130,4 +130,4 @@ def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, le
     finish(leases, job)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.counts(), list(seen.failures())) == ("done", {"failed": 1, "same": 1}, [BadPlace.code])
+    assert (seen.state, seen.counts(), list(seen.failures())) == ("failed", {"failed": 1, "same": 1}, [BadPlace.code])

@@ -3,7 +3,7 @@
     expanding -> running -> done
                  ^   | ^ |
               paused   stopped          stopped: too many failed, or too many bytes were read
-    failed: could not be expanded;  cancelled
+    failed: could not be expanded;  cancelled     done with failures is shown as failed
 
     reshard:catalog:<name>   hash: state, since, run, definition, failures, bytes, ...; every change writes to it
       :entries  hash: entry -> repo, request, and what source and target were when it was expanded
@@ -86,6 +86,10 @@ class Now(NamedTuple):
         )  # fmt: skip
 
     @property
+    def shown(self) -> State | None:
+        return self.state and records.shown(self.state, self.counts["failed"], self.entries)[0]
+
+    @property
     def busy(self) -> bool:
         return self.state in UNDER_WAY or self.active > 0
 
@@ -136,18 +140,20 @@ class Catalogs:
         if not fields:
             raise CatalogNotFound(name=name)
         fields, asked = decoded(fields), {number: json.loads(entry) for number, entry in entries.items()}
-        outcomes = sorted(ended.items(), key=_numbered)
+        outcomes = [(number, known_fields(Ended, data)) for number, data in sorted(ended.items(), key=_numbered)]
+        failed = sum(one.outcome == "failed" for _, one in outcomes)
+        state, why = records.shown(cast(State, fields["state"]), failed, len(entries))
         return CatalogStatus(
             definition=Definition.known(fields["definition"])[0],
-            state=cast(State, fields["state"]),
+            state=state,
             run=fields["run"],
             started=int(fields["started"]) / 1000,
             since=int(fields["since"]) / 1000,
-            note=fields.get("note"),
+            note=why or fields.get("note"),
             entries=len(entries),
             todo=todo,
             active={asked[number]["repo"]: job.decode() for number, job in sorted(active.items(), key=_numbered)},
-            ended=tuple((asked[number]["repo"], known_fields(Ended, data)) for number, data in outcomes),
+            ended=tuple((asked[number]["repo"], one) for number, one in outcomes),
             targets=tuple(records.target_text(asked[number]["request"]) for number, _ in outcomes),
             success=None if success is None else int(success) / 1000,
             empty=tuple(json.loads(fields.get("empty", "[]"))),
@@ -217,7 +223,7 @@ class Catalogs:
 
         def step(pipe: Pipeline, now: Now) -> None:
             if now.busy:
-                raise CatalogState(name=name, state=now.state, why="only one whose jobs have all ended can be removed")
+                raise CatalogState(name=name, state=now.shown, why="only one whose jobs have all ended can be removed")
             pipe.multi()
             pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record")))
             pipe.srem(ALL, name)
@@ -245,7 +251,7 @@ class Catalogs:
         def step(pipe: Pipeline, now: Now) -> None:
             cut_short = state == now.state == "cancelled" and now.active > 0
             if not (now.state in TURNS[state] or cut_short) or (expander and expander != (now.run, now.expander)):
-                raise CatalogState(name=name, state=now.state, why=why)
+                raise CatalogState(name=name, state=now.shown, why=why)
             pipe.multi()
             pipe.hset(key(name), "note", note) if note else pipe.hdel(key(name), "note")
             if now.state == "stopped":  # what stopped it is forgiven

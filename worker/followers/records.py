@@ -77,7 +77,7 @@ class CatalogStatus:
     """A catalog as it was at one moment; times in seconds since the epoch."""
 
     definition: Definition
-    state: State
+    state: State  # as ``shown``
     run: str
     started: float
     since: float
@@ -199,6 +199,16 @@ def after(definition: Definition, state: State, todo: int, active: int, failures
     if todo and definition.max_bytes is not None and read >= definition.max_bytes:
         return "stopped", f"{definition.max_bytes} bytes were read"
     return ("running" if todo or active else "done"), ""
+
+
+def shown(state: State, failed: int, entries: int) -> tuple[State, str | None]:
+    """The state of a run as people and scripts see it, and the note that says why.
+
+    One that came to its end with failures is stored as done, which is what releases that share the broker know.
+    """
+    if state == "done" and failed:
+        return "failed", f"{failed:,} of {entries:,} models failed"
+    return state, None
 
 
 def tally(ended: Ended) -> list[str]:
