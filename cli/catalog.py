@@ -7,15 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Typer
+from typer import Option, Typer
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, read_limits, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
-from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lines, succeeded
-from reshard.cli.queue import open_queue
-from reshard.pipeline.errors import EntriesWrong, FolderNotWritable, NoBroker, NoSuchFailures, UsageError
+from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lasted, lines, succeeded
+from reshard.cli.queue import Queue, open_queue
+from reshard.pipeline.errors import (
+    CatalogFailed,
+    CatalogState,
+    EntriesWrong,
+    FolderNotWritable,
+    NoBroker,
+    NoSuchFailures,
+    UsageError,
+)
 from reshard.pipeline.places import Hub
 
 if TYPE_CHECKING:
@@ -109,21 +117,63 @@ def check(file: File, output: Output) -> None:
 
 
 @command("submit", limits=read_limits)
-def submit(*, file: File, limits: dict[str, int], output: Output) -> None:
+def submit(
+    *,
+    file: File,
+    limits: dict[str, int],
+    watch: Annotated[bool, Option("--watch", help="Follow it to its end, as `reshard catalog watch`.")] = False,
+    output: Output,
+) -> None:
     """Queue the models of a catalog that changed.
 
-    It returns at once; a few jobs run at a time.
+    It returns at once unless it is to --watch; a few jobs run at a time.
 
-    Example: reshard catalog submit models.yaml
+    Example: reshard catalog submit models.yaml --watch
     """
     definition = read_definition(file, limits)
     with open_queue() as queue:
         started = queue.catalogs.submit(definition)
         why = queue.warn(output, bulk=True)
-    name = definition.name
-    text = f"catalog {name} is {'submitted' if started else 'already running'}"
-    facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
-    output.result(facts, f"{text}\nfollow it with `reshard catalog status {name}`", name)
+        name = definition.name
+        hint = "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
+        text = f"catalog {name} is {'submitted' if started else 'already running'}{hint}"
+        facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
+        output.result(facts, text, name)
+        if watch:
+            _follow(queue, name, output)
+
+
+@command("watch")
+def watch(name: Name, output: Output) -> None:
+    """Follow a catalog until nothing of it is at work.
+
+    It exits with 0 if every model is done, 11 if some failed, and 10 if the catalog was paused, stopped or cancelled.
+
+    Example: reshard catalog watch mirror
+    """
+    with open_queue() as queue:
+        queue.catalogs.now(name)
+        queue.warn(output, bulk=True)
+        _follow(queue, name, output)
+
+
+def _follow(queue: Queue, name: str, output: Output) -> None:
+    """To its end; raises CatalogFailed, and CatalogState where models are left that did not fail."""
+    from reshard.cli.watch import follow_catalog
+    from reshard.worker.followers.records import FULFILLED
+
+    seen = follow_catalog(queue, name, output)
+    took = lasted(seen.since - seen.started)
+    output.result(
+        seen.to_dict(), f"catalog {name} is {seen.state}: {seen.entries:,} models: {_counts(seen)}; {took}", seen.state
+    )
+    codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
+    if seen.state == "failed":
+        raise CatalogFailed(name=name, why=f"{seen.note}{': ' if codes else ''}{', '.join(codes)}")
+    left = seen.entries - sum(ended.outcome in FULFILLED for _, ended in seen.ended)
+    if seen.state != "done" or left:
+        note = f"{seen.note}; " if seen.note else ""
+        raise CatalogState(name=name, state=seen.state, why=f"{note}{left:,} of {seen.entries:,} models are not done")
 
 
 @command("status")

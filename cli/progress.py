@@ -16,10 +16,13 @@ class Bar(ExitStack):
     """Shows progress, and here nothing at all.
 
     ``done`` and ``total`` count bytes of the weights, and ``files`` is how many of how many files are written; zeros
-    where a phase has none. What is done is never shown as more than all.
+    where a phase has none. What is done is never shown as more than all. ``figures`` are words for what is done where
+    something else is counted.
     """
 
-    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+    def show(
+        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
+    ) -> None:
         """``phase`` is at work, and those shown before it are over."""
 
     def waits(self, why: str) -> None:
@@ -56,14 +59,16 @@ class _Terminal(Bar):
         self._figures = self._why = ""
         self.enter_context(self._progress)
 
-    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+    def show(
+        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
+    ) -> None:
         done = min(done, total)
         if phase != self._phase:
             if self._phase:
                 self._progress.update(self._task, total=1, completed=1, figures=lasted(self._rate.seconds))
             self._phase, self._rate = phase, _Rate(done)
             self._task = self._progress.add_task(phase, total=None, figures=self._why)
-        self._figures = self._rate.text(done, total, files)
+        self._figures = figures or self._rate.text(done, total, files)
         self._progress.update(self._task, completed=done, total=total or None, figures=self._why or self._figures)
 
     def waits(self, why: str) -> None:
@@ -96,11 +101,13 @@ class _Lines(Bar):
         self._rate = _Rate()
         self._last: dict[str, float] = {}  # by kind of line, when one was written
 
-    def show(self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0)) -> None:
+    def show(
+        self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
+    ) -> None:
         done = min(done, total)
         if phase != self._phase:
             self._phase, self._rate = phase, _Rate(done)
-        figures = self._rate.text(done, total, files)
+        figures = figures or self._rate.text(done, total, files)
         self._write("progress", f"{phase}: {figures}" if figures else phase)
 
     def waits(self, why: str) -> None:

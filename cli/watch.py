@@ -1,22 +1,27 @@
-"""Following a job on the queue: its plan, progress, setbacks and end."""
+"""Following a job or a catalog on the queue: its progress, setbacks and end."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
 from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_bytes, summary
-from reshard.cli.output import Output
+from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
-from reshard.worker.queue.jobs import Job
+from reshard.worker.followers.catalogs import Now
+from reshard.worker.followers.records import FULFILLED, CatalogStatus
+from reshard.worker.queue.jobs import Job, broker_errors
 from reshard.worker.queue.states import JobState
+
+T = TypeVar("T")
 
 # Of states whose name does not say what is being done; whatever is copied is checked before it is published.
 PHASES = {
@@ -27,6 +32,7 @@ PHASES = {
 POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
 PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
 PAUSE = 2.0  # seconds between tries to reach a broker that is away
+FAILURES_SHOWN = 20  # of a catalog, at once; more of them are counted
 
 
 def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None:
@@ -34,7 +40,7 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
     try:
         with bar(output) as shown:
             follower = _Follower(queue, id, output, shown)
-            job = follower.to_the_end()
+            job = _patiently(queue, shown, follower.look)
     except KeyboardInterrupt:
         output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
@@ -55,31 +61,64 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
     output.result(job.to_dict() | {"source_bytes": bytes_}, ended(head, rows), published["commit"])
 
 
+def follow_catalog(queue: Queue, name: str, output: Output) -> CatalogStatus:
+    """Shows a catalog until nothing more of it is begun or at work; returns how it stands then."""
+    try:
+        with bar(output) as shown:
+            return _patiently(queue, shown, _CatalogFollower(queue, name, output, shown).look)
+    except KeyboardInterrupt:
+        output.say(f"\ncatalog {name} continues; follow it again with `reshard catalog watch {name}`")
+        raise Exit(INTERRUPTED) from None
+
+
+def _patiently(queue: Queue, shown: Bar, look: Callable[[], T | None]) -> T:
+    """The first thing that ``look`` returns; a broker that is away is waited for."""
+    away_since = None
+    while True:
+        try:
+            with broker_errors(queue.jobs.url):
+                found = look()
+            away_since = None
+            if found is not None:
+                return found
+        except BrokerUnavailable as error:
+            away_since = away_since or time.monotonic()
+            if time.monotonic() - away_since > PATIENCE:
+                raise
+            shown.waits(f"the broker does not answer ({error.facts['why']})")
+            time.sleep(PAUSE)
+
+
+class _Waits:
+    """Tells why nothing is begun, each time that the reason changes."""
+
+    def __init__(self, output: Output, shown: Bar) -> None:
+        self._output, self._bar = output, shown
+        self._last: str | None = None
+
+    def tell(self, why: str | None) -> None:
+        if why != self._last:
+            self._last = why
+            if self._output.json:
+                self._output.document({"waits": why})
+        self._bar.waits(why or "")
+
+
 class _Follower:
     def __init__(self, queue: Queue, id: str, output: Output, shown: Bar) -> None:
         self._queue, self._id, self._output, self._bar = queue, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
-        self._waits: str | None = None
+        self._waits = _Waits(output, shown)
 
-    def to_the_end(self) -> Job:
-        away_since = None
-        while True:
-            try:
-                for number, event in self._queue.jobs.events(self._id, self._after, wait=POLL):
-                    self._after = number
-                    self._report(dict(event))
-                job = self._queue.jobs.get(self._id)
-                self._show(job)
-                away_since = None
-                if job.state.ended:
-                    return job
-            except BrokerUnavailable as error:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > PATIENCE:
-                    raise
-                self._bar.waits(f"the broker does not answer ({error.facts['why']})")
-                time.sleep(PAUSE)
+    def look(self) -> Job | None:
+        """The job once it has ended."""
+        for number, event in self._queue.jobs.events(self._id, self._after, wait=POLL):
+            self._after = number
+            self._report(dict(event))
+        job = self._queue.jobs.get(self._id)
+        self._show(job)
+        return job if job.state.ended else None
 
     def _show(self, job: Job) -> None:
         # The plan goes some time after the job is done.
@@ -87,18 +126,11 @@ class _Follower:
             self.read = tuple(file.path for file in plan.files)
             show_plan(job.request, plan, self._output, self._bar)
         if not job.state.ended:
-            self._tell(waits(self._queue, job))
+            self._waits.tell(waits(self._queue, job))
         if job.state == JobState.copying and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
-
-    def _tell(self, why: str | None) -> None:
-        if why != self._waits:
-            self._waits = why
-            if self._output.json:
-                self._output.document({"waits": why})
-        self._bar.waits(why or "")
 
     def _report(self, event: dict[str, Any]) -> None:
         if "error" in event:
@@ -109,3 +141,39 @@ class _Follower:
             self._bar.say(f"{event['unit']}: {event['error']['message']}; trying again")
         elif event["kind"] == "lost":
             self._bar.say(f"{event['unit']}: worker {event['worker']} is gone; another continues")
+
+
+class _CatalogFollower:
+    def __init__(self, queue: Queue, name: str, output: Output, shown: Bar) -> None:
+        self._queue, self._name, self._output, self._bar = queue, name, output, shown
+        self._told: list[tuple[str, str | None]] = []  # models whose failure was told, each with its job
+        self._waits = _Waits(output, shown)
+
+    def look(self) -> CatalogStatus | None:
+        """The catalog once nothing more of it is begun or at work; what waits for ``resume`` is not begun."""
+        now = self._queue.catalogs.now(self._name)
+        if now.counts["failed"] != len(self._told):
+            self._tell_failures()
+        if now.state not in {"expanding", "running"} and not now.active:
+            return self._queue.catalogs.get(self._name)
+        self._waits.tell(self._queue.waits(bulk=True))
+        self._show(now)
+        time.sleep(POLL)
+        return None
+
+    def _show(self, now: Now) -> None:
+        done, failed = sum(now.counts[outcome] for outcome in FULFILLED), now.counts["failed"]
+        figures = f"{done:,} of {now.entries:,} models done, {now.active:,} at work, {failed:,} failed"
+        self._bar.show(now.state or "", done, now.entries, figures="" if now.state == "expanding" else figures)
+
+    def _tell_failures(self) -> None:
+        failed = [(repo, ended) for repo, ended in self._queue.catalogs.get(self._name).ended if ended.error]
+        news = [(repo, ended) for repo, ended in failed if (repo, ended.job) not in self._told]
+        self._told = [(repo, ended.job) for repo, ended in failed]
+        if self._output.json:
+            for repo, ended in news:
+                self._output.document({"failed": {"repo": repo, "job": ended.job, "error": ended.error}})
+        else:
+            errors = [(repo, ended.error or {}) for repo, ended in news]
+            for line in first([f"{repo}: {e['code']}: {e['message']}" for repo, e in errors], FAILURES_SHOWN):
+                self._bar.say(line)

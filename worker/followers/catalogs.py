@@ -159,6 +159,10 @@ class Catalogs:
             empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
 
+    def now(self, name: str) -> Now:
+        """How far its run is, without its models; raises CatalogNotFound."""
+        return self._change(name, lambda pipe, now: now, must_exist=True)
+
     def pause(self, name: str) -> None:
         """Admit nothing more; what is at work goes on. Raises CatalogNotFound, CatalogState."""
         self._turn(name, "paused", "only one that runs can be paused")

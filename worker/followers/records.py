@@ -26,6 +26,7 @@ IN_FILE = frozenset({BadPlace.code, TargetsCollide.code})
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
 UNDER_WAY = frozenset({"expanding", "running", "paused"})
 Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
+FULFILLED: frozenset[Outcome] = frozenset({"published", "same", "unchanged"})  # the target has what was asked for
 # Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
 # it left cannot be seen in a list.
 Standing = Literal["unchanged", "source", "target", "unknown"]
