@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.records import CatalogStatus as Seen
     from reshard.worker.followers.records import Definition, Standing
+    from reshard.worker.followers.schedules import ScheduleStatus
 
 SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
@@ -71,7 +73,18 @@ def check(file: File, output: Output) -> None:
 
     Example: reshard catalog check models.yaml
     """
-    from reshard.pipeline.catalogs.expand import expand
+    facts = looked_at(read_catalog(file)[1])
+    output.result(facts, lines(_summary(facts)), str(facts["ready"]))
+    if facts["wrong"]:
+        raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
+
+
+def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
+    """What a catalog comes to now, JSON-able.
+
+    ``closely`` also asks each target of which the broker knows nothing whether it stands, as control does.
+    """
+    from reshard.pipeline.catalogs.expand import expand, stands
     from reshard.pipeline.doctor.probes import unwritable
     from reshard.pipeline.stores.connect import Context
     from reshard.pipeline.stores.retry import LocalRateLimiter
@@ -83,7 +96,6 @@ def check(file: File, output: Output) -> None:
             self.calls += 1
             super().before(kind)
 
-    _, parsed = read_catalog(file)
     budgets = defaultdict[str, Counted](Counted)
     context = Context.from_env(budgets.__getitem__)
     found = expand(parsed, context)
@@ -92,10 +104,12 @@ def check(file: File, output: Output) -> None:
     # A pull request may be anybody's.
     written = [one.request.target for one in ready if one.request and not one.request.options.pr]
     standings = _standings(parsed.name, wanted)
+    every = list(zip(wanted, standings or ["unknown"] * len(wanted), strict=True))
+    if closely:
+        every = [(one, "unchanged" if how == "unknown" and stands(one, context) else how) for one, how in every]
     # Of the sources that may be written: a target that is there already may be rewritten as a whole.
-    stands = list(zip(wanted, standings or ["unknown"] * len(wanted), strict=True))
-    growth = [one.source.bytes for one, stand in stands if one.source and not one.error and stand != "unchanged"]
-    facts: dict[str, Any] = {
+    growth = [one.source.bytes for one, stand in every if one.source and not one.error and stand != "unchanged"]
+    return {
         "catalog": parsed.name,
         "models": len(wanted),
         "empty": found.empty,
@@ -106,14 +120,11 @@ def check(file: File, output: Output) -> None:
         "bytes": sum(one.source.bytes for one in ready if one.source),
         "growth": sum(growth),
         "calls": sum(budget.calls for budget in budgets.values()),
-        "unchanged": None if standings is None else standings.count("unchanged"),
-        "drift": None if standings is None else [one.repo for one, stand in stands if stand == "target"],
+        "unchanged": None if standings is None else sum(stand == "unchanged" for _, stand in every),
+        "drift": None if standings is None else [one.repo for one, stand in every if stand == "target"],
         "wrong": [{"repo": one.repo, **one.error.to_dict()} for one in wanted if one.error],
-        "entries": [_entry(one) for one in wanted],
+        "entries": [_entry(one, stand) for one, stand in every],
     }
-    output.result(facts, lines(_summary(facts)), str(facts["ready"]))
-    if facts["wrong"]:
-        raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
 
 
 @command("submit", limits=read_limits)
@@ -135,10 +146,14 @@ def submit(
         started = queue.catalogs.submit(definition)
         why = queue.warn(output, bulk=True)
         name = definition.name
-        hint = "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
-        text = f"catalog {name} is {'submitted' if started else 'already running'}{hint}"
-        facts = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
-        output.result(facts, text, name)
+        old = [s.schedule.name for s in queue.schedules.all() if s.outdated and catalog_of(s) == name]
+        text = f"catalog {name} is {'submitted' if started else 'already running'}"
+        for schedule in old:
+            update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
+            text += f"\nschedule {schedule} still submits an older text of it; `{update}` updates it"
+        text += "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
+        same = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
+        output.result(same | {"outdated_schedules": old}, text, name)
         if watch:
             _follow(queue, name, output)
 
@@ -299,12 +314,17 @@ def remove(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.catalogs.remove(name)
-        kept = [status.schedule for status in queue.schedules.all()]
-    schedules = [one.name for one in kept if one.catalog is not None and one.catalog.name == name]
+        kept = queue.schedules.all()
+    schedules = [seen.schedule.name for seen in kept if catalog_of(seen) == name]
     text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
     for one in schedules:
         text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
     output.result({"catalog": name, "removed": True, "schedules": schedules}, text, name)
+
+
+def catalog_of(seen: ScheduleStatus) -> str | None:
+    """The name of the catalog that a schedule submits, if it submits one."""
+    return seen.schedule.catalog.name if seen.schedule.catalog else None
 
 
 def _status(seen: Seen) -> list[tuple[str, str]]:
@@ -342,15 +362,19 @@ def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None
         return None
 
 
-def _entry(one: Wanted) -> dict[str, Any]:
+def _entry(one: Wanted, standing: str) -> dict[str, Any]:
     return {
         "repo": one.repo,
         "target": str(one.request.target) if one.request else None,
         "commit": one.source.sha if one.source else None,
         "bytes": one.source.bytes if one.source else None,
         "exists": one.target is not None,
+        "standing": standing,
         "error": one.error.code if one.error else None,
     }
+
+
+_WRONG = "{0[repo]}: {0[code]}: {0[message]} ({0[hint]})".format
 
 
 def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -369,7 +393,26 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *_listed("warning", facts["unwritable"], "{}; control and workers may have another token".format),
         *_listed("drift", facts["drift"] or (), "the target of {} has commits that are not ours".format),
         *_listed("gated", facts["gated"], str),
-        *_listed("wrong", facts["wrong"], "{0[repo]}: {0[code]}: {0[message]} ({0[hint]})".format),
+        *_listed("wrong", facts["wrong"], _WRONG),
+    ]
+
+
+# Why a model gets a job, by how it stands against its last one.
+_MOVED = {"source": ": the source has a new commit", "target": ": the target has commits that are not ours"}
+
+
+def would_do(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of what ``looked_at`` found: which models would get a job now, which would not, and why, for people."""
+    ready = [entry for entry in facts["entries"] if entry["error"] is None]
+    changed = [entry for entry in ready if entry["standing"] != "unchanged"]
+    jobs = [f"{entry['repo']} -> {entry['target']}{_MOVED.get(entry['standing'], '')}" for entry in changed]
+    return [
+        ("catalog", facts["catalog"]),
+        ("models", f"{facts['models']:,}, of which {len(jobs):,} would get a job"),
+        *_listed("job", jobs, str),
+        ("unchanged", count(len(ready) - len(jobs), "model")),
+        *_listed("warning", facts["empty"], finds_none),
+        *_listed("wrong", facts["wrong"], _WRONG),
     ]
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, commands, read_request_or_catalog, value
-from reshard.cli.catalog import read_definition
+from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
+from reshard.cli.catalog import catalog_of, looked_at, read_definition, would_do
 from reshard.cli.help import SectionedGroup
-from reshard.cli.output import Output, lines, succeeded
+from reshard.cli.output import Output, human_bytes, lines, succeeded
+from reshard.cli.output import count as count_of
 from reshard.cli.queue import START, Queue, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.schedules import Run, Schedule
+    from reshard.worker.followers.schedules import Outcome, Run, Schedule
     from reshard.worker.followers.schedules import ScheduleStatus as Seen
 
 RUNS_SHOWN = 10  # times; --json has all that are kept
@@ -63,6 +64,29 @@ def add(
     output.result({"schedule": name, "next": first}, text, name)
 
 
+@command("set", limits=read_limits)
+def set_(
+    *,
+    name: Name,
+    file: Annotated[Path, value("FILE", "The catalog as it is to be submitted from now on.", "--catalog")],
+    limits: dict[str, int],
+    output: Output,
+) -> None:
+    """Have a schedule submit a catalog as it is now.
+
+    Its times and its past runs stay, and so do limits that are not given.
+
+    Example: reshard schedule set nightly --catalog models.yaml
+    """
+    with open_queue() as queue:
+        kept = queue.schedules.get(name).schedule.catalog
+        former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
+        definition = read_definition(file, former | limits)
+        queue.schedules.set_catalog(name, definition)
+    text = f"schedule {name} submits catalog {definition.name}, {definition.digest[:12]} from now on"
+    output.result({"schedule": name, "digest": definition.digest}, text, name)
+
+
 @command("list")
 def list_(output: Output) -> None:
     """List schedules with their next time and last outcome.
@@ -73,7 +97,8 @@ def list_(output: Output) -> None:
         found = [(seen, _last(queue, seen)) for seen in queue.schedules.all()]
     rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
     data = [seen.to_dict() | {"last": last} for seen, last in found]
-    output.listing(data, lines(rows) or "no schedules", [name for name, *_ in rows])
+    old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
+    output.listing(data, "\n".join([lines(rows) or "no schedules", *old]), [name for name, *_ in rows])
 
 
 @command("show")
@@ -93,6 +118,7 @@ def show(name: Name, output: Output) -> None:
         ("last", last),
         ("success", succeeded(seen.success)),
         ("what", _what(kept)),
+        *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),
         *(("run", f"{moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
@@ -104,19 +130,27 @@ def next_(
     *,
     name: Name,
     count: Annotated[int, Option("--count", "-n", min=1, max=1000, help="How many times to show.")] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Also show what it would submit now; submit nothing.")] = False,
     output: Output,
 ) -> None:
-    """Show when a schedule is due next.
+    """Show when a schedule is due next, and what it would do.
+
+    With --dry-run it asks the Hub with your own token.
 
     Example: reshard schedule next nightly -n 5
     """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
+        outcome = queue.schedules.preview(name) if dry_run else None
     kept, due = seen.schedule, [] if seen.next is None else [seen.next]
     while due and len(due) < count:
         due.append(kept.next_after(due[-1]))
     text = "\n".join(moment(at, kept.tz) for at in due) or "paused"
-    output.result({"schedule": name, "next": due}, text, text)
+    if outcome is None:
+        output.result({"schedule": name, "next": due}, text, text)
+        return
+    facts, rows = _would(seen, *outcome)
+    output.result({"schedule": name, "next": due, "would": facts}, f"{text}\n{lines(rows)}", facts["outcome"])
 
 
 @command("run")
@@ -166,6 +200,38 @@ def remove(name: Name, output: Output) -> None:
     with open_queue() as queue:
         queue.schedules.remove(name)
     output.result({"schedule": name, "removed": True}, f"schedule {name} is removed", name)
+
+
+def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What it would submit if it fired now, JSON-able and in rows."""
+    from reshard.pipeline.api import plan
+    from reshard.pipeline.catalogs.definition import parse
+    from reshard.pipeline.planning.model import weight_files
+
+    kept = seen.schedule
+    says = {
+        "fired": f"job {job} is at work on this already" if job else "it would be submitted",
+        "overlap": f"left out: {f'its last job {job}' if job else 'its catalog'} is still at work",
+        "busy": f"left out: job {job} has the target, with another request",
+    }[outcome]
+    rows = [("now", says)]
+    if kept.catalog is not None:
+        found = looked_at(parse(kept.catalog.text, kept.catalog.name), closely=True)
+        return {"outcome": outcome, "job": job, "catalog": found}, [*rows, *would_do(found)]
+    assert kept.request is not None, "a schedule submits something"
+    made, request = plan(kept.request), kept.request
+    size, files = sum(shard.size for shard in made.shards), weight_files(made)
+    if made.published:
+        rows.append(("unchanged", f"{request.target} has it already, commit {made.published[:12]}"))
+    else:
+        rows.append(("job", f"{request.source} -> {request.target}: {count_of(files, 'file')}, {human_bytes(size)}"))
+    planned = {"source": str(request.source), "target": str(request.target), "published": made.published}
+    return {"outcome": outcome, "job": job, "request": planned | {"files": files, "bytes": size}}, rows
+
+
+def _outdated(seen: Seen) -> str:
+    update = f"reshard schedule set {seen.schedule.name} --catalog FILE"
+    return f"its text is older than the last submission of catalog {catalog_of(seen)}; `{update}` updates it"
 
 
 def _what(kept: Schedule) -> str:

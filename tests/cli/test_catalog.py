@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
 from tests.cli.conftest import Queue, Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import arrays, save_single
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -191,3 +193,97 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     removed = queue("catalog", "remove", "mine").out
     assert "schedule nightly submits it again: `reshard schedule remove nightly`" in removed
     assert "catalog mine, removed since" in queue("schedule", "list").out
+
+
+def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_updates_it(
+    queue: Queue, tmp_path: Path
+) -> None:
+    file = tmp_path / "my c.yaml"
+    text = "name: mine\nentries:\n- {repo: a/b, to: c/d}\n"
+    file.write_text(text)
+    add = ("schedule", "add", "nightly", "--cron", "0 3 * * *", "--catalog", file, "--at-once", "2")
+    assert queue(*add).code == 0
+    assert "schedule" not in queue("catalog", "submit", file).out, "it submits the same"
+    assert queue("catalog", "cancel", "mine").code == 0
+    file.write_text(text + "- {repo: a/e, to: c/f}\n")
+    submitted = queue("catalog", "submit", file)
+    update = f"reshard schedule set nightly --catalog {shlex.quote(str(file))}"
+    assert f"schedule nightly still submits an older text of it; `{update}` updates it\n" in submitted.out
+    (again,) = queue("catalog", "submit", file, "--json").documents
+    assert again["outdated_schedules"] == ["nightly"], "each time"
+    assert queue("catalog", "cancel", "mine").code == 0
+    for _ in range(2):
+        said = "schedule nightly: its text is older than the last submission of catalog mine; `reshard schedule set"
+        assert said in queue("schedule", "list").out
+        assert "its text is older than" in queue("schedule", "show", "nightly").out
+        assert queue("schedule", "run", "nightly").code == 0  # and it brings the older text back
+        assert queue("catalog", "cancel", "mine").code == 0
+
+    before = queue("schedule", "show", "nightly", "--json").documents[0]
+    assert before["outdated"] is True
+    updated = queue(*shlex.split(update)[1:])
+    assert updated.out == f"schedule nightly submits catalog mine, {again['digest'][:12]} from now on\n", updated.err
+    after = queue("schedule", "show", "nightly", "--json").documents[0]
+    assert (after["digest"], after["catalog"]["at_once"], after["outdated"]) == (again["digest"], 2, False)
+    assert [after[kept] for kept in ("cron", "next", "runs")] == [before[kept] for kept in ("cron", "next", "runs")]
+    assert "older" not in queue("schedule", "list").out + queue("catalog", "submit", file).out
+    assert queue(*shlex.split(update)[1:], "--at-once", "3").code == 0
+    assert queue("schedule", "show", "nightly", "--json").documents[0]["catalog"]["at_once"] == 3
+
+
+def test_a_schedule_that_is_newer_than_the_last_submission_is_not_outdated(queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
+    assert queue("catalog", "submit", file).code == 0
+    file.write_text("name: mine\nentries:\n- {repo: a/e, to: c/f}\n")
+    assert queue("schedule", "add", "nightly", "--cron", "0 3 * * *", "--catalog", file).code == 0
+    assert "older" not in queue("schedule", "list").out
+
+
+def test_a_schedule_is_set_to_no_other_catalog_than_its_own(queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
+    assert queue("schedule", "add", "nightly", "--cron", "0 3 * * *", "--catalog", file).code == 0
+    assert queue("schedule", "add", "one", "a/b", "--to", "c/d", "--cron", "0 3 * * *").code == 0
+    file.write_text("name: other\nentries:\n- {repo: a/b, to: c/d}\n")
+    for name, does in (("nightly", "catalog mine"), ("one", "a request")):
+        refused = queue("schedule", "set", name, "--catalog", file)
+        assert refused.code == 2
+        assert refused.err.startswith(f"error[usage]: schedule {name} submits {does}, and the file is catalog other\n")
+    assert queue("schedule", "set", "none", "--catalog", file).code == 10
+
+
+def test_a_dry_run_of_a_schedule_says_which_models_would_get_a_job_and_queues_nothing(
+    reshard: Run, namespace: Namespace, url: str, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        save_single(tmp_path / name, arrays(2, 400))
+        content = (tmp_path / name / "model.safetensors").read_bytes()
+        namespace.admin.create_repo(namespace.repo(name))
+        namespace.admin.put_files(namespace.repo(name), {"model.safetensors": content}, lfs=["model.safetensors"])
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "RESHARD_BROKER_URL": url}
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"name: mine\ndefaults: {{to: '{namespace.name}/{{name}}-cut'}}\nentries:\n"
+        + "".join(f"- repo: {namespace.repo(name)}\n" for name in ("one", "two", "none"))
+    )
+    assert reshard("run", namespace.repo("one"), "--to", namespace.repo("one-cut"), env=env).code == 0
+    assert reshard("schedule", "add", "nightly", "--cron", "0 3 * * *", "--catalog", file, env=env).code == 0
+    done = reshard("schedule", "next", "nightly", "--dry-run", env=env)
+    assert done.code == 0, done.err
+    _, *rows = (line.split(maxsplit=1) for line in done.out.splitlines())
+    assert dict(rows[:-1]) == {
+        "now": "it would be submitted",
+        "catalog": "mine",
+        "models": "3, of which 1 would get a job",
+        "job": f"{namespace.repo('two')} -> {namespace.repo('two-cut')}",
+        "unchanged": "1 model",
+    }, "as the last commit of the target says, of which the broker knows nothing"
+    assert rows[-1][0] == "wrong" and "source.not_found" in rows[-1][1]
+    (facts,) = reshard("schedule", "next", "nightly", "--dry-run", "--json", env=env).documents
+    assert (facts["would"]["outcome"], facts["would"]["catalog"]["unchanged"]) == ("fired", 1)
+    assert reshard("catalog", "status", env=env).out == "no catalogs\n"
+    assert reshard("schedule", "show", "nightly", "--json", env=env).documents[0]["runs"] == []
+    assert reshard("list", env=env).out == "no jobs\n"
+    assert reshard("schedule", "run", "nightly", env=env).code == 0
+    assert "left out: its catalog is still at work" in reshard("schedule", "next", "nightly", "--dry-run", env=env).out

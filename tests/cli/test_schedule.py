@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import Schedules
@@ -85,3 +86,21 @@ def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) 
         queue(*command, "--json").documents[0] for command in (("schedule", "show", "watched"), ("catalog", "status"))
     ]
     assert tuple(seen["success"] for seen in shown) == expected
+
+
+def test_a_dry_run_of_a_request_says_what_it_would_write_or_that_nothing_changed(
+    queue: Queue, model: Path, tmp_path: Path
+) -> None:
+    asked = (model, "--to", tmp_path / "out", "--size", "5kB")
+    assert queue("schedule", "add", "folder", *asked, "--cron", "0 3 * * *").code == 0
+    _, now, job = queue("schedule", "next", "folder", "--dry-run").out.splitlines()
+    assert now.split(maxsplit=1) == ["now", "it would be submitted"]
+    assert job.split(maxsplit=1)[1].startswith(f"{model} -> {tmp_path / 'out'}: 3 files, ")
+    assert not (tmp_path / "out").exists()
+    assert queue("run", *asked).code == 0
+    *_, same = queue("schedule", "next", "folder", "--dry-run").out.splitlines()
+    assert same.startswith(f"unchanged  {tmp_path / 'out'} has it already, commit ")
+    fired = queue("schedule", "run", "folder", "--quiet").out.strip()
+    (facts,) = queue("schedule", "next", "folder", "--dry-run", "--json").documents
+    assert (facts["would"]["outcome"], facts["would"]["job"]) == ("overlap", fired)
+    assert len(queue("schedule", "show", "folder", "--json").documents[0]["runs"]) == 1

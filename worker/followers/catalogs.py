@@ -14,6 +14,7 @@
       :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
       :record   hash: request -> what source and target were after it was last carried out; outlives the run
     reshard:catalogs             set: all of them
+    reshard:catalogs:submitted   hash: name -> the digest that a person submitted last, and when
     reshard:catalogs:looked_at   set: those that are under way, or whose jobs have not all ended
 
 A client writes the catalog and is done; control expands it (expander.py) and admits its jobs (cursor.py). Each change
@@ -45,6 +46,7 @@ RUN_PARTS = ("entries", "todo", "again", "ended", "counts")  # that begin anew w
 
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
+SUBMITTED = f"{PREFIX}catalogs:submitted"
 
 # From which states an operator, or for `failed` its expander, may turn a run to this one.
 TURNS: Mapping[State, frozenset[str]] = {
@@ -113,12 +115,14 @@ class Catalogs:
                 start(pipe, definition, now)
             return not now.busy
 
-        if self._change(definition.name, step):
-            return True
-        status = self.get(definition.name)
-        if status.definition.digest == definition.digest and status.state in UNDER_WAY:
-            return False
-        raise CatalogState(name=definition.name, state=status.state, why="its jobs have not all ended")
+        started = self._change(definition.name, step)
+        if not started:
+            status = self.get(definition.name)
+            if status.definition.digest != definition.digest or status.state not in UNDER_WAY:
+                raise CatalogState(name=definition.name, state=status.state, why="its jobs have not all ended")
+        last = {"digest": definition.digest, "at": server_ms(self._redis)}
+        self._redis.hset(SUBMITTED, definition.name, json.dumps(last))
+        return started
 
     def names(self) -> list[str]:
         return sorted(texts(self._redis.smembers(ALL)))
@@ -233,6 +237,7 @@ class Catalogs:
             pipe.srem(ALL, name)
             pipe.hdel(SUCCESS, name)
             pipe.hdel(TROUBLE, name)
+            pipe.hdel(SUBMITTED, name)
 
         self._change(name, step, must_exist=True)
 

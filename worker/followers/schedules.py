@@ -3,6 +3,7 @@
     reshard:schedules            hash: name -> what was asked for
     reshard:schedules:due        sorted set: name -> when it fires next; a paused one is not in it
     reshard:schedules:job        hash: name -> the job that it fired last
+    reshard:schedules:kept       hash: name -> when it was given its catalog's text
     reshard:schedules:success    hash: name -> when what it fired ended well; :trouble, :unmet: see outcomes.py
     reshard:schedule:<name>:runs list: what became of each time, the newest first
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
-from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, UsageError
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
 from reshard.worker.cron import next_after
@@ -39,7 +40,7 @@ LATE = 60.0  # seconds after which a time counts as missed; a control that runs 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 ALL = f"{PREFIX}schedules"
-DUE, LAST_JOB, AWAITED = (f"{ALL}:{part}" for part in ("due", "job", "awaited"))
+DUE, LAST_JOB, AWAITED, KEPT = (f"{ALL}:{part}" for part in ("due", "job", "awaited", "kept"))
 SUCCESS, TROUBLE, UNMET = (f"{ALL}:{part}" for part in ("success", "trouble", "unmet"))
 
 # fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
@@ -55,7 +56,7 @@ class Schedule(Strict):
     tz: str = "UTC"
     missed: Literal["once", "skip"] = "once"  # what becomes of times that passed while no control ran
     request: Request | None = None
-    catalog: Definition | None = None  # as it was when the schedule was added
+    catalog: Definition | None = None  # as it was when the schedule was added or set
 
     def check(self) -> None:
         """Raises BadSchedule when the name, the expression or the zone is none."""
@@ -99,6 +100,7 @@ class ScheduleStatus:
     next: float | None  # None while it is paused
     runs: tuple[Run, ...]  # the newest first
     success: float | None  # when what it fired last ended well
+    outdated: bool = False  # its catalog was submitted with another text since
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
@@ -106,7 +108,8 @@ class ScheduleStatus:
         kept = self.schedule.model_dump(mode="json") | {"digest": digest}
         if kept["request"] is not None:
             kept["request"]["priority"] = PRIORITY
-        return kept | {"next": self.next, "success": self.success, "runs": [asdict(run) for run in self.runs]}
+        runs = [asdict(run) for run in self.runs]
+        return kept | {"next": self.next, "success": self.success, "outdated": self.outdated, "runs": runs}
 
 
 class Schedules:
@@ -125,13 +128,29 @@ class Schedules:
         first = schedule.next_after(self._clock())
         if not self._redis.hsetnx(ALL, schedule.name, schedule.model_dump_json(exclude_defaults=True)):
             raise ScheduleExists(name=schedule.name)
+        self._redis.hset(KEPT, schedule.name, server_ms(self._redis))
         self._redis.zadd(DUE, {schedule.name: ms(first)})  # a client that dies before this leaves a paused one
         return first
+
+    def set_catalog(self, name: str, definition: Definition) -> None:
+        """Have it submit this from now on; raises ScheduleNotFound, UsageError where it submits something else."""
+
+        def step(pipe: Pipeline) -> None:
+            kept = self._whole(name)
+            if kept.catalog is None or kept.catalog.name != definition.name:
+                does = f"catalog {kept.catalog.name}" if kept.catalog else "a request"
+                raise UsageError(what=f"schedule {name} submits {does}, and the file is catalog {definition.name}")
+            at = server_ms(pipe)
+            pipe.multi()
+            pipe.hset(ALL, name, kept.model_copy(update={"catalog": definition}).model_dump_json(exclude_defaults=True))
+            pipe.hset(KEPT, name, at)
+
+        transact(self._redis, step, ALL)
 
     def remove(self, name: str) -> None:
         """Forget it; a job that it fired goes on. Raises ScheduleNotFound."""
         with self._redis.pipeline(transaction=True) as pipeline:
-            for kept in (ALL, LAST_JOB, AWAITED, SUCCESS, TROUBLE, UNMET):
+            for kept in (ALL, LAST_JOB, AWAITED, KEPT, SUCCESS, TROUBLE, UNMET):
                 pipeline.hdel(kept, name)
             pipeline.zrem(DUE, name)
             pipeline.delete(runs_key(name))
@@ -165,7 +184,15 @@ class Schedules:
         score, success = self._redis.zscore(DUE, name), self._redis.hget(SUCCESS, name)
         due, ended = (None if moment is None else float(moment) / 1000 for moment in (score, success))
         runs = tuple(Run.read(text) for text in texts(self._redis.lrange(runs_key(name), 0, -1)))
-        return ScheduleStatus(schedule, due, runs, ended)
+        return ScheduleStatus(schedule, due, runs, ended, self._outdated(schedule))
+
+    def _outdated(self, schedule: Schedule) -> bool:
+        if schedule.catalog is None:
+            return False
+        submitted = cast("bytes | None", self._redis.hget(catalogs.SUBMITTED, schedule.catalog.name))
+        last = json.loads(submitted or '{"at": -1}')
+        kept = int(cast("bytes | None", self._redis.hget(KEPT, schedule.name)) or 0)
+        return bool(last["at"] > kept and last["digest"] != schedule.catalog.digest)
 
     def all(self) -> list[ScheduleStatus]:
         """By name."""
@@ -183,11 +210,20 @@ class Schedules:
                     ran.append((name, run))
         return ran
 
+    def preview(self, name: str) -> tuple[Outcome, str | None]:
+        """What would become of it now, and the job that stands in the way, if any. Raises ScheduleNotFound."""
+
+        def step(pipe: Pipeline) -> tuple[Outcome, str | None]:
+            outcome, job, fire = self._decide(pipe, schedule, _submitted(schedule), skip=False)
+            return outcome, job if fire is None and job else None
+
+        schedule = self._whole(name)
+        return transact(self._redis, step, ALL)
+
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
         """``due`` in milliseconds, None by hand; None when another control was first, or it was removed."""
         name, late = schedule.name, due is not None and now - due / 1000 > LATE
-        asked = {"priority": PRIORITY, "asked_by": f"schedule {name}"}
-        submitted = submission(schedule.request.model_copy(update=asked)) if schedule.request else ()
+        submitted = _submitted(schedule)
         watched = catalogs.key(schedule.catalog.name) if schedule.catalog else ACTIVE
 
         def step(pipe: Pipeline) -> Run | None:
@@ -244,6 +280,12 @@ class Schedules:
         if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
             raise ScheduleNotFound(name=name)
         return stored
+
+
+def _submitted(schedule: Schedule) -> Sequence[str]:
+    """The job that it fires, as it is queued; nothing of a catalog."""
+    asked = {"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"}
+    return submission(schedule.request.model_copy(update=asked)) if schedule.request else ()
 
 
 def runs_key(name: str) -> str:
