@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from reshard.worker.followers.records import Definition, Standing
     from reshard.worker.followers.schedules import ScheduleStatus
 
+LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
@@ -217,7 +218,8 @@ def status(
         output.result(found[0].to_dict(), lines(_status(found[0])), found[0].state)
         return
     rows = [(s.definition.name, s.state, ago(s.since), succeeded(s.success), _counts(s)) for s in found]
-    output.listing([seen.to_dict() for seen in found], lines(rows) or "no catalogs", [name for name, *_ in rows])
+    text = lines([LIST_HEAD, *rows]) if rows else "no catalogs"
+    output.listing([seen.to_dict() for seen in found], text, [name for name, *_ in rows])
 
 
 @command("failures")
@@ -332,7 +334,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
     return [
         ("catalog", f"{definition.name}, {definition.digest[:12]}"),
         ("state", f"{seen.state}, {ago(seen.since)}{f': {seen.note}' if seen.note else ''}"),
-        ("success", succeeded(seen.success)),
+        ("last success", succeeded(seen.success)),
         ("asked by", f"{definition.asked_by}, {ago(seen.started)}"),
         ("models", f"{seen.entries:,}: {_counts(seen)}"),
         moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),

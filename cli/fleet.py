@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from typer import Option, Typer
 from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.help import SectionedGroup
-from reshard.cli.output import Output, count, human_bytes, lines
+from reshard.cli.output import Output, ago, count, human_bytes, lines
 from reshard.cli.queue import (
     START,
     bulk_text,
@@ -18,9 +19,10 @@ from reshard.cli.queue import (
     moment,
     open_queue,
     pause_text,
-    process_text,
     worker_state,
 )
+
+WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION")
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
@@ -45,18 +47,24 @@ def status(output: Output) -> None:
     with open_queue() as queue:
         seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
     rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
-    workers = []
+    workers, table, below = [], list[Sequence[str]](), list[str]()
     for process in processes:
         if process.kind == "worker":
             units, state = claims.get(process.name, []), worker_state(process, seen.drained, seen.resting)
-            rows.append(("worker", process_text(process, seen.drained, seen.resting)))
-            if process.name in seen.resting:
-                rows.append(("", fault_text(seen.resting[process.name])))
-            rows += [("", f"has {unit}") for unit in units]
+            table.append((process.name, state, ago(process.started), f"{process.concurrency:,}", process.version))
+            faults = [fault_text(seen.resting[process.name])] if process.name in seen.resting else []
+            below.append(lines([(text,) for text in (*faults, *(f"has {unit}" for unit in units))], indent="  "))
             workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})
     if not workers:
         rows.append(("worker", f"none is running: {START.format('worker')}"))
-    output.result(seen.to_dict() | {"workers": workers}, lines(rows), "paused" if seen.paused else "takes work")
+    text = "\n".join([lines(rows), *(_table(table, below) if workers else [])])
+    output.result(seen.to_dict() | {"workers": workers}, text, "paused" if seen.paused else "takes work")
+
+
+def _table(rows: Sequence[Sequence[str]], below: Sequence[str]) -> list[str]:
+    """The lines of a table of workers, with what is ``below`` each."""
+    aligned = zip(lines([WORKERS_HEAD, *rows]).split("\n"), ["", *below], strict=True)
+    return ["", *(line for row, under in aligned for line in (row, under) if line)]
 
 
 @command("pause")

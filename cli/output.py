@@ -162,8 +162,8 @@ def lasted(seconds: float) -> str:
 
 
 def succeeded(moment: float | None) -> str:
-    """When something last ended well, in seconds since the epoch."""
-    return "no success yet" if moment is None else f"last success {ago(moment)}"
+    """When something last ended well; ``moment`` in seconds since the epoch."""
+    return "none yet" if moment is None else ago(moment)
 
 
 human_bytes = decimal  # ``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte

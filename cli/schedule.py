@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reshard.worker.followers.schedules import Outcome, Run, Schedule
     from reshard.worker.followers.schedules import ScheduleStatus as Seen
 
+LIST_HEAD = ("SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS")
 RUNS_SHOWN = 10  # times; --json has all that are kept
 
 Name = Annotated[str, argument("NAME", "The schedule's name.", autocompletion=completion.schedules)]
@@ -98,7 +99,8 @@ def list_(output: Output) -> None:
     rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
     data = [seen.to_dict() | {"last": last} for seen, last in found]
     old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
-    output.listing(data, "\n".join([lines(rows) or "no schedules", *old]), [name for name, *_ in rows])
+    text = lines([LIST_HEAD, *rows]) if rows else "no schedules"
+    output.listing(data, "\n".join([text, *old]), [name for name, *_ in rows])
 
 
 @command("show")
@@ -116,7 +118,7 @@ def show(name: Name, output: Output) -> None:
         ("when", f"{kept.cron} in {kept.tz}; missed times run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
         ("last", last),
-        ("success", succeeded(seen.success)),
+        ("last success", succeeded(seen.success)),
         ("what", _what(kept)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),

@@ -153,7 +153,9 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     refused = queue("catalog", "status", "mine", "--report", tmp_path / "nowhere" / "report.md")
     assert refused.code == 4
     assert refused.err.startswith(f"error[access.folder]: {tmp_path}/nowhere/report.md cannot be written: No such file")
-    assert queue("catalog", "status").out.split()[:2] == ["mine", "cancelled"]
+    head, row = (re.split("  +", line) for line in queue("catalog", "status").out.splitlines())
+    assert head == ["CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS"]
+    assert (row[:2], row[3]) == (["mine", "cancelled"], "none yet")
     assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
     assert queue("catalog", "remove", "mine").out.startswith("catalog mine is removed; its targets stay as they are")
     assert queue("catalog", "status").out == "no catalogs\n"

@@ -6,11 +6,13 @@ import json
 import subprocess
 from pathlib import Path
 
+from reshard.pipeline.errors import TempDirUnusable
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.leases import Leases
 from tests.cli.conftest import COMMAND, Done, Queue
-from tests.worker.conftest import ask
+from tests.worker.conftest import Wakes, ask
 
 
 def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, tmp_path: Path) -> None:
@@ -108,12 +110,33 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
             return queue(*arguments)
 
         assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
-        for shown in (alive("fleet", "status").out, alive("status").out):
-            assert "here:7: drained" in shown
-            assert "2 copies at once" in shown
+        shown = alive("status").out
+        assert "here:7: drained" in shown and "2 copies at once" in shown
+        *_, head, row = (line.split() for line in alive("fleet", "status").out.splitlines())
+        assert head == ["WORKER", "STATE", "STARTED", "COPIES", "VERSION"]
+        assert (row[:2], row[-2:]) == (["here:7", "drained"], ["2", "1"])
         job = store.submit(ask("drained")).id
         said = "every worker is drained; `reshard fleet undrain here:7` lets it take work again"
         assert alive("status", job, "--json").documents[0]["waits"] == said
         assert alive("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
         (facts,) = alive("fleet", "status", "--json").documents
     assert facts["workers"] == [{"name": "here:7", "state": "takes work", "concurrency": 2, "at": []}]
+
+
+def test_below_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: str) -> None:
+    with JobStore.at(url) as store:
+        job = store.submit(ask("had")).id
+        lease = Leases(store, Wakes(), "there:7.1").claim(job)
+        assert lease is not None and lease.unit == "plan"
+        error = TempDirUnusable(path="/scratch", why="it is gone")
+        Fleet(store).rest("there:8", error.to_dict())
+        for number in (7, 8):
+            announce(store.redis, Process(f"there:{number}", "worker", "1", "here", number, 2, 0.0, False))
+        said = queue("fleet", "status").out.splitlines()
+        store.cancel(job)
+    (head,) = (line for line in said if line.startswith("WORKER"))
+    seven, has, eight, fault = said[-4:]
+    assert [line.split()[:2] for line in (seven, eight)] == [["there:7", "takes"], ["there:8", "resting"]], said
+    assert seven.index("takes work") == eight.index("resting") == head.index("STATE")
+    assert has.startswith("  has ") and job in has
+    assert fault.startswith("  began to rest ") and "/scratch" in fault

@@ -37,7 +37,10 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
 
     assert queue("schedule", "pause", "nightly").code == 0
     assert queue("schedule", "next", "nightly").out == "paused\n"
-    assert queue("schedule", "list").out.split()[:2] == ["nightly", "paused"]
+    head, row = queue("schedule", "list").out.splitlines()
+    assert re.split("  +", head) == ["SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS"]
+    assert re.split("  +", row)[:2] == ["nightly", "paused"]
+    assert row.index("none yet") == head.index("LAST SUCCESS")
     assert " 03:00 CE" in queue("schedule", "resume", "nightly").out
     (shown,) = queue("schedule", "show", "nightly", "--json").documents
     assert [run["outcome"] for run in shown["runs"]] == ["overlap", "fired"]
@@ -74,14 +77,17 @@ def test_schedules_and_catalogs_show_their_last_success(queue: Queue, url: str) 
     with JobStore.at(url) as store:
         schedules, catalogs = Schedules(store), Cursor(store)
         schedules.add(nightly("watched"))
-        assert re.search("^watched .* no success yet$", queue("schedule", "list").out, re.MULTILINE)
+        assert re.search("^watched .* none yet$", queue("schedule", "list").out, re.MULTILINE)
         begin(catalogs, definition(1))
         for job in (schedules.run("watched").job or "", *jobs(catalogs)):
             finish(another(store), job)
         jobs(catalogs)
         expected = schedules.get("watched").success, catalogs.get("mirror").success
-    for command in (("schedule", "show", "watched"), ("catalog", "status")):
-        assert re.search(r"last success \d+ s ago", queue(*command).out), command
+    assert re.search(r"^last success +\d+ s ago$", queue("schedule", "show", "watched").out, re.MULTILINE)
+    for command in (("schedule", "list"), ("catalog", "status")):
+        head, *rows = queue(*command).out.splitlines()
+        last = [row[head.index("LAST SUCCESS") :] for row in rows if row.startswith(("watched", "mirror"))]
+        assert [re.match(r"\d+ s ago", text) is not None for text in last] == [True], command
     shown = [
         queue(*command, "--json").documents[0] for command in (("schedule", "show", "watched"), ("catalog", "status"))
     ]
