@@ -62,7 +62,7 @@ def status(output: Output) -> None:
 
 
 def _table(rows: Sequence[Sequence[str]], below: Sequence[str]) -> list[str]:
-    """The lines of a table of workers, with what is ``below`` each."""
+    """The lines of a table of workers, with what is ``below`` each; no row wraps, as a version is one word."""
     aligned = zip(lines([WORKERS_HEAD, *rows]).split("\n"), ["", *below], strict=True)
     return ["", *(line for row, under in aligned for line in (row, under) if line)]
 

@@ -134,7 +134,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert refused.startswith("error[usage.size]: --max-bytes lots: ")
     submitted = queue("catalog", "submit", file, "--max-bytes", "1GB")
     assert submitted.out.startswith("catalog mine is submitted\n")
-    assert "no control is running" in submitted.err
+    assert "neither worker nor control is running" in submitted.err
     (again,) = queue("catalog", "submit", file, "--json").documents
     assert again["existed"] is True
     (seen,) = queue("catalog", "status", "mine", "--json").documents
