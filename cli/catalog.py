@@ -111,7 +111,7 @@ def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
     # Of the sources that may be written: a target that is there already may be rewritten as a whole.
     growth = [one.source.bytes for one, stand in every if one.source and not one.error and stand != "unchanged"]
     return {
-        "catalog": parsed.name,
+        "name": parsed.name,
         "models": len(wanted),
         "empty": found.empty,
         "unwritable": list(unwritable([target for target in written if isinstance(target, Hub)], context)),
@@ -138,7 +138,7 @@ def submit(
 ) -> None:
     """Queue the models of a catalog that changed.
 
-    It returns at once unless it is to --watch; a few jobs run at a time.
+    It returns at once, unless --watch is given; a few jobs run at a time.
 
     Example: reshard catalog submit models.yaml --watch
     """
@@ -153,7 +153,7 @@ def submit(
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nschedule {schedule} still submits an older text of it; `{update}` updates it"
         text += "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
-        same = {"catalog": name, "digest": definition.digest, "existed": not started, "waits": why}
+        same = {"name": name, "digest": definition.digest, "existed": not started, "waits": why}
         output.result(same | {"outdated_schedules": old}, text, name)
         if watch:
             _follow(queue, name, output)
@@ -161,7 +161,7 @@ def submit(
 
 @command("watch")
 def watch(name: Name, output: Output) -> None:
-    """Follow a catalog until nothing of it is at work.
+    """Follow a catalog until all its jobs have ended.
 
     It exits with 0 if every model is done, 11 if some failed, and 10 if the catalog was paused, stopped or cancelled.
 
@@ -181,7 +181,7 @@ def _follow(queue: Queue, name: str, output: Output) -> None:
     seen = follow_catalog(queue, name, output)
     took = lasted(seen.since - seen.started)
     output.result(
-        seen.to_dict(), f"catalog {name} is {seen.state}: {seen.entries:,} models: {_counts(seen)}; {took}", seen.state
+        seen.to_dict(), f"catalog {name} {seen.state}: {seen.entries:,} models: {_counts(seen)}; {took}", seen.state
     )
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
     if seen.state == "failed":
@@ -243,7 +243,7 @@ def failures(name: Name, output: Output) -> None:
     if len(then) < len(groups):
         then.insert(0, f"once fixed, `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
-    output.result({"catalog": name, "failures": facts}, lines(rows) or "no failures", "\n".join(facts))
+    output.result({"name": name, "failures": facts}, lines(rows) or "no failures", "\n".join(facts))
 
 
 @command("retry")
@@ -267,7 +267,7 @@ def retry(
     left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
     rows = [(f"{count(again, 'model')} of {name} again",)]
     rows += [(f"{count(number, 'model')} not, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
-    output.result({"catalog": name, "again": again, "left": left}, lines(rows), str(again))
+    output.result({"name": name, "again": again, "left": left}, lines(rows), str(again))
 
 
 @command("pause")
@@ -278,7 +278,7 @@ def pause(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.catalogs.pause(name)
-    output.result({"catalog": name, "state": "paused"}, f"catalog {name} is paused", name)
+    output.result({"name": name, "state": "paused"}, f"catalog {name} is paused", name)
 
 
 @command("resume")
@@ -293,7 +293,7 @@ def resume(name: Name, output: Output) -> None:
         queue.catalogs.resume(name)
         state = queue.catalogs.get(name).state
     text = f"catalog {name} {'continues' if state == 'running' else f'is {state}'}"
-    output.result({"catalog": name, "state": state}, text, name)
+    output.result({"name": name, "state": state}, text, name)
 
 
 @command("cancel")
@@ -305,7 +305,7 @@ def cancel(name: Name, output: Output) -> None:
     with open_queue() as queue:
         jobs = queue.catalogs.cancel(name)
     text = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
-    output.result({"catalog": name, "state": "cancelled", "jobs": jobs}, text, name)
+    output.result({"name": name, "state": "cancelled", "jobs": jobs}, text, name)
 
 
 @command("remove")
@@ -321,7 +321,7 @@ def remove(name: Name, output: Output) -> None:
     text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
     for one in schedules:
         text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
-    output.result({"catalog": name, "removed": True, "schedules": schedules}, text, name)
+    output.result({"name": name, "removed": True, "schedules": schedules}, text, name)
 
 
 def catalog_of(seen: ScheduleStatus) -> str | None:
@@ -384,7 +384,7 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["unchanged"] is not None:
         unchanged = f"{facts['unchanged']:,} since their last job, which need none now"
     return [
-        ("catalog", facts["catalog"]),
+        ("catalog", facts["name"]),
         ("models", f"{facts['models']:,}, of which {facts['ready']:,} can be done"),
         ("targets", f"{facts['new']:,} new, {facts['ready'] - facts['new']:,} there already"),
         ("bytes", f"{human_bytes(facts['bytes'])} stored by the sources, past commits included"),
@@ -409,7 +409,7 @@ def would_do(facts: dict[str, Any]) -> list[tuple[str, str]]:
     changed = [entry for entry in ready if entry["standing"] != "unchanged"]
     jobs = [f"{entry['repo']} -> {entry['target']}{_MOVED.get(entry['standing'], '')}" for entry in changed]
     return [
-        ("catalog", facts["catalog"]),
+        ("catalog", facts["name"]),
         ("models", f"{facts['models']:,}, of which {len(jobs):,} would get a job"),
         *_listed("job", jobs, str),
         ("unchanged", count(len(ready) - len(jobs), "model")),

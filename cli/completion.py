@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from reshard.cli.queue import Queue, open_queue
-from reshard.pipeline.errors import ReshardError
 
 OFFERED = 100  # jobs; more are no help in a shell
 
@@ -19,7 +18,7 @@ def _offers(found: Callable[[Queue], Iterable[tuple[str, str]]]) -> Offers:
         try:
             with open_queue() as queue:
                 return [(name, text) for name, text in found(queue) if name.startswith(incomplete)]
-        except ReshardError:  # a shell has no place for an error, and the command itself will say it
+        except Exception:  # noqa: BLE001 -- a shell has no place for an error, and the command itself will say it
             return []
 
     return complete
@@ -30,6 +29,6 @@ jobs = _offers(
         (job.id, f"{job.state}, {job.request.source} -> {job.request.target}") for job in queue.jobs.recent([], OFFERED)
     ]
 )
-catalogs = _offers(lambda queue: [(name, queue.catalogs.get(name).state) for name in queue.catalogs.names()])
+catalogs = _offers(lambda queue: [(name, queue.catalogs.now(name).shown or "") for name in queue.catalogs.names()])
 schedules = _offers(lambda queue: [(seen.schedule.name, seen.schedule.cron) for seen in queue.schedules.all()])
 workers = _offers(lambda queue: [(p.name, p.version) for p in queue.jobs.processes() if p.kind == "worker"])

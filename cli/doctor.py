@@ -94,7 +94,7 @@ def _repository(place: str, output: Output) -> None:
 def _text(facts: dict[str, Any]) -> str:
     symptoms, strict = facts["symptoms"], facts["refused"]["require_model"]
     head = f"{facts['place']}: {count(facts['tensors'], 'tensor')}, {facts['bytes']:,} bytes of weights"
-    found = [f"{symptom['kind']}: {symptom['text']}\n    -> {symptom['cure']}" for symptom in symptoms]
+    found = [f"{symptom['kind']}: {symptom['text']} -> {symptom['cure']}" for symptom in symptoms]
     rows = [f"{head}; {count(len(symptoms), 'problem') if symptoms else 'no problems found'}"]
     rows += first(found, SYMPTOMS_SHOWN)
     if strict:

@@ -13,7 +13,7 @@ from typing import Any
 
 from typer import Abort, TyperException
 
-from reshard.cli.output import console, json_line
+from reshard.cli.output import Output, console, wrapped
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.text import printable
 
@@ -56,11 +56,13 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
             file.writelines(traceback.format_exception(unknown))
         error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback in {file.name})")
     if as_json:
-        sys.stdout.write(json_line({"error": error.to_dict()}) + "\n")
+        Output(json=True).document({"error": error.to_dict()})
     else:
         hint = error.next_step + _meant(error, sys.argv[1:])
         message, hint = (printable(" ".join(text.split())) for text in (str(error), hint))
-        console(sys.stderr).print(f"error[{error.code}]: {message}\nhint: {hint}")
+        shown = console(sys.stderr)
+        for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
+            shown.print(wrapped(line, sys.stderr), soft_wrap=True)
     return error.exit_code
 
 

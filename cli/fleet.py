@@ -108,7 +108,7 @@ def drain(worker: Worker, output: Output) -> None:
     with open_queue() as queue:
         name = queue.fleet.drain(worker)
     text = f"worker {name} is drained; stop it once `reshard fleet status` shows it without work, or `undrain` it"
-    output.result({"worker": name, "drained": True}, text, name)
+    output.result({"name": name, "drained": True}, text, name)
 
 
 @command("undrain")
@@ -120,7 +120,7 @@ def undrain(worker: Worker, output: Output) -> None:
     with open_queue() as queue:
         name, was = queue.fleet.undrain(worker)
     text = f"worker {name} takes work again" if was else f"worker {name} was not drained"
-    output.result({"worker": name, "drained": False, "was_drained": was}, text, name)
+    output.result({"name": name, "drained": False, "was_drained": was}, text, name)
 
 
 def _limit(metavar: str, help: str) -> Any:

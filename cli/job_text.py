@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     return [
         ("job", job.id),
         ("state", f"{progress_text(job)}, since {when(job.since)} ({ago(job.since)})"),
-        *([("took", lasted(job.since - job.created))] if job.state.ended else []),
+        *([("took", took(job))] if job.state.ended else []),
         ("source", str(request.source)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {when(job.created)} ({ago(job.created)})"),
@@ -159,7 +160,7 @@ def report_of(job: Job) -> dict[str, Any]:
     failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
     result = "failed" if failed else "passed" if job.confirmed else "unfinished"
     attested = (job.published or {}).get("attested", {})
-    facts = {"job": job.id, "state": job.state, "result": result, "checks": job.checks, "attested": attested}
+    facts = {"id": job.id, "state": job.state, "result": result, "checks": job.checks, "attested": attested}
     return facts | {"error": job.error}
 
 
@@ -175,7 +176,13 @@ def report_text(facts: Mapping[str, Any]) -> str:
     if facts["error"]:
         error = ReshardError.from_dict(facts["error"])
         text.append(f"{error.code}: {error}")
-    return "\n".join([*text, f"job {facts['job']}, {facts['state']}: {facts['result']}"])
+    return "\n".join([*text, f"job {facts['id']}, {facts['state']}: {facts['result']}"])
+
+
+def took(job: Job) -> str:
+    """How long it has been at work, since the submit or the last retry where that is known."""
+    began = job.started if job.created < job.started < job.since else job.created
+    return lasted(max(0.0, (job.since if job.state.ended else time.time()) - began))
 
 
 def progress_text(job: Job) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,8 @@ from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
-from reshard.cli.job_text import describe, progress_text, report_of, report_text
-from reshard.cli.output import Output, count, lasted, lines, some, when
+from reshard.cli.job_text import describe, progress_text, report_of, report_text, took
+from reshard.cli.output import Output, count, lines, some, when
 from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
 from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, UsageError, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
-AWAITED = "control has noted its end in a catalog"
+AWAITED = "control has noted in its catalog how it ended"
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
@@ -56,7 +55,7 @@ def submit(
         hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
         text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
         why = queue.warn(output, priority == "bulk")
-        output.result({"job": job, "existed": existed, "waits": why}, text, job)
+        output.result({"id": job, "existed": existed, "waits": why}, text, job)
         if watch:
             follow(queue, job, output, verbose)
 
@@ -134,9 +133,8 @@ def list_(
 def _row(job: JobRecord) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error['code']}" if job.error else ""
-    took = lasted(job.since - job.created) if job.state.ended else lasted(time.time() - job.created)
     places = f"{job.request.source} -> {job.request.target}"
-    return job.id, progress_text(job) + code + undone, when(job.created), took, places
+    return job.id, progress_text(job) + code + undone, when(job.created), took(job), places
 
 
 @takes(output=read_output)
@@ -163,7 +161,7 @@ def cancel(job: Job, output: Output) -> None:
         id = queue.jobs.resolve(job)
         was = queue.jobs.cancel(id)
     text = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
-    output.result({"job": id, "was": was, "state": "cancelled"}, f"job {id} {text}", id)
+    output.result({"id": id, "was": was, "state": "cancelled"}, f"job {id} {text}", id)
 
 
 @takes(output=read_output)
@@ -188,7 +186,7 @@ def retry(
         id = queue.jobs.resolve(job)
         was = queue.jobs.retry(id, anew=anew, onto_head=overwrite or onto_head)
         why = queue.warn(output, queue.jobs.get(id).request.priority == "bulk")
-        facts = {"job": id, "was": was, "state": "queued", "waits": why}
+        facts = {"id": id, "was": was, "state": "queued", "waits": why}
         output.result(facts, f"job {id} continues; it was {was}", id)
         if follow_it:
             follow(queue, id, output)
@@ -226,7 +224,7 @@ def rollback(
         commit = undo(open_target(place, options, Context.from_env()), published["commit"])
         queue.jobs.rolled_back(record.id, commit)
     text = f"commit {published['commit']} of {request.target} is undone by {commit}"
-    output.result({"job": record.id, "undone": published["commit"], "commit": commit}, text, commit)
+    output.result({"id": record.id, "undone": published["commit"], "commit": commit}, text, commit)
 
 
 def _roll_back_target(place: Hub | Folder, output: Output) -> None:
@@ -244,7 +242,7 @@ def _roll_back_target(place: Hub | Folder, output: Output) -> None:
     undone = undoes(last) or last.id
     commit = last.id if undoes(last) else undo(target, undone)
     text = f"commit {undone} of {place} is undone by {commit}"
-    output.result({"job": None, "undone": undone, "commit": commit}, text, commit)
+    output.result({"id": None, "undone": undone, "commit": commit}, text, commit)
 
 
 @takes(output=read_output)
@@ -254,9 +252,9 @@ def delete(
         list[str] | None, argument("JOB", "Ids of jobs, or the start of each.", autocompletion=completion.jobs)
     ] = None,
     state: Annotated[
-        list[JobState] | None, value("STATE", "Delete the jobs that ended in this state. May be given again.")
+        list[JobState] | None, value("STATE", "Delete jobs that ended in this state. May be given again.")
     ] = None,
-    older_than: Annotated[str | None, value("AGE", "Delete the jobs that ended so long ago, as 12h or 30d.")] = None,
+    older_than: Annotated[str | None, value("AGE", "Only jobs that ended this long ago or longer, as 30d.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only say what would be deleted.")] = False,
     output: Output,
 ) -> None:
@@ -269,7 +267,7 @@ def delete(
     from reshard.worker.queue import ended
 
     if bool(jobs) == bool(state or older_than):
-        raise UsageError(what="give either the JOBs to delete, or --state and --older-than to choose them by")
+        raise UsageError(what="give the JOBs to delete, or choose them with --state, --older-than or both")
     if under_way := sorted({*(state or ())} - ENDED):
         raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
     age = parse_age(older_than, "--older-than") if older_than else 0.0
@@ -287,5 +285,5 @@ def delete(
     text = f"would delete {count(len(found), 'job')}" if dry_run else f"deleted {count(deleted, 'job')}"
     text += f": {some(found)}" if found else ""
     text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(sorted(kept))}" if kept else ""
-    facts = {"deleted": deleted, "dry_run": dry_run, "jobs": found, "kept": sorted(kept)}
+    facts = {"deleted": deleted, "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
     output.result(facts, text, "\n".join(found))

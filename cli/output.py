@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +18,8 @@ from rich.theme import Theme
 
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
-WRAP_MIN = 20  # columns; a narrower column is harder to read than a long line
+SCHEMA = 1  # of every document; raised when a field goes or changes its meaning, not when one is added
+WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Output:
 
     def document(self, data: Mapping[str, Any]) -> None:
         """One line of JSON, written at once, so that a reader of a pipe sees it when it happens."""
-        sys.stdout.write(json_line(data) + "\n")
+        sys.stdout.write(json_line({"schema": SCHEMA} | dict(data)) + "\n")
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
@@ -75,19 +76,32 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     return "\n".join(line.rstrip() for line in shown)
 
 
+def wrapped(text: str, stream: Any) -> str:
+    """The text, on a terminal in lines that break between words, those after the first indented."""
+    if not stream.isatty():
+        return text
+    width = max(WRAP_MIN, console(stream).width)
+    return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def json_line(data: Mapping[str, Any]) -> str:
     """A document on one line, which a terminal shows and does not obey."""
     return printable_json(json.dumps(data, ensure_ascii=False, default=str))
+
+
+def _cell(style: str, *words: str) -> str:
+    """A pattern for these words where they are a cell of a row, or its beginning."""
+    return rf"(?m)(?:^|  |: )(?P<{style}>(?:{'|'.join(words)})\b)(?=[,:;]| \(|  |$)"
 
 
 class _Words(RegexHighlighter):
     """Colours states and results where they fill a cell or begin one, and the codes of errors."""
 
     highlights = (
-        r"(?:^|  )(?P<good>(?:done|passed|ok)\b)(?=,|;| \(|  |$)",
-        r"(?:^|  )(?P<bad>(?:failed|trouble|published unverified|stopped)\b)(?=,|;| \(|  |$)",
-        r"(?:^|  )(?P<weak>(?:cancelled|paused|drained|resting|warning|skipped|inconclusive)\b)(?=,|:|;| \(|  |$)",
-        r"(?P<bad>^error\[[^\]]+\])",
+        _cell("good", "done", "passed", "ok"),
+        _cell("bad", "failed", "trouble", "published unverified", "stopped"),
+        _cell("weak", "cancelled", "paused", "drained", "resting", "warning", "skipped", "inconclusive"),
+        r"(?m)(?P<bad>^error\[[^\]]+\])",
     )
 
 
@@ -148,8 +162,8 @@ def ago(moment: float) -> str:
 
 
 def when(moment: float) -> str:
-    """``2026-06-01 22:00``, in the time zone of this machine; ``moment`` is in seconds since the epoch."""
-    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M")
+    """``Jun 01 22:00``, in the time zone of this machine; ``moment`` is in seconds since the epoch."""
+    return datetime.fromtimestamp(moment).astimezone().strftime("%b %d %H:%M")
 
 
 def lasted(seconds: float) -> str:

@@ -109,7 +109,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT) -> str:
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
     head = [f"{facts['source']} -> {facts['target']}, {size}"]
     if facts["published"]:
-        return f"{head[0]}\npublished already, in commit {facts['published']}: nothing is to be done"
+        return f"{head[0]}\npublished already, in commit {facts['published']}: nothing to do"
     files = facts["files"]
     came, goes = count(len(facts["reads"]), "file"), count(len(files), "file")
     groups = f", copied in {count(len(facts['groups']), 'group')}" if len(facts["groups"]) > 1 else ""

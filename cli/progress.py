@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 
 from reshard.cli.output import Output, console, count, human_bytes, lasted
 
@@ -50,9 +49,11 @@ class _Terminal(Bar):
     def __init__(self) -> None:
         super().__init__()
         from rich import progress as rich
+        from rich.table import Column
 
-        text = partial(rich.TextColumn, markup=False)
-        columns = (text("{task.description}"), rich.BarColumn(20), text("{task.fields[figures]}"))
+        phase = rich.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=18))
+        figures = rich.TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1))
+        columns = (phase, rich.BarColumn(20, table_column=Column(no_wrap=True, min_width=20)), figures)
         self._progress = rich.Progress(*columns, console=console(sys.stderr), transient=True)
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()
@@ -69,13 +70,18 @@ class _Terminal(Bar):
             self._phase, self._rate = phase, _Rate(done)
             self._task = self._progress.add_task(phase, total=None, figures=self._why)
         self._figures = figures or self._rate.text(done, total, files)
-        self._progress.update(self._task, completed=done, total=total or None, figures=self._why or self._figures)
+        self._progress.update(self._task, completed=done, total=total or None)
+        self._draw()
 
     def waits(self, why: str) -> None:
         self._why = f"waiting: {why}" if why else ""
-        if not self._phase:
+        if why and not self._phase:
             self.show("waiting")
-        self._progress.update(self._task, figures=self._why or self._figures)
+        if self._phase:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._progress.update(self._task, figures="; ".join(filter(None, (self._figures, self._why))))
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)

@@ -74,8 +74,10 @@ class Queue:
 
 def waits(queue: Queue, job: Job) -> str | None:
     """Why nothing of this job moves now, as far as anyone knows."""
-    at_work = next((f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits), None)
-    return at_work or queue.waits(job.request.priority == "bulk") or job.note
+    if job.claims:
+        held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
+        return held_up[0] if len(held_up) == len(job.claims) else None
+    return "; ".join(filter(None, (queue.waits(job.request.priority == "bulk"), job.note))) or None
 
 
 @contextmanager

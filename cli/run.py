@@ -76,6 +76,7 @@ class _View:
 
         question = f"{source.place} is {source.visibility}. Publish it in {self._request.target} for everyone to see?"
         if not self._bar.agrees(question):
+            self._bar.say("nothing was done")
             raise Abort
 
     def planned(self, plan: Plan) -> None:

@@ -62,7 +62,7 @@ def add(
         if "control" in missing(queue.jobs.processes()):
             output.say(f"no control is running, so nothing fires: {START.format('control')}")
     text = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
-    output.result({"schedule": name, "next": first}, text, name)
+    output.result({"name": name, "next": first}, text, name)
 
 
 @command("set", limits=read_limits)
@@ -85,7 +85,7 @@ def set_(
         definition = read_definition(file, former | limits)
         queue.schedules.set_catalog(name, definition)
     text = f"schedule {name} submits catalog {definition.name}, {definition.digest[:12]} from now on"
-    output.result({"schedule": name, "digest": definition.digest}, text, name)
+    output.result({"name": name, "digest": definition.digest}, text, name)
 
 
 @command("list")
@@ -149,10 +149,10 @@ def next_(
         due.append(kept.next_after(due[-1]))
     text = "\n".join(moment(at, kept.tz) for at in due) or "paused"
     if outcome is None:
-        output.result({"schedule": name, "next": due}, text, text)
+        output.result({"name": name, "next": due}, text, text)
         return
     facts, rows = _would(seen, *outcome)
-    output.result({"schedule": name, "next": due, "would": facts}, f"{text}\n{lines(rows)}", facts["outcome"])
+    output.result({"name": name, "next": due, "would": facts}, f"{text}\n{lines(rows)}", facts["outcome"])
 
 
 @command("run")
@@ -164,7 +164,7 @@ def run(name: Name, output: Output) -> None:
     with open_queue() as queue:
         done = queue.schedules.run(name)
         why = queue.warn(output, bulk=True)
-    facts = {"schedule": name, "outcome": done.outcome, "job": done.job, "waits": why}
+    facts = {"name": name, "outcome": done.outcome, "job": done.job, "waits": why}
     output.result(facts, f"schedule {name}: {_outcome(done)}", done.job or "")
 
 
@@ -176,7 +176,7 @@ def pause(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.schedules.pause(name)
-    output.result({"schedule": name, "next": None}, f"schedule {name} is paused", name)
+    output.result({"name": name, "next": None}, f"schedule {name} is paused", name)
 
 
 @command("resume")
@@ -190,7 +190,7 @@ def resume(name: Name, output: Output) -> None:
     with open_queue() as queue:
         first = queue.schedules.resume(name)
         tz = queue.schedules.get(name).schedule.tz
-    output.result({"schedule": name, "next": first}, f"schedule {name} resumes on {moment(first, tz)}", name)
+    output.result({"name": name, "next": first}, f"schedule {name} resumes on {moment(first, tz)}", name)
 
 
 @command("remove")
@@ -201,7 +201,7 @@ def remove(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.schedules.remove(name)
-    output.result({"schedule": name, "removed": True}, f"schedule {name} is removed", name)
+    output.result({"name": name, "removed": True}, f"schedule {name} is removed", name)
 
 
 def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:

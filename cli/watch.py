@@ -125,12 +125,12 @@ class _Follower:
         if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
             self.read = tuple(file.path for file in plan.files)
             show_plan(job.request, plan, self._output, self._bar)
-        if not job.state.ended:
-            self._waits.tell(waits(self._queue, job))
         if job.state == JobState.copying and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
+        if not job.state.ended:
+            self._waits.tell(waits(self._queue, job))
 
     def _report(self, event: dict[str, Any]) -> None:
         if "error" in event:
@@ -146,7 +146,7 @@ class _Follower:
 class _CatalogFollower:
     def __init__(self, queue: Queue, name: str, output: Output, shown: Bar) -> None:
         self._queue, self._name, self._output, self._bar = queue, name, output, shown
-        self._told: list[tuple[str, str | None]] = []  # models whose failure was told, each with its job
+        self._told: set[tuple[str, str | None]] = set()  # models whose failure was told, each with its job
         self._waits = _Waits(output, shown)
 
     def look(self) -> CatalogStatus | None:
@@ -156,8 +156,8 @@ class _CatalogFollower:
             self._tell_failures()
         if now.state not in {"expanding", "running"} and not now.active:
             return self._queue.catalogs.get(self._name)
-        self._waits.tell(self._queue.waits(bulk=True))
         self._show(now)
+        self._waits.tell(self._queue.waits(bulk=True))
         time.sleep(POLL)
         return None
 
@@ -169,7 +169,7 @@ class _CatalogFollower:
     def _tell_failures(self) -> None:
         failed = [(repo, ended) for repo, ended in self._queue.catalogs.get(self._name).ended if ended.error]
         news = [(repo, ended) for repo, ended in failed if (repo, ended.job) not in self._told]
-        self._told = [(repo, ended.job) for repo, ended in failed]
+        self._told = {(repo, ended.job) for repo, ended in failed}
         if self._output.json:
             for repo, ended in news:
                 self._output.document({"failed": {"repo": repo, "job": ended.job, "error": ended.error}})

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the reference: the commands, the errors, the schema of catalogs.
+"""Writes the generated parts of the reference: the commands, the errors, the answers as JSON, the schema of catalogs.
 
 python docs/generate.py           writes docs/reference
 python docs/generate.py --check   fails when one of them is out of date
@@ -13,9 +13,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from typer.main import get_command
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.answers import ANSWERS, Failed
 from reshard.cli.main import app
+from reshard.cli.output import SCHEMA
 from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 
@@ -64,12 +70,72 @@ def _row(kind: type[ReshardError]) -> str:
     return f"| `{kind.code}` | {'yes' if kind.retryable else 'no'} | {says} | {hint} |"
 
 
+def answers() -> str:
+    """What each command writes with --json, and the objects in it."""
+    models: dict[str, type[BaseModel]] = {}
+    rows = []
+    for name, kinds in ANSWERS.items():
+        models |= {kind.__name__: kind for kind in kinds}
+        rows.append(f"| `reshard {name}` | {', '.join(_link(kind.__name__) for kind in kinds)} |")
+    page = [
+        "# Answers as JSON",
+        "With `--json` a command writes documents, one on each line: its answer last, and before it what it tells on"
+        " the way. Every document has `schema`, the version of this page. It is raised when a field goes or changes its"
+        " meaning; new fields may come at any time, so a reader should leave alone what it does not know. `list`,"
+        " `schedule list` and `catalog status` without a name write one document for each record.",
+        f"This is schema **{SCHEMA}**. A record has its own name in `id` (jobs) or `name`, and others by what they"
+        " are: `job`, `catalog`. Sizes are bytes, moments are seconds since the epoch by the broker's clock, durations"
+        " are seconds. A command that fails writes [Failed](#failed) last, and exits with [its code](errors.md).",
+        "| command | documents |\n| --- | --- |\n" + "\n".join(rows),
+    ]
+    return NOTE + "\n\n".join([*page, *_objects({**models, "Failed": Failed})]) + "\n"
+
+
+def _objects(models: dict[str, type[BaseModel]]) -> Iterator[str]:
+    """Each object that these documents have, once, with its fields."""
+    _, schema = models_json_schema([(model, "serialization") for model in models.values()])
+    for name, object in sorted(schema["$defs"].items()):
+        if "properties" not in object:
+            continue
+        text = object.get("description", "")
+        rows = [
+            f"| `{field}` | {_type(kind)} | {kind.get('description', '') if '$ref' not in kind else ''} |"
+            for field, kind in object["properties"].items()
+        ]
+        table = "\n".join(["| field | type | |", "| --- | --- | --- |", *rows])
+        yield "\n\n".join(filter(None, [f"## {name}", text, table]))
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.lower()})"
+
+
+def _type(kind: dict[str, Any]) -> str:
+    """A field's type in a few words."""
+    if "$ref" in kind:
+        return _link(kind["$ref"].rpartition("/")[2])
+    if "anyOf" in kind or "oneOf" in kind:
+        return " or ".join(_type(one) for one in kind.get("anyOf", kind.get("oneOf")))
+    if "enum" in kind or "const" in kind:
+        return ", ".join(f"`{json.dumps(value)}`" for value in kind.get("enum", [kind.get("const")]))
+    if kind.get("type") == "array":
+        return f"array of {_type(kind.get('items', {}))}"
+    if kind.get("type") == "object" and isinstance(kind.get("additionalProperties"), dict):
+        return f"object of {_type(kind['additionalProperties'])}"
+    return str(kind.get("type", "any"))
+
+
 def catalog() -> str:
     """The JSON Schema of a catalog, which editors use to complete and check one."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": commands, "errors.md": errors, "catalog.schema.json": catalog}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": commands,
+    "errors.md": errors,
+    "json.md": answers,
+    "catalog.schema.json": catalog,
+}
 
 
 def outdated() -> list[str]:

@@ -15,6 +15,7 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_wei
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import (
+    AccessError,
     DiskFull,
     FoldersNested,
     ReshardError,
@@ -26,7 +27,7 @@ from reshard.pipeline.errors import (
     TargetOccupied,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
-from reshard.pipeline.places import Folder, resolved
+from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.existing import Before, drift
@@ -84,7 +85,8 @@ def plan(
         check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))
     if head == made.base:
-        return replace(made, notes=(*made.notes, *target.notes), submitted=submitted)
+        transports = Transports(source.transport, target.transport)
+        return replace(made, transports=transports, notes=(*made.notes, *target.notes), submitted=submitted)
     if made.base:  # somebody commits at this very moment
         return plan(request, source, target, meta_loader, submitted)
     transports = Transports(source.transport, target.transport)
@@ -142,7 +144,7 @@ def _draft(
         listing,
         before,
         None,
-        Transports(source.transport, target.transport if state.head else ""),
+        Transports(source.transport, _transport(request, target, state)),
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
@@ -151,6 +153,16 @@ def _draft(
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
+
+
+def _transport(request: Request, target: Target, state: TargetState) -> str:
+    """How weights would reach the target; "" where that shows only once it is there, or ours to write."""
+    if state.head is None and isinstance(request.target, Hub):
+        return ""
+    try:
+        return target.transport
+    except AccessError:  # a plan writes nothing, and what does asks again
+        return ""
 
 
 def _with_card_notes(made: Plan, source: Source, target: Target, last: publication.Publication | None) -> Plan:

@@ -7,9 +7,9 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 
-from reshard.pipeline.errors import BadSize
+from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
 
@@ -161,9 +161,15 @@ class Request(Strict):
     def of(cls, source: str, target: str, **options: Any) -> Request:
         """The request of two places as they are typed and the fields of ``Options``; a size may be ``"200MB"``.
 
-        Raises BadPlace, BadSize, and pydantic's ValidationError, a ValueError, for other options that make no sense.
+        Raises BadPlace, BadSize, and UsageError for other options that make no sense.
         """
-        return cls(source=parse_place(source), target=parse_place(target), options=Options(**options))
+        try:
+            chosen = Options(**options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}"
+            raise UsageError(what=what) from error
+        return cls(source=parse_place(source), target=parse_place(target), options=chosen)
 
     def key(self) -> str:
         """The same for requests that come to the same commit.

@@ -63,7 +63,7 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     ``meta_loader`` is asked about the model's class, and about a tokenizer whose files leave open whether it loads.
     """
     side = OpenedSide.attempt(source)
-    refused = refusals(source, meta_loader, tmpdir)
+    refused = refusals(source, meta_loader)
     rules = check_rules(source, side)
     seen = _seen(source, side)
     weights = sum(file.size for file in seen.files)

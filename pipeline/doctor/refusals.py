@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from reshard.pipeline.drafting import draft
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, NoWeights, ProofError, ReshardError, UsageError
@@ -28,22 +27,20 @@ class Refusals(NamedTuple):
     require_model: ModelCheckRequired | None = None
 
 
-def refusals(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None) -> Refusals:
-    """Raises what stores raise; nothing is written but an empty folder under ``tmpdir``, which goes again."""
-    on_hub = None
-    with tempfile.TemporaryDirectory(prefix="reshard-doctor-", dir=tmpdir) as folder:
-        new = Folder(path=str(Path(folder, "new")))
+def refusals(source: Source, meta_loader: MetaLoader) -> Refusals:
+    """Raises what stores raise; nothing is written."""
+    on_hub, new = None, Folder(path=f"/reshard-doctor-{uuid4().hex}")  # which no source lies in or around
+    try:
         try:
-            try:
-                made = _draft(source, Hub(repo="some/new"), new)
-            except _OF_SOURCE as error:
-                on_hub = error
-                made = _draft(source, new, new)  # which asks less of names and sizes
-            check_model(made, made.shards, source, meta_loader)
-        except ModelCheckRequired as error:
-            return Refusals(None, on_hub, error)
+            made = _draft(source, Hub(repo="some/new"), new)
         except _OF_SOURCE as error:
-            return Refusals(error)
+            on_hub = error
+            made = _draft(source, new, new)  # which asks less of names and sizes
+        check_model(made, made.shards, source, meta_loader)
+    except ModelCheckRequired as error:
+        return Refusals(None, on_hub, error)
+    except _OF_SOURCE as error:
+        return Refusals(error)
     return Refusals(None, on_hub)
 
 

@@ -88,4 +88,4 @@ class ChangeOverwritten(ProofError, code="proof.overwritten"):
     hint = "what they changed is in commit {parent}; put it back, or undo ours by {undo}"
 class VerifyFailed(ProofError, code="proof.verify"):
     message = "{place}: {failed} of {checks} checks failed; the first finding: {first}"
-    hint = "--json has every finding, docs/verification.md what each check proves; `reshard doctor {place}` names cures"
+    hint = "--json has every finding, docs/verification.md what each check proves"

@@ -26,7 +26,7 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
-from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
@@ -73,11 +73,12 @@ def own_limiters(tell: Callable[[str], None] = lambda why: None) -> RateLimiterO
     ``tell`` hears why a call waits, and "" when that is over.
     """
     limiters: dict[str, LocalRateLimiter] = {}
+    waits = Waits(tell)
     lock = threading.Lock()
 
     def limiter_of(budget: str) -> RateLimiter:
         with lock:
-            return limiters.setdefault(budget, LocalRateLimiter(tell))
+            return limiters.setdefault(budget, LocalRateLimiter(waits))
 
     return limiter_of
 

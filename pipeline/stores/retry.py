@@ -10,7 +10,8 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import httpx2
@@ -20,6 +21,8 @@ from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_M
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import RateLimitInfo
+
+TELL_EVERY = 10.0  # seconds between two words about a long wait, which ends sooner as time goes on
 
 # Answers that may differ the next time: timeouts, too many requests, and everything that is the server's own fault.
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
@@ -59,20 +62,39 @@ class RateLimiter(Protocol):
         ...
 
 
-class LocalRateLimiter:
-    """Of one process alone: waits as long as the Hub asked, for all of its threads.
+class Waits:
+    """Why threads wait, told to ``tell``: each new reason, the one before where one is over, and "" after the last."""
 
-    ``tell`` is called with each reason to wait, and with "" when that is over.
-    """
-
-    def __init__(self, tell: Callable[[str], None] = lambda why: None) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
+        self._lock = threading.Lock()
+        self._reasons: list[str] = []
+
+    @contextmanager
+    def told(self, why: str) -> Iterator[None]:
+        """Inside, somebody waits."""
+        with self._lock:
+            self._reasons.append(why)
+            self._tell(why)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reasons.remove(why)
+                self._tell(self._reasons[-1] if self._reasons else "")
+
+
+class LocalRateLimiter:
+    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
+
+    def __init__(self, waits: Waits | None = None) -> None:
+        self._waits = waits or Waits(lambda why: None)
         self._lock = threading.Lock()
         self._not_before = 0.0
 
     def before(self, kind: str) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
-            self.sleep(wait, rate_limited(wait))
+            self.sleep(min(wait, TELL_EVERY), rate_limited(wait))
 
     def update(self, window: RateLimitWindow) -> None:
         """One process alone goes on until it is asked to wait."""
@@ -82,11 +104,8 @@ class LocalRateLimiter:
             self._not_before = max(self._not_before, time.monotonic() + seconds)
 
     def sleep(self, seconds: float, why: str) -> None:
-        self._tell(why)
-        try:
+        with self._waits.told(why):
             self._wait(seconds)
-        finally:
-            self._tell("")
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
+from reshard.pipeline.errors import FolderNotWritable
 from reshard.pipeline.verifying.child.server import Allowed
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class MetaLoader:
         """Whether the class that ``config`` (a config.json) names reports the same for ``output`` as for ``source``.
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
-        already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks.
+        already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks, and
+        FolderNotWritable where the folder for temporary files cannot be used.
         """
         if config is not None and len(config) > limits.CONFIG_MAX:
             return _structural("skipped", f"config.json has {len(config)} bytes; {limits.CONFIG_MAX} are read")
@@ -180,8 +182,11 @@ class MetaLoader:
 
     def warm(self) -> str | None:
         """Start the child now; None, or why there is no reload."""
-        with self._lock:
-            return self._started()
+        try:
+            with self._lock:
+                return self._started()
+        except FolderNotWritable as error:
+            return str(error)
 
     @property
     def pid(self) -> int | None:
@@ -213,7 +218,11 @@ class MetaLoader:
             return f"{' and '.join(lacking)} not installed here; `pip install 'reshard[model]'` brings the reload"
         if self._child is not None:
             self._child.end()
-        self._child = _Child(self._python, self._tmpdir)
+        try:
+            self._child = _Child(self._python, self._tmpdir)
+        except OSError as error:
+            folder = str(self._tmpdir or tempfile.gettempdir())
+            raise FolderNotWritable(path=folder, why=error.strerror or str(error)) from error
         if self._closed:  # too late for `close` to have seen this child
             self._child.kill()
         try:

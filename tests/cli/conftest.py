@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from docs.answers import ANSWERS, check_document
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 
@@ -28,10 +28,12 @@ class Done:
     code: int
     out: str
     err: str
+    command: str = ""  # its words, without what they are given
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
+        """What it wrote with --json, each as docs/reference/json.md has it."""
+        return [check_document(self.command, line) for line in self.out.splitlines()]
 
 
 Run = Callable[..., Done]
@@ -56,7 +58,10 @@ def reshard(tmp_path: Path, clean: dict[str, str]) -> Run:
         done = subprocess.run(
             command, env=clean | dict(env or {}), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        words = [*map(str, arguments[:2]), ""][:2]
+        return Done(
+            done.returncode, done.stdout, done.stderr, " ".join(words if " ".join(words) in ANSWERS else words[:1])
+        )
 
     return run
 

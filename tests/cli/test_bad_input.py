@@ -259,3 +259,23 @@ def test_a_target_that_changed_while_we_worked_is_told_and_left_alone(scene: Sce
     assert done.code == 7
     assert "error[target.conflict]" in done.err and "tokenizer.json" in done.err
     assert scene.space.admin.head(scene.target) == head
+
+
+@pytest.mark.parametrize("token", ["", "their own"])
+def test_a_plan_without_a_target_needs_no_leave_to_write(scene: Scene, reshard: Run, token: str) -> None:
+    lfs = [path for path in scene.files if path.endswith(".safetensors")]
+    scene.space.admin.put_files(scene.source, scene.files, lfs=lfs)
+    stranger = scene.space.admin.create_user(f"{scene.space.name}stranger").token if token else ""
+    done = reshard("plan", scene.source, "--size", "9kB", "--json", env=scene.env | {"HF_TOKEN": stranger})
+    assert done.code == 0, done.out
+    assert len(done.documents[0]["files"]) > 1
+    refused = reshard("run", scene.source, "--to", scene.source, "--size", SIZE, env=scene.env | {"HF_TOKEN": stranger})
+    assert refused.code == 4 and "error[access." in refused.err
+
+
+@pytest.mark.parametrize("command", [("plan",), ("run", "--to", "./out"), ("verify",)])
+def test_a_temporary_folder_that_is_not_there_is_named(reshard: Run, model: Path, command: tuple[str, ...]) -> None:
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    done = reshard(command[0], model, *command[1:], env={"RESHARD_TMPDIR": "/nowhere"})
+    assert done.code == 4 and "error[access.folder]: /nowhere cannot be written: No such file" in done.err
+    assert "Traceback" not in done.err and "internal" not in done.err

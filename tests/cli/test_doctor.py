@@ -70,3 +70,9 @@ def test_hooks_are_tried_when_asked(reshard: Run, tmp_path: Path) -> None:
     assert away.code == 10 and "s3cr3t" not in away.out + away.err
     assert away.documents[0]["probes"][0]["error"]["code"] == "queue.notice"
     assert reshard("doctor", "--notify", "a/b").code == 2
+
+
+def test_a_problem_and_its_cure_are_one_readable_line(reshard: Run, model: Path) -> None:
+    (model / "config.json").write_text("{cut off")
+    (line,) = [line for line in reshard("doctor", model).out.splitlines() if line.startswith("config: ")]
+    assert " -> " in line and "\\x0a" not in line

@@ -23,14 +23,14 @@ def test_a_paused_service_says_so_wherever_somebody_waits_for_it(queue: Queue, t
     (job,) = submitted.documents
     assert job["waits"].startswith(said)
     assert said in queue("submit", "a/model", "--to", "b/paused").err
-    for done in (queue("status"), queue("status", job["job"]), queue("fleet", "status")):
+    for done in (queue("status"), queue("status", job["id"]), queue("fleet", "status")):
         assert said in done.out
         assert "the line is down" in done.out
     listed = queue("list")
     assert said in listed.err
     assert said not in listed.out
-    queue("cancel", job["job"])
-    assert said in queue("retry", job["job"]).err
+    queue("cancel", job["id"])
+    assert said in queue("retry", job["id"]).err
     mirror = tmp_path / "mirror.yaml"
     mirror.write_text("name: mirror\ndefaults: {to: 'b/{name}', size: 1MB}\nentries: [{repo: a/model}]\n")
     assert said in queue("catalog", "submit", str(mirror)).err

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary
+from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary, took
 from reshard.cli.jobs import _row
+from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Request
-from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.jobs import Claim, Job
 from reshard.worker.queue.states import JobState
 
 PASSED = [{"name": name, "result": "passed", "reason": ""} for name in ("structure", "copy", "read back")]
@@ -71,3 +74,40 @@ def test_a_failed_job_is_listed_with_its_error_code() -> None:
     error = NoWeights(place="them/m", found="").to_dict()
     job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)
     assert _row(job)[:2] == ("id", "failed, source.no_weights")
+
+
+def claim(waits: str) -> Claim:
+    return Claim("group:00000", "worker", 0.0, 0, 1, waits)
+
+
+class Nobody:
+    """A queue whose control is away."""
+
+    def waits(self, bulk: bool) -> str | None:
+        return "no control is running"
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ([], "no control is running; a newer worker does it"),
+        ([claim("")], None),
+        ([claim(""), claim("rate limited, 40 s")], None),
+        ([claim("rate limited, 40 s"), claim("rate limited, 30 s")], "group:00000: rate limited, 40 s"),
+    ],
+)
+def test_a_job_waits_only_if_nothing_of_it_moves(claims: list[Claim], why: str | None) -> None:
+    request = Request.of("them/m", "us/m")
+    job = Job("id", JobState.copying, request, created=0, since=0, claims=tuple(claims), note="a newer worker does it")
+    assert waits(cast(Queue, Nobody()), job) == why
+
+
+@pytest.mark.parametrize(
+    ("started", "since", "says"),
+    [(0, 400_000, "111 h 6 min"), (399_970, 400_000, "30 s"), (5, 5, "5 s"), (9, -9, "0 s")],
+)
+def test_what_a_job_took_counts_from_its_last_retry_and_is_never_negative(
+    started: float, since: float, says: str
+) -> None:
+    request = Request.of("them/m", "us/m")
+    assert took(Job("id", JobState.done, request, created=0, since=since, started=started)) == says

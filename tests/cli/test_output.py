@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from reshard.cli.output import Output, console, lines
+from reshard.cli.output import Output, console, lines, wrapped
+from tests.cli.test_progress import read
 
 STYLE = r"\x1b\[[0-9;]*m"
 WORDS = "the temporary folder of this worker has less room than one shard of the largest file needs"
@@ -26,7 +27,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
             patch.setattr(sys, "stdout", file)
             show()
         try:
-            return os.read(ours, 65536).decode().replace("\r\n", "\n")
+            return b"".join(iter(lambda: read(ours), b"")).decode().replace("\r\n", "\n")
         finally:
             os.close(ours)
 
@@ -60,8 +61,19 @@ def test_states_and_errors_have_colours_which_NO_COLOR_takes_off(
     terminal: Callable[[Callable[[], object]], str], monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    row = words if words.startswith("error") else f"pkgd63742d  {words}  a/done -> b/failed"
+    row = words if words.startswith("error") else f"JOB  STATE\n{words}  a/done -> b/failed\nthe last row"
     shown = terminal(lambda: console(sys.stdout).print(row))
     assert len(re.findall(STYLE, shown)) == 2 and re.sub(STYLE, "", shown) == f"{row}\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert terminal(lambda: console(sys.stdout).print(row)) == f"{row}\n"
+
+
+def test_an_error_is_broken_between_words_and_indented_on_a_terminal(
+    terminal: Callable[[Callable[[], object]], str],
+) -> None:
+    url = "http://127.0.0.1:8000/" + "x" * 40
+    shown = terminal(lambda: console(sys.stdout).print(wrapped(f"hint: {WORDS} {url}", sys.stdout), soft_wrap=True))
+    first, *rest = shown.splitlines()
+    assert first.startswith("hint: the temporary") and all(line.startswith("  ") for line in rest)
+    assert " ".join(line.strip() for line in (first, *rest)) == f"hint: {WORDS} {url}"
+    assert [line for line in rest if len(line) > 40] == [f"  {url}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,22 +68,26 @@ def test_every_phase_has_a_line_of_its_own_on_a_terminal_that_can_show_it(
 ) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
     with os.fdopen(theirs, "w") as stderr, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
         with bar(Output()) as shown:
+            shown.waits("")
             shown.show("planning")
             shown.waits("http://hub unreachable, try 3 of 6")
             shown.show("copying")
             shown.waits("")
             shown.show("copying", 50, 100, (1, 2))
-    seen = os.read(ours, 65536).decode()
+            shown.waits("rate limited, 40 s" if terminal == "xterm" else "")
+    seen = b"".join(iter(lambda: read(ours), b"")).decode()
     os.close(ours)
     if terminal == "dumb":
         assert seen.splitlines() == ["planning", "waiting: http://hub unreachable, try 3 of 6"]
     else:
+        assert re.search(r"planning\W", seen) and "waiting" not in seen.partition("planning")[0]
         before, _, last = seen.rpartition("planning")
         assert "waiting: http://hub unreachable, try 3 of 6" in before
-        assert "waiting" not in last and "copying" in last and "1 of 2 files, 50 bytes of 100 bytes" in last
+        assert "copying" in last and "1 of 2 files, 50 bytes of 100 bytes; waiting: rate limited, 40 s" in last
 
 
 @pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])

@@ -59,7 +59,7 @@ def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: 
     assert watched.err.splitlines()[-2] == f"error[job.cancelled]: job {job} was cancelled"
     assert "was cancelled already" in queue("cancel", job).out
     (again,) = queue("retry", job, "--json").documents
-    assert again | {"waits": ""} == {"job": job, "was": "cancelled", "state": "queued", "waits": ""}
+    assert again | {"waits": ""} == {"id": job, "was": "cancelled", "state": "queued", "waits": ""}
     assert queue("status", job, "--quiet").out == "queued\n"
 
 
@@ -99,8 +99,8 @@ def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_th
         assert queue(*command, ended).err.splitlines()[0] == f"error[job.not_found]: no job {ended}"
     assert ended not in queue("list", "--all", "-q").out
     (again,) = queue("submit", "a/model", "--to", "b/gone", "--json").documents
-    assert not again["existed"] and again["job"] != ended
-    assert queue("cancel", again["job"]).code == queue("cancel", running).code == 0
+    assert not again["existed"] and again["id"] != ended
+    assert queue("cancel", again["id"]).code == queue("cancel", running).code == 0
 
 
 def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Queue, url: str) -> None:

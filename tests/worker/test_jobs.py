@@ -277,7 +277,7 @@ def test_a_job_can_be_written_as_json(store: JobStore, leases: Leases, plan: Pla
     data = json.loads(json.dumps(job.to_dict()))
     assert data["state"] == "publishing"
     assert data["request"]["target"]["repo"] == "us/model"
-    assert data["held"][0]["unit"] == "publish"
+    assert data["claims"][0]["unit"] == "publish"
 
 
 def test_a_broker_that_is_away_is_said_so_without_its_password() -> None:

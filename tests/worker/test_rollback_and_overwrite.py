@@ -52,7 +52,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
     target = namespace.repo("target")
     with JobStore.at(machine.env["RESHARD_BROKER_URL"]) as store:
         rule = namespace.admin.fault(f"GET /api/models/{target}/tree/", "hold", skip=2, times=1)
-        job = str(answer(machine, "submit", repo, "--to", target, "--size", "20kB")["job"])
+        job = str(answer(machine, "submit", repo, "--to", target, "--size", "20kB")["id"])
         wait_for(lambda: store.get(job).state == JobState.publishing, "publishing", 60)
         theirs = namespace.admin.put_files(target, {"tokenizer.json": b"{}"})
         namespace.admin.release(rule)
@@ -69,7 +69,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
     assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))
 
     undone = answer(machine, "rollback", job)
-    assert undone["commit"] == namespace.admin.head(target) == answer(machine, "status", job)["undone"]
+    assert undone["commit"] == namespace.admin.head(target) == answer(machine, "status", job)["rolled_back"]
     assert f"undone by {str(undone['commit'])[:12]}" in machine.run("list").stdout
     assert str(undone["commit"]) in machine.run("status", job).stdout
     assert namespace.admin.read(target, "tokenizer.json") == b"{}"

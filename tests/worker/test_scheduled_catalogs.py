@@ -52,7 +52,7 @@ def night(machine: Machine, store: JobStore, file: Path) -> Seen:
     assert done.returncode == 11, done.stderr + done.stdout
     submitted, *_, seen, error = map(json.loads, done.stdout.splitlines())
     assert (seen["state"], error["error"]["code"]) == ("failed", "job.catalog")
-    return Catalogs(store).get(submitted["catalog"])
+    return Catalogs(store).get(submitted["name"])
 
 
 @pytest.mark.slow

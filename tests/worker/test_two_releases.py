@@ -201,7 +201,7 @@ def test_records_of_a_newer_release_are_shown_as_far_as_they_are_known(store: Jo
     begin(Cursor(store), definition(1))
     kept = json.loads(store.redis.hget(f"{PREFIX}catalog:mirror", "definition") or "")
     store.redis.hset(f"{PREFIX}catalog:mirror", "definition", json.dumps(kept | {"shuffle": True}))
-    assert Catalogs(store).get("mirror").to_dict()["catalog"] == "mirror"
+    assert Catalogs(store).get("mirror").to_dict()["name"] == "mirror"
 
 
 # ------------------------------------------------------------------------------------------------- two real releases

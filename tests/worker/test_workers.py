@@ -390,7 +390,7 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     site.assert_published_once(site.submit("first", transport="http"), "first")
     # Which of hf_xet's requests overlap is chance, and each that does keeps a connection. Answered late, all that may
     # overlap do, so that later jobs find as many connections as they can ever use.
-    site.space.admin.fault("/_cas/", "delay", seconds=0.1)
+    site.space.admin.fault("/_cas/", "delay", seconds=0.5)
     site.assert_published_once(site.submit("second", transport="xet"), "second")
     site.space.admin.clear_faults()
     (child,) = worker.children()

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow, rate_limited
+from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
 from reshard.worker.queue.scripts import PREFIX, Scripts
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class SharedRateLimiter(LocalRateLimiter):
         check: Callable[[], None],
         alive: Callable[[], None],
         bulk: bool = False,
-        tell: Callable[[str], None] = lambda why: None,
+        waits: Waits | None = None,
     ) -> None:
-        super().__init__(tell)
+        super().__init__(waits)
         self._alive = alive
         self._budget = hashlib.sha256(budget.encode()).hexdigest()[:16]
         self._key = f"{PREFIX}pace:{self._budget}"
@@ -111,4 +111,5 @@ def rate_limiters(
     ``bulk`` work leaves calls to interactive work. ``tell`` hears why they wait, and "" when that is over.
     """
     made: dict[str, SharedRateLimiter] = {}
-    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, tell))
+    waits = Waits(tell)
+    return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, waits))

@@ -107,7 +107,7 @@ class CatalogStatus:
         ended = zip(self.ended, self.targets, strict=True)
         same = ("state", "note", "started", "since", "success", "entries", "todo", "active")
         return {
-            "catalog": self.definition.name,
+            "name": self.definition.name,
             "digest": self.definition.digest,
             **{name: getattr(self, name) for name in same},
             "empty": list(self.empty),

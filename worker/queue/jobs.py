@@ -112,8 +112,7 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, for people's scripts."""
-        data = {**asdict(self), "request": self.request.model_dump(mode="json")}
-        return data | {"held": data.pop("claims"), "undone": data.pop("rolled_back")}
+        return asdict(self) | {"request": self.request.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,6 @@ class FolderSource:
 
 def _require_folder(root: Path) -> None:
     if not root.exists():
-        raise FolderNotFound(path=str(root), why="there is nothing")
+        raise FolderNotFound(path=str(root), why="there is no such folder")
     if not root.is_dir():
         raise FolderNotFound(path=str(root), why="it is a file")

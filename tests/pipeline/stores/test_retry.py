@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
+from reshard.pipeline.stores import retry
 from reshard.pipeline.stores.retry import (
     LocalRateLimiter,
     RateLimitWindow,
     Retry,
+    Waits,
     is_transient,
     rate_limit_window,
     wait_asked,
@@ -135,3 +138,21 @@ def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
     assert held.wait(10)
     thread.join()
     assert 45.0 < waited[0] <= 50.0
+
+
+def test_what_is_told_is_the_newest_wait_until_the_last_is_over() -> None:
+    told: list[str] = []
+    waits = Waits(told.append)
+    with waits.told("rate limited, 40 s"), waits.told("a hub unreachable, try 2 of 6"):
+        pass
+    assert told == ["rate limited, 40 s", "a hub unreachable, try 2 of 6", "rate limited, 40 s", ""]
+
+
+def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], list[str]()
+    limiter = LocalRateLimiter(Waits(told.append))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(limiter, "_wait", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    limiter.slow_down(25)
+    limiter.before("api")
+    assert [why for why in told if why] == [f"rate limited, {left} s" for left in (25, 15, 5)]
