@@ -1,17 +1,19 @@
 """What workers and control log: text or JSON, and one line for the start and one for the end of each job.
 
-A job starts when a worker first claims it after a submit or a retry, and that worker logs it. Its end is logged by the
-worker that brought it about; that of a job that a client cancelled, by control.
+A job starts when a worker first claims it after a submit or a retry, and that worker logs it. Control logs each end
+from the stream of events (followers/counters.py), whatever becomes of who brought it about.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from reshard.pipeline.errors import BrokerUnavailable, JobNotFound
+from reshard.pipeline.errors import JobNotFound
 from reshard.pipeline.request import Request
+from reshard.worker.queue.events import Event
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import LogFormat
 
@@ -53,30 +55,34 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def job_started(id: str, request: Request) -> None:
-    places = {"source": str(request.source), "target": str(request.target)}
-    text = "job %(job)s starts: %(source)s -> %(target)s"
-    _say(text, {"event": "started", "job": id, **places})
+def job_started(id: str, request: str | bytes) -> None:
+    """``request`` is as stored; one that this release cannot read fails the step, and not the claim before it."""
+    facts: dict[str, object] = {"event": "started", "job": id}
+    with suppress(ValueError):
+        facts |= _places(Request.known(request)[0])
+    _say("job %(job)s starts", facts)
 
 
-def job_ended(store: JobStore, id: str) -> None:
-    """Where the broker, or the job, is gone just then, the line has no figures; bytes are those of sealed shards."""
+def job_ended(store: JobStore, event: Event) -> None:
+    """Bytes are of sealed shards; without figures where the job has gone on since. Raises BrokerUnavailable."""
+    state, code = event.fields["state"], json.loads(event.fields["error"] or "{}").get("code")
+    facts: dict[str, object] = {"event": "ended", "job": event.fields["job"], "state": state, "code": code}
+    end = ", error[%(code)s]" if code else ""
     try:
-        job = store.get(id)
-    except (BrokerUnavailable, JobNotFound) as error:
-        log.warning("job %s ended, more is not known: %s", id, error, extra={"event": "ended", "job": id})
-        return
-    facts = {
-        "event": "ended", "job": id, "state": str(job.state), "source": str(job.request.source),
-        "target": str(job.request.target), "bytes": job.bytes_done, "seconds": round(job.since - job.started, 3),
-        "commit": (job.published or {}).get("commit"), "code": (job.error or {}).get("code"),
-    }  # fmt: skip
-    text = "job %(job)s %(state)s: %(source)s -> %(target)s, %(bytes)s bytes, %(seconds)s s"
-    _say(
-        text + (", commit %(commit)s" if facts["commit"] else "") + (", error[%(code)s]" if facts["code"] else ""),
-        facts,
-    )
+        job = store.get(event.fields["job"])
+        facts |= _places(job.request)
+        if job.state == state and job.since <= event.at / 1000:
+            commit = (job.published or {}).get("commit")
+            facts |= {"bytes": job.bytes_done, "seconds": round(job.since - job.started, 3), "commit": commit}
+            end = ", %(bytes)s bytes, %(seconds)s s" + (", commit %(commit)s" if commit else "") + end
+    except (JobNotFound, KeyError, ValueError) as error:  # deleted, or of a release that writes it otherwise
+        log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], error)
+    _say("job %(job)s %(state)s", facts, end)
 
 
-def _say(text: str, facts: dict[str, object]) -> None:
-    log.info(text, facts, extra=facts)
+def _places(request: Request) -> dict[str, object]:
+    return {"source": str(request.source), "target": str(request.target)}
+
+
+def _say(text: str, facts: dict[str, object], end: str = "") -> None:
+    log.info(text + (": %(source)s -> %(target)s" if "source" in facts else "") + end, facts, extra=facts)

@@ -8,20 +8,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.followers.counters import TOTALS, Counters
+from reshard.worker.queue.events import Reader, follow
+from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 from tests.support.procs import Broker, Machine, Proc, wait_for
 from tests.worker.conftest import another, ask, claimed, copied, copying, followed
+from tests.worker.test_followers import in_a_process, kill_this_process
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -75,6 +79,7 @@ def test_a_jobs_start_and_end_are_logged_once_and_those_of_a_retry_anew(
     assert another(store).claim(job) is not None
     assert leases.again(lease, TROUBLE, 0) == "ok"
     assert leases.fail(claimed(leases, job, "group:00002"), TROUBLE) == "ok"
+    followed(store)
     store.retry(job)
     claimed(leases, job, "check")
     claimed(leases, job, "group:00000")
@@ -85,17 +90,75 @@ def test_a_jobs_start_and_end_are_logged_once_and_those_of_a_retry_anew(
     assert "them/model -> us/model, 0 bytes" in ended.getMessage()
 
 
-def test_the_end_of_a_cancelled_job_is_logged_by_control_and_not_by_its_copiers(
-    store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
+def test_ends_while_control_was_away_are_logged_each_as_it_was_with_the_figures_of_the_last(
+    store: JobStore, leases: Leases, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    job, lease = copying(store, leases, plan)
+    job = store.submit(ask()).id
     store.cancel(job)
-    assert leases.release(lease, "drain") == leases.fail(lease, TROUBLE) == "cancelled"
-    assert told(caplog.records) == [("started", job, None)]
+    store.retry(job)
+    assert leases.fail(claimed(leases, job, "plan"), TROUBLE) == "ok"
+    store.retry(job)
+    assert leases.done(claimed(leases, job, "plan"), {"commit": "c0ffee"}) == "ok"
     followed(store)
-    followed(store)
-    assert told(caplog.records)[1:] == [("ended", job, "cancelled")]
+    ends = [record for record in caplog.records if getattr(record, "event", "") == "ended"]
+    assert told(ends) == [("ended", job, state) for state in ("cancelled", "failed", "done")]
+    assert [record.getMessage().partition(": ")[2] for record in ends[:2]] == [
+        "them/model -> us/model",
+        "them/model -> us/model, error[hub.quota]",
+    ]
+    assert ends[2].getMessage().endswith(" s, commit c0ffee")
+
+
+def test_an_end_is_logged_by_one_of_two_controls_and_once_where_its_effect_is_written_twice(
+    store: JobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = store.submit(ask()).id
+    store.cancel(job)
+    readers = [Reader(store.redis, Counters.group, take_over=0) for _ in range(2)]
+    taken = [reader.take() for reader in readers]
+    with Heard(lambda: store.redis.hincrby(TOTALS, "moved", 1)):  # as another control that counts just then
+        for reader, events in zip(readers, taken, strict=True):
+            Counters(store).handle(events, reader)
+    assert told(caplog.records) == [("ended", job, "cancelled")]
+
+
+def test_an_end_is_logged_by_the_next_control_where_one_is_killed_over_it(
+    store: JobStore, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = store.submit(ask()).id
+    store.cancel(job)
+
+    def killed(own: JobStore) -> None:
+        with Heard(kill_this_process):
+            follow(Counters(own), Reader(own.redis, Counters.group))
+
+    assert in_a_process(broker.url, killed) == signal.SIGKILL
+    follow(Counters(store), Reader(store.redis, Counters.group, take_over=0))
+    assert told(caplog.records) == [("ended", job, "cancelled")]
+
+
+class Heard(logging.Handler):
+    """Inside ``with``, ``then`` is done when the end of a job is logged first."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then = then
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") == "ended":
+            logging.getLogger("reshard.jobs").removeHandler(self)
+            self._then()
+
+    def __enter__(self) -> None:
+        logging.getLogger("reshard.jobs").addHandler(self)
+        logging.getLogger("reshard.jobs").setLevel(logging.INFO)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("reshard.jobs").removeHandler(self)
+        logging.getLogger("reshard.jobs").setLevel(logging.NOTSET)
 
 
 def test_an_end_counts_the_seconds_since_the_start_and_names_the_commit(
@@ -107,25 +170,40 @@ def test_an_end_counts_the_seconds_since_the_start_and_names_the_commit(
     assert leases.begin(publish) == "ok"
     published = {"commit": "c0ffee", "ref": "main", "found": False, "source": "s", "attested": {}, "checks": []}
     assert leases.done(publish, published) == "ok"
-    store.redis.hincrby(f"reshard:job:{job}", "started", -90_000)
+    started = int(store.redis.hincrby(f"reshard:job:{job}", "started", -90_000)) / 1000
     assert leases.done(claimed(leases, job, "confirm"), []) == "ok"
+    followed(store)
     (line,) = [record.__dict__ for record in caplog.records if "event" in record.__dict__]
     assert (line["state"], line["commit"], line["code"]) == ("done", "c0ffee", None)
     assert line["bytes"] == store.get(job).bytes == sum(shard.size for shard in plan.shards)
-    assert 90 <= line["seconds"] < 91 + (store.get(job).since - store.get(job).created)
+    assert line["seconds"] == round(store.get(job).since - started, 3) >= 90
 
 
-def test_a_broker_that_is_gone_when_a_job_has_ended_costs_only_the_figures(
-    store: JobStore, leases: Leases, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_an_end_is_logged_without_what_cannot_be_read_of_its_request(
+    store: JobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     job = store.submit(ask()).id
-    lease = claimed(leases, job, "plan")
-    with monkeypatch.context() as patched:
-        patched.setattr(leases, "_store", JobStore(open_redis("redis://127.0.0.1:1/0")))
-        assert leases.fail(lease, TROUBLE) == "ok"
-    assert store.get(job).state == "failed"
-    assert told(caplog.records)[1:] == [("ended", job, None)]
+    store.cancel(job)
+    store.redis.hset(f"reshard:job:{job}", "request", "{}")
+    followed(store)
+    assert told(caplog.records) == [("ended", job, "cancelled")]
+
+
+def test_a_start_is_logged_although_no_wake_can_be_sent_and_its_request_cannot_be_read(
+    store: JobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = store.submit(ask()).id
+    store.redis.hset(f"reshard:job:{job}", "request", "not JSON")
+    store.redis.zadd(f"reshard:job:{job}:todo", {"check": 0})  # a second unit, for which to send a wake
+
+    def gone(queue: str, job: str) -> None:
+        raise redis.ConnectionError("gone")
+
+    with pytest.raises(redis.ConnectionError, match="gone"):
+        Leases(store, gone, "worker-a").claim(job)
+    assert told(caplog.records) == [("started", job, None)]
 
 
 @pytest.fixture
@@ -168,7 +246,7 @@ def test_logs_in_json_are_an_object_a_line_and_tell_of_each_job_once(machine: Ma
     ended(store, done, failed)
     store.retry(failed)
     ended(store, failed)
-    wait_for(lambda: dropped in control.said(), "control's hearing of the cancel")
+    wait_for(lambda: control.said().count('"event": "ended"') == 4, "control's hearing of each end")
     stop(worker, control)
 
     lines = [json.loads(line) for process in (control, worker) for line in process.said().splitlines()]

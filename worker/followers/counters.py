@@ -10,7 +10,6 @@ from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline
-from reshard.worker.queue.states import JobState
 
 TOTALS = f"{PREFIX}totals"
 
@@ -32,20 +31,24 @@ def counted(events: Sequence[Event]) -> Counter[str]:
 
 
 class Counters:
-    """Adds up events, and logs the end of a job that no worker knows of because a client made it, by a cancel."""
+    """Adds up events, and logs each end of a job: before it is acknowledged, so that none is left out by who dies."""
 
     group = "counters"
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
+        self._logged: set[str] = set()  # ids of the events at hand, for an effect that has to be written again
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
+        self._logged &= {event.id for event in events}
+
         def effect(pipe: Pipeline, left: Sequence[Event]) -> None:
+            for event in left:
+                if event.kind == "ended" and event.id not in self._logged:
+                    job_ended(self._store, event)
+                    self._logged.add(event.id)
             pipe.multi()
             for name, number in counted(left).items():
                 pipe.hincrby(TOTALS, name, number)
 
         reader.once(events, effect, TOTALS)
-        for event in events:
-            if event.kind == "ended" and event.fields["state"] == JobState.cancelled:
-                job_ended(self._store, event.fields["job"])

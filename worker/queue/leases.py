@@ -22,7 +22,7 @@ from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
 from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.logs import job_ended, job_started
+from reshard.worker.logs import job_started
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import job_key, ms, texts
 from reshard.worker.queue.states import JobState
@@ -77,7 +77,6 @@ class Leases(Wakes):
         """``send(queue, job)`` sends a wake; ``lease`` in seconds; ``schema`` is the one that this worker reads."""
         self.fleet = fleet or Fleet(store)
         super().__init__(store.redis, send, lease, self.fleet)
-        self._store = store
         self._worker = worker
         self._schema = schema
 
@@ -93,11 +92,11 @@ class Leases(Wakes):
                 *self.fleet.look(), self._unknown(request),
             )
         )  # fmt: skip
+        if starts == "1":
+            job_started(job, request)
         self.wake(wake, job)
         if not unit:
             return None
-        if starts == "1":
-            job_started(job, Request.known(request)[0])
         last_error = json.loads(error) if error else None
         return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
 
@@ -145,7 +144,6 @@ class Leases(Wakes):
         return self._answer(
             lease,
             "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result),
-            ends=lease.kind in {"plan", "confirm"},
         )  # fmt: skip
 
     def begin(self, lease: Lease) -> Answer:
@@ -195,15 +193,11 @@ class Leases(Wakes):
         return self._answer(
             lease,
             "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after),
-            ends=verdict != "retry",
         )  # fmt: skip
 
-    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int, ends: bool = False) -> Answer:
-        """Run a step of this unit, one that ``ends`` the job when it answers ok included."""
+    def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
         answer, wake = texts(self._run(step, *arguments))
         self.wake(wake, lease.job)
-        if ends and answer == "ok":
-            job_ended(self._store, lease.job)
         return cast(Answer, answer)
 
     # -------------------------------------------------------------------------------------------- what a step needs
