@@ -143,7 +143,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     job = queue("submit", "a/model", "--to", "b/of-a-catalog", "-q").out.strip()
     queue("cancel", job)
     with JobStore.at(url) as store:
-        store.redis.sadd(f"{PREFIX}catalogs:looked_at", "night")
+        store.redis.sadd(f"{PREFIX}catalogs", "night")
         store.redis.hset(f"{PREFIX}catalog:night:active", "0", job)
     why = "control has noted its end in a catalog"
     refused = queue("delete", job)
@@ -152,7 +152,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     )  # fmt: skip
     assert queue("delete", "--state", "cancelled").out.splitlines()[-1] == f"kept 1 job until {why}: {job}"
     with JobStore.at(url) as store:
-        store.redis.delete(f"{PREFIX}catalog:night:active", f"{PREFIX}catalogs:looked_at")
+        store.redis.delete(f"{PREFIX}catalog:night:active", f"{PREFIX}catalogs")
     assert queue("delete", job, "-q").out == f"{job}\n"
 
 

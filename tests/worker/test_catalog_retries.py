@@ -52,6 +52,28 @@ def test_a_second_cancel_goes_on_where_the_first_client_died(catalogs: Cursor, l
         catalogs.cancel("mirror")
 
 
+def test_jobs_that_another_turn_is_to_go_on_with_are_awaited_also_while_it_is_stopped(
+    catalogs: Cursor, leases: Leases
+) -> None:
+    begin(catalogs, definition(3, at_once=1, max_failures=0))
+    (first,) = jobs(catalogs)
+    fail(leases, first)
+    assert jobs(catalogs) == []
+    catalogs.resume("mirror")
+    (second,) = jobs(catalogs)
+    fail(leases, second)
+    assert jobs(catalogs) == []
+    assert catalogs.awaited() == set()
+    assert catalogs.retry("mirror") == 2
+    assert jobs(catalogs) == [first]
+    assert catalogs.awaited() == {first, second}
+    fail(leases, first)
+    assert jobs(catalogs) == []
+    assert (catalogs.get("mirror").state, catalogs.awaited()) == ("stopped", {second})
+    catalogs.resume("mirror")
+    assert jobs(catalogs) == [second]
+
+
 @pytest.mark.parametrize("forgotten, counted", [(False, 700), (True, 1100)])
 def test_bytes_of_a_job_that_goes_on_count_once(
     catalogs: Cursor, leases: Leases, store: JobStore, forgotten: bool, counted: int

@@ -128,9 +128,9 @@ class Catalogs:
         return sorted(texts(self._redis.smembers(ALL)))
 
     def awaited(self) -> set[str]:
-        """The jobs whose end a run has not noted yet, ended or not: without its record one would count as failed."""
-        names = texts(self._redis.smembers(LOOKED_AT))
-        return {job for name in names for job in texts(self._redis.hvals(key(name, "active")))}
+        """The jobs whose end a run has not noted yet, ended or not, and those that one is to go on with."""
+        lists = [key(name, part) for name in self.names() for part in ("again", "active")]  # as one moves to the other
+        return {job for jobs in lists for job in texts(self._redis.hvals(jobs))}
 
     def get(self, name: str) -> CatalogStatus:
         """Raises CatalogNotFound."""
