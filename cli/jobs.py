@@ -281,9 +281,9 @@ def delete(
         found = [record.id for record in records] or ended.ended(queue.jobs.redis, state or ENDED, age)
         kept &= {*found}
         found = [id for id in dict.fromkeys(found) if id not in kept]
-        deleted = 0 if dry_run else ended.delete(queue.jobs.redis, found)
-    text = f"would delete {count(len(found), 'job')}" if dry_run else f"deleted {count(deleted, 'job')}"
+        found = found if dry_run else ended.delete(queue.jobs.redis, found)
+    text = f"{'would delete' if dry_run else 'deleted'} {count(len(found), 'job')}"
     text += f": {some(found)}" if found else ""
     text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(sorted(kept))}" if kept else ""
-    facts = {"deleted": deleted, "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
+    facts = {"deleted": 0 if dry_run else len(found), "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
     output.result(facts, text, "\n".join(found))

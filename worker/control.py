@@ -123,7 +123,7 @@ class Control:
 
     def clean(self) -> int:
         """Delete jobs that ended too long ago, JANITOR_BATCH at most; returns how many."""
-        return delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH))
+        return len(delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
 
 
 def main(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import redis
 
@@ -21,13 +22,13 @@ def ended(client: redis.Redis, states: Iterable[JobState], age: float, most: int
     return found
 
 
-def delete(client: redis.Redis, jobs: Sequence[str]) -> int:
-    """Delete those that have not been retried meanwhile; returns how many. What they published stays."""
-    deleted = 0
+def delete(client: redis.Redis, jobs: Sequence[str]) -> list[str]:
+    """Delete those that are there and have not been retried meanwhile; returns which. What they published stays."""
+    deleted = list[str]()
     for first in range(0, len(jobs), BATCH):
         with client.pipeline(transaction=False) as pipeline:
             step = Scripts(pipeline)
-            for id in jobs[first : first + BATCH]:
+            for id in (batch := jobs[first : first + BATCH]):
                 step("delete", id)
-            deleted += sum(pipeline.execute())
+            deleted += compress(batch, pipeline.execute())
     return deleted
