@@ -205,10 +205,10 @@ class LeaseKeeper:
 
     def _renew(self) -> None:
         progress = time.monotonic() - self._moved < self._stall
+        self._told = self._waits  # or on its way: where the broker is away, the next renewal tells it
         try:
             self._save()
             self._note()
-            self._told = self._waits
             answer = self._leases.renew(self.lease, self._bytes, progress, self._told)
         except BROKER_UNAVAILABLE as error:
             log.warning("cannot renew %s of %s, the broker is unavailable: %s", self.lease.unit, self.lease.job, error)

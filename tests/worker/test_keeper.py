@@ -234,6 +234,29 @@ def test_what_was_sealed_while_the_broker_was_away_is_kept_until_it_is_back(own_
         assert lease.unit not in [held.unit for held in store.get(job).claims]
 
 
+def test_a_reason_to_wait_is_not_told_sooner_than_with_the_next_renewal_while_the_broker_is_away(
+    own_broker: Broker, plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = list[float]()  # of the thread: it asks this at each
+    monkeypatch.setattr(drain, "overdue", lambda limit: bool(looks.append(limit)))
+    monkeypatch.setattr(keeper, "RENEWALS", 600)
+
+    def tries() -> int:
+        return caplog.text.count("cannot renew")
+
+    with JobStore.at(own_broker.url) as store:
+        leases = Leases(store, Wakes(), "worker-a")
+        lease = claimed(leases, planned(store, leases, plan), "check")
+        with LeaseKeeper(leases, lease, QUICK.model_copy(update={"lease": 3600})) as kept:
+            own_broker.kill()
+            kept.sealed(receipts(plan, 0), Moved())
+            kept.waits("rate limited, 40 s")
+            wait_for(lambda: tries() > 0, "the first try")
+            seen = len(looks)
+            wait_for(lambda: len(looks) > seen + 5, "more looks")
+            assert tries() == 1
+
+
 def test_patience_with_a_broker_has_an_end(own_broker: Broker, plan: Plan) -> None:
     with JobStore.at(own_broker.url) as store:
         leases = Leases(store, Wakes(), "worker-a")
