@@ -80,7 +80,7 @@ local function end_impossible(id, t)
 end
 
 local function free(id, name, at)
-  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.waits')
+  redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes')
   redis.call('ZADD', key(id, 'todo'), at, name)
 end
 
