@@ -90,6 +90,21 @@ def test_a_jobs_start_and_end_are_logged_once_and_those_of_a_retry_anew(
     assert "them/model -> us/model, 0 bytes" in ended.getMessage()
 
 
+def test_a_start_is_logged_and_timed_also_after_a_retry_by_an_older_client_which_keeps_the_last_one(
+    store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job, lease = copying(store, leases, plan)
+    assert leases.fail(lease, TROUBLE) == "ok"
+    before = int(store.redis.hincrby(f"reshard:job:{job}", "started", -90_000))
+    store.retry(job)
+    store.redis.hset(f"reshard:job:{job}", "started", before)
+    claimed(leases, job, "check")
+    claimed(leases, job, "group:00000")
+    assert told(caplog.records) == [("started", job, None)] * 2
+    assert store.get(job).started >= before / 1000 + 90
+
+
 def test_ends_while_control_was_away_are_logged_each_as_it_was_with_the_figures_of_the_last(
     store: JobStore, leases: Leases, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +185,8 @@ def test_an_end_counts_the_seconds_since_the_start_and_names_the_commit(
     assert leases.begin(publish) == "ok"
     published = {"commit": "c0ffee", "ref": "main", "found": False, "source": "s", "attested": {}, "checks": []}
     assert leases.done(publish, published) == "ok"
-    started = int(store.redis.hincrby(f"reshard:job:{job}", "started", -90_000)) / 1000
+    for moment in ("created", "started"):
+        started = int(store.redis.hincrby(f"reshard:job:{job}", moment, -90_000)) / 1000
     assert leases.done(claimed(leases, job, "confirm"), []) == "ok"
     followed(store)
     (line,) = [record.__dict__ for record in caplog.records if "event" in record.__dict__]
