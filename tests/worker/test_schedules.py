@@ -12,7 +12,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
-from reshard.worker.followers.schedules import ALL, LATE, Schedule, Schedules
+from reshard.worker.followers.schedules import ALL, KEPT, LATE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
@@ -210,6 +210,29 @@ def test_a_catalog_is_submitted_as_it_was_when_it_was_added(
     assert catalogs.get("mirror").state == "expanding"
     with pytest.raises(BadSchedule):
         schedules.add(Schedule(name="nothing", cron="0 3 * * *"))
+
+
+def test_a_text_is_older_only_than_a_submission_since_it_was_added_as_far_as_both_are_known(
+    store: JobStore, schedules: Schedules
+) -> None:
+    catalogs = Catalogs(store)
+    text = "name: mirror\nentries:\n- {repo: a/b, to: c/d}\n"
+    added = Schedule(name="nightly", cron="0 3 * * *", catalog=Definition(name="mirror", text=text))
+    schedules.add(added)
+    store.redis.hincrby(KEPT, "nightly", -1000)
+
+    def outdated_by_another_text() -> bool:
+        assert catalogs.submit(Definition(name="mirror", text=f"{text}- {{repo: a/e, to: c/f}}\n"))
+        catalogs.cancel("mirror")
+        return schedules.get("nightly").outdated
+
+    assert outdated_by_another_text()
+    catalogs.remove("mirror")
+    assert not schedules.get("nightly").outdated, "nobody knows any more what was submitted"
+    assert outdated_by_another_text()
+    schedules.remove("nightly")
+    store.redis.hset(ALL, "nightly", added.model_dump_json(exclude_defaults=True))  # all that an older client notes
+    assert not schedules.get("nightly").outdated, "nor when it was added"
 
 
 def test_by_hand_it_fires_beside_its_times(store: JobStore, schedules: Schedules) -> None:

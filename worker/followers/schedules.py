@@ -191,8 +191,8 @@ class Schedules:
             return False
         submitted = cast("bytes | None", self._redis.hget(catalogs.SUBMITTED, schedule.catalog.name))
         last = json.loads(submitted or '{"at": -1}')
-        kept = int(cast("bytes | None", self._redis.hget(KEPT, schedule.name)) or 0)
-        return bool(last["at"] > kept and last["digest"] != schedule.catalog.digest)
+        kept = cast("bytes | None", self._redis.hget(KEPT, schedule.name))  # None: not known, an older client added it
+        return bool(kept and last["at"] > int(kept) and last["digest"] != schedule.catalog.digest)
 
     def all(self) -> list[ScheduleStatus]:
         """By name."""
