@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import httpx2
@@ -126,7 +127,7 @@ def test_all_threads_of_a_process_wait_for_a_slow_hub() -> None:
 
     class Observed(LocalRateLimiter):
         def sleep(self, seconds: float, why: str) -> None:
-            waited.append(seconds)
+            waited.append(self._not_before - time.monotonic())
             self._not_before = 0.0
             held.set()
 
