@@ -41,4 +41,4 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
     assert first == "1 model of mirror again"
     assert second == "2 models not, usage.collision: correct the file, then `reshard catalog submit FILE`"
     (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents
-    assert facts == {"catalog": "mirror", "again": 0, "left": {"usage.collision": 2}}
+    assert facts == {"name": "mirror", "again": 0, "left": {"usage.collision": 2}}

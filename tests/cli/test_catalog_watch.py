@@ -44,7 +44,7 @@ def test_when_every_model_is_done_the_exit_code_is_0(
     assert jobs(catalogs) == []
     done = watched("watch", "mirror")
     assert done.code == 0, done.err
-    assert done.out.startswith("catalog mirror is done: 2 models: 2 same; ")
+    assert done.out.startswith("catalog mirror done: 2 models: 2 same; ")
     begin(catalogs, definition(2))  # and nothing changed
     assert watched("watch", "mirror", "--quiet").out == "done\n"
 
@@ -60,7 +60,7 @@ def test_when_a_model_failed_the_exit_code_is_11(
     assert jobs(catalogs) == []
     done = watched("watch", "mirror")
     assert done.code == 11
-    assert done.out.startswith("catalog mirror is failed: 3 models: 1 same, 2 failed; ")
+    assert done.out.startswith("catalog mirror failed: 3 models: 1 same, 2 failed; ")
     *_, told, error, hint = done.err.splitlines()
     assert told.startswith("them/m2: source.no_weights: ")
     assert error == "error[job.catalog]: catalog mirror failed: 2 of 3 models failed: source.no_weights 2"

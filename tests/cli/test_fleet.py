@@ -53,12 +53,12 @@ def test_a_watch_says_once_that_it_is_paused(clean: dict[str, str], url: str) ->
         with subprocess.Popen(watch, env=environment, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
             said = (json.loads(line) for line in watching.stdout)
-            waits = next(document["waits"] for document in said if document.keys() == {"waits"})
+            waits = next(document["waits"] for document in said if document.keys() == {"schema", "waits"})
             store.cancel(job)
             rest = list(said)
         Fleet(store).resume()
     assert waits.startswith("the service is paused since ")
-    assert not any(document.keys() == {"waits"} for document in rest)
+    assert not any(document.keys() == {"schema", "waits"} for document in rest)
 
 
 def test_limits_are_set_shown_and_taken_off(queue: Queue) -> None:

@@ -113,7 +113,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
     chosen = ("delete", "--state", "cancelled", "--older-than", "7d")
     assert queue(*chosen, "--dry-run").out == f"would delete 1 job: {old}\n"
     assert queue("delete", "--state", "failed", "--json").documents == [
-        {"deleted": 0, "dry_run": False, "jobs": [], "kept": []}
+        {"deleted": 0, "dry_run": False, "ids": [], "kept": []}
     ]
     with JobStore.at(url) as store:
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})  # as one that another deletes just then
@@ -121,7 +121,7 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
         store.redis.zadd(f"{PREFIX}jobs:cancelled", {"gone": 0})
     assert queue(*chosen).out == "deleted 0 jobs\n"
     assert queue("delete", "--state", "cancelled", "--state", "done", "--json").documents == [
-        {"deleted": 1, "dry_run": False, "jobs": [new], "kept": []}
+        {"deleted": 1, "dry_run": False, "ids": [new], "kept": []}
     ]
     assert queue("status", running, "-q").out == "queued\n"
     assert queue("cancel", running).code == 0
@@ -130,8 +130,8 @@ def test_jobs_are_deleted_by_state_and_age_once_a_trial_has_shown_which(queue: Q
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ([], "give either the JOBs to delete, or --state and --older-than to choose them by"),
-        (["abc", "--state", "done"], "give either the JOBs to delete, or --state and --older-than to choose them by"),
+        ([], "give the JOBs to delete, or choose them with --state, --older-than or both"),
+        (["abc", "--state", "done"], "give the JOBs to delete, or choose them with --state, --older-than or both"),
         (["--state", "copying"], "--state copying: such a job has not ended; `reshard cancel` it first"),
         (["--older-than", "6m"], "--older-than 6m: not an age like 30min, 12h, 7d or 4w"),
     ],
@@ -148,7 +148,7 @@ def test_a_job_that_a_catalog_has_not_noted_yet_is_kept(queue: Queue, url: str, 
     with JobStore.at(url) as store:
         store.redis.sadd(f"{PREFIX}catalogs", "night")
         store.redis.hset(f"{PREFIX}catalog:night:active", "0", job)
-    why = "control has noted its end in a catalog"
+    why = "control has noted in its catalog how it ended"
     refused = queue("delete", job)
     assert (refused.code, refused.err.splitlines()[0]) == (
         11, f"error[job.state]: job {job} is cancelled: it is kept until {why}",
@@ -184,7 +184,7 @@ def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -
     (job,) = queue("submit", "a/model", "--to", "b/reported", "--quiet").out.split()
     (report,) = queue("status", job, "--report", "--json").documents
     empty = {"checks": [], "attested": {}, "error": None}
-    assert report == {"job": job, "state": "queued", "result": "unfinished", **empty}
+    assert report == {"id": job, "state": "queued", "result": "unfinished", **empty}
 
 
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
