@@ -141,10 +141,7 @@ class Leases(Wakes):
 
     def done(self, lease: Lease, result: object) -> Answer:
         """The unit is finished; ``result`` is JSON-able."""
-        return self._answer(
-            lease,
-            "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result),
-        )  # fmt: skip
+        return self._answer(lease, "done", lease.job, lease.unit, lease.token, ms(KEEP_DETAILS), json.dumps(result))
 
     def begin(self, lease: Lease) -> Answer:
         """Pass the point of no return, unless a cancel came first."""
@@ -190,10 +187,7 @@ class Leases(Wakes):
         return cast(Literal["ok", "lost", "cancelled", "often"], answer)
 
     def _fail(self, lease: Lease, error: Mapping[str, Any], verdict: str, after: float) -> Answer:
-        return self._answer(
-            lease,
-            "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after),
-        )  # fmt: skip
+        return self._answer(lease, "fail", lease.job, lease.unit, lease.token, json.dumps(error), verdict, ms(after))
 
     def _answer(self, lease: Lease, step: str, *arguments: str | bytes | int) -> Answer:
         answer, wake = texts(self._run(step, *arguments))
