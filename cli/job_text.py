@@ -143,7 +143,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
         *(("worker", f"{claim.worker} has {claim.unit}, {ago(claim.since)}") for claim in job.claims),
-        *([("waits", waits)] if waits else []),
+        *(("waits", why) for why in (waits, job.note) if why),
         *([("trouble", f"{job.last_error['message']} (tried again)")] if job.last_error and not error else []),
         *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),

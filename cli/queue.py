@@ -73,11 +73,11 @@ class Queue:
 
 
 def waits(queue: Queue, job: Job) -> str | None:
-    """Why nothing of this job moves now, as far as anyone knows."""
+    """Why nothing of this job moves now; its ``note`` may say why a part of it does not."""
     if job.claims:
         held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
         return held_up[0] if len(held_up) == len(job.claims) else None
-    return "; ".join(filter(None, (queue.waits(job.request.priority == "bulk"), job.note))) or None
+    return queue.waits(job.request.priority == "bulk")
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class _Follower:
         else:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
         if not job.state.ended:
-            self._waits.tell(waits(self._queue, job))
+            self._waits.tell(waits(self._queue, job) or job.note)
 
     def _report(self, event: dict[str, Any]) -> None:
         if "error" in event:

@@ -90,7 +90,7 @@ class Nobody:
 @pytest.mark.parametrize(
     ("claims", "why"),
     [
-        ([], "no control is running; a newer worker does it"),
+        ([], "no control is running"),
         ([claim("")], None),
         ([claim(""), claim("rate limited, 40 s")], None),
         ([claim("rate limited, 40 s"), claim("rate limited, 30 s")], "group:00000: rate limited, 40 s"),
@@ -98,7 +98,7 @@ class Nobody:
 )
 def test_a_job_waits_only_if_nothing_of_it_moves(claims: list[Claim], why: str | None) -> None:
     request = Request.of("them/m", "us/m")
-    job = Job("id", JobState.copying, request, created=0, since=0, claims=tuple(claims), note="a newer worker does it")
+    job = Job("id", JobState.copying, request, created=0, since=0, claims=tuple(claims))
     assert waits(cast(Queue, Nobody()), job) == why
 
 

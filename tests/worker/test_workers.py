@@ -399,7 +399,7 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
     assert worker.children() == [child], "it was not replaced"
     assert sockets(child) <= before
-    of_control = 2  # to send wakes, which it had not done before
+    of_control = 3  # to send wakes, and to read the jobs whose end it logs, which it had not done before
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 
 
