@@ -54,7 +54,8 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(what=f"cannot read {file}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(what=f"cannot read {file}: {why}") from None
     return text, parse(text, str(file))
 
 

@@ -98,7 +98,7 @@ def outcome(
     idle = not rows  # a commit that was found after checks is the job's own, whose answer was lost
     rows += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
     if published:
-        ref = f", {published['ref']}" if published["ref"] else ""
+        ref = f" on {published['ref']}" if published["ref"] else ""
         found = " was there already: nothing was done" if published["found"] and idle else ""
         rows.append(("commit", f"{published['commit']}{ref}{found}"))
     return rows

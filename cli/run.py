@@ -98,7 +98,9 @@ class _View:
             return (
                 f"interrupted while {PHASES[self._step]}: run the same command again to see whether the commit stands"
             )
-        return "interrupted: nothing was published; run the same command again to go on with the files that are copied"
+        kept = f"go on with the {count(self._files, 'file')} of {self._shards:,} that" if self._files else "start over:"
+        are = ("are" if self._files > 1 else "is") + " copied" if self._files else "no file is copied yet"
+        return f"interrupted: nothing was published; run the same command again to {kept} {are}"
 
     def step(self, name: str) -> None:
         self._step = name

@@ -47,7 +47,7 @@ def broker_url(settings: Settings) -> str:
         return settings.broker_url.get_secret_value()
     running = _daemon(settings).running()
     if running is None:
-        raise NoBroker(why=f"RESHARD_BROKER_URL is not set, and none was started in {settings.data_dir}")
+        raise NoBroker(why=f"RESHARD_BROKER_URL is not set, and none is running in {settings.data_dir}")
     return _url(running)
 
 

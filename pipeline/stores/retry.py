@@ -147,8 +147,8 @@ class Retry:
         if isinstance(problem, httpx2.Response):
             if problem.status_code == 429:
                 return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX))
-            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code} after {tried}")
-        return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)} after {tried}")
+            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}")
+        return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)}, after {tried}")
 
 
 def rate_limited(seconds: float) -> str:
