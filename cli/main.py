@@ -54,7 +54,7 @@ def reshard(
 
 
 def main() -> None:
-    """The console script."""
+    """Run what was typed, and exit."""
     escape_logs()
     gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
     arguments = sys.argv[1:]

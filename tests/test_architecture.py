@@ -75,6 +75,7 @@ ROOMS = {
         {"limits", "errors"},
     ],
     "cli": [
+        {"start"},
         {"main"},
         {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service"},
         {"catalog"},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, guarded
 from reshard.pipeline.errors import BadSize, ReshardError, by_code
-from tests.cli.conftest import Run
+from tests.cli.conftest import COMMAND, Run
 
 
 def raises(error: BaseException) -> object:
@@ -100,3 +103,14 @@ def test_every_family_has_an_exit_code_of_its_own() -> None:
         assert families.setdefault(kind.exit_code, family) == family
     assert len(families) == len(set(families.values()))
     assert INTERRUPTED not in families
+
+
+def test_an_interrupt_while_the_command_is_loaded_ends_it_without_a_word(clean: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(600)\n")
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe, env = subprocess.PIPE, clean | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([COMMAND, "list"], env=env, stdout=pipe, stderr=pipe, text=True, preexec_fn=heeds) as loading:
+        assert loading.stdout is not None and loading.stdout.readline() == "loading\n"
+        loading.send_signal(signal.SIGINT)
+        _, said = loading.communicate(timeout=60)
+    assert (loading.returncode, said) == (-signal.SIGINT, "")

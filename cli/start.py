@@ -1,0 +1,19 @@
+"""Where the console script begins: until the command is loaded, an interrupt just ends the process.
+
+Python would print a traceback of half an import, or a module would make an ImportError of it.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """The console script."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a shell's background job ignores interrupts, and goes on doing so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from reshard.cli.main import main
+
+    signal.signal(signal.SIGINT, before)
+    main()
