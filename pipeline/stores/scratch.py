@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reshard.pipeline.errors import DiskFull, FolderNotWritable
+from reshard.pipeline.errors import DiskFull, TempDirUnusable
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # what a disk without room says
 
@@ -26,11 +26,11 @@ class ScratchSpace:
         self._change = threading.Condition()
 
     def room(self) -> int:
-        """Bytes that may be written: free on the disk, and left of the limit; raises FolderNotWritable."""
+        """Bytes that may be written: free on the disk, and left of the limit; raises TempDirUnusable."""
         try:
             free = shutil.disk_usage(self.path).free
         except OSError as error:
-            raise FolderNotWritable(path=str(self.path), why=error.strerror or str(error)) from error
+            raise TempDirUnusable(path=str(self.path), why=error.strerror or str(error)) from error
         if self._limit is None:
             return free
         return min(free, self._limit - sum(scratch.size for scratch in self._open))

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from reshard.pipeline import limits
-from reshard.pipeline.errors import FolderNotWritable
+from reshard.pipeline.errors import TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class MetaLoader:
 
         ``output`` None means headers equal to the source's. Names and dtypes that the user asked to change must
         already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks, and
-        FolderNotWritable where the folder for temporary files cannot be used.
+        TempDirUnusable where the folder for temporary files cannot be used.
         """
         if config is not None and len(config) > limits.CONFIG_MAX:
             return _structural("skipped", f"config.json has {len(config)} bytes; {limits.CONFIG_MAX} are read")
@@ -185,7 +185,7 @@ class MetaLoader:
         try:
             with self._lock:
                 return self._started()
-        except FolderNotWritable as error:
+        except TempDirUnusable as error:
             return str(error)
 
     @property
@@ -222,7 +222,7 @@ class MetaLoader:
             self._child = _Child(self._python, self._tmpdir)
         except OSError as error:
             folder = str(self._tmpdir or tempfile.gettempdir())
-            raise FolderNotWritable(path=folder, why=error.strerror or str(error)) from error
+            raise TempDirUnusable(path=folder, why=error.strerror or str(error)) from error
         if self._closed:  # too late for `close` to have seen this child
             self._child.kill()
         try:

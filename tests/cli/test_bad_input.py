@@ -277,5 +277,6 @@ def test_a_plan_without_a_target_needs_no_leave_to_write(scene: Scene, reshard: 
 def test_a_temporary_folder_that_is_not_there_is_named(reshard: Run, model: Path, command: tuple[str, ...]) -> None:
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     done = reshard(command[0], model, *command[1:], env={"RESHARD_TMPDIR": "/nowhere"})
-    assert done.code == 4 and "error[access.folder]: /nowhere cannot be written: No such file" in done.err
+    said = "error[resource.tmpdir]: the temporary folder /nowhere cannot be used: No such file"
+    assert done.code == 8 and said in done.err
     assert "Traceback" not in done.err and "internal" not in done.err
