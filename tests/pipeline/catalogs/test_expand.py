@@ -302,7 +302,7 @@ def test_a_hub_that_is_away_says_nothing_of_a_target(
 ) -> None:
     model(space, "m-cut")
     one = one_of(space, weights)
-    monkeypatch.setattr(LocalRateLimiter, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
     space.admin.fault("/commits/", "status", status=503)
     with pytest.raises(HubError):
         stands(one, Context.from_env())
