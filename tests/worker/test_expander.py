@@ -100,7 +100,7 @@ def test_what_changed_becomes_a_job_and_nothing_else(hub: HubProcess, store: Job
 def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
     hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalRateLimiter, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
     hub.admin.fault("/commits/", "status", status=503, skip=20)
     catalogs = Cursor(store)
     with pytest.raises(HubError):
