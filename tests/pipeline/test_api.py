@@ -51,8 +51,10 @@ def test_a_request_is_made_of_places_and_options_as_they_are_typed(tmp_path: Pat
     assert request.options == Options(size=200_000_000, dtype="bfloat16")
     with pytest.raises(UsageError):
         Request.of("a/model", "b/model", size="5G")
-    with pytest.raises(ValueError, match="dtype"):
+    with pytest.raises(UsageError, match="dtype: .*, not 'int3'"):
         Request.of("a/model", "b/model", dtype="int3")
+    with pytest.raises(UsageError, match="sise"):
+        Request.of("a/model", "b/model", sise="200MB")
 
 
 def test_what_was_planned_is_run_and_verified(model: Path, tmp_path: Path) -> None:
