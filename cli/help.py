@@ -32,15 +32,16 @@ class SectionedGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         shown = [child for child in self.commands.values() if not child.hidden]
-        _write([*((_section(c, "Commands"), (c.name, c.get_short_help_str(80))) for c in shown)], formatter)
+        _write(
+            [(_section(child, "Commands"), (child.name, child.get_short_help_str(80))) for child in shown], formatter
+        )
         _write(_options(self, ctx), formatter)
 
 
 def _options(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:
     found = [(param, param.get_help_record(ctx)) for param in command.get_params(ctx)]
     usual = {"argument": "Arguments", "option": "Options"}
-    rows = [(_section(param, usual[param.param_type_name]), record) for param, record in found if record]
-    return rows
+    return [(_section(param, usual[param.param_type_name]), record) for param, record in found if record]
 
 
 def _section(shown: Any, usual: str) -> str:

@@ -98,9 +98,8 @@ class _View:
             return (
                 f"interrupted while {PHASES[self._step]}: run the same command again to see whether the commit stands"
             )
-        kept = f"go on with the {count(self._files, 'file')} of {self._shards:,} that" if self._files else "start over:"
-        are = ("are" if self._files > 1 else "is") + " copied" if self._files else "no file is copied yet"
-        return f"interrupted: nothing was published; run the same command again to {kept} {are}"
+        kept = f"{self._files:,} of {count(self._shards, 'file')} copied"
+        return f"interrupted: nothing was published; run the same command again to go on ({kept})"
 
     def step(self, name: str) -> None:
         self._step = name

@@ -84,12 +84,11 @@ def plan(
     if request.options.require == "model":
         check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))
+    transports = Transports(source.transport, target.transport)  # now that the target is there, and ours to write
     if head == made.base:
-        transports = Transports(source.transport, target.transport)
         return replace(made, transports=transports, notes=(*made.notes, *target.notes), submitted=submitted)
     if made.base:  # somebody commits at this very moment
         return plan(request, source, target, meta_loader, submitted)
-    transports = Transports(source.transport, target.transport)
     last = _last_publication(target, head)
     if last is not None:  # somebody published there while this was planned
         return plan(request, source, target, meta_loader, submitted)

@@ -172,6 +172,12 @@ def _from_url(url: str) -> Hub:
     return Hub(repo=_repo("/".join(segments[:2]), url), revision=revision, endpoint=endpoint)
 
 
+def state_dir() -> Path:
+    """Where programs of this user keep state (XDG Base Directory Specification)."""
+    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(os.path.expanduser(folder), "reshard")  # noqa: PTH111 -- Path's raises where there is no home
+
+
 def redacted(url: str) -> str:
     """``url`` without the user name and password that it may hold, to be printed.
 

@@ -19,6 +19,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from safetensors.numpy import save_file
 
+from docs.answers import ANSWERS
 from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import GO_ON, by_code
@@ -68,6 +69,10 @@ def test_every_command_and_option_says_what_it_is() -> None:
 
 def test_the_generated_reference_is_up_to_date() -> None:
     assert outdated() == [], "run `make docs`"
+
+
+def test_the_answers_of_every_command_are_documented() -> None:
+    assert {name for name, options in COMMANDS.items() if "--json" in options} == ANSWERS.keys()
 
 
 def test_every_command_is_in_a_guide_and_not_only_in_the_reference() -> None:

@@ -211,17 +211,17 @@ app.steps["worker"].update({Drained, Heartbeat, Children})
 signals.worker_shutting_down.connect(drain.in_main)
 
 
-@signals.celeryd_init.connect  # type: ignore[untyped-decorator]  # before Celery logs or prints anything
 def _log(**_: Any) -> None:
     warnings.simplefilter("ignore", SecurityWarning)  # of a worker that runs as root, about messages that are not JSON
     logs.configure(settings().log_format)
     app.log.redirect_stdouts("WARNING")  # what libraries print
 
 
-@signals.worker_ready.connect  # type: ignore[untyped-decorator]
 def _say_ready(**_: Any) -> None:
     log.info("the worker is running")
 
 
+signals.celeryd_init.connect(_log)  # before Celery logs or prints anything
+signals.worker_ready.connect(_say_ready)
 signals.setup_logging.connect(lambda **_: None, weak=False)  # else Celery replaces what _log set up
 worker_program.safe_say = lambda *_: None  # it prints; drain.py logs

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
-from reshard.pipeline.places import is_http
+from reshard.pipeline.places import is_http, state_dir
 
 # ------------------------------------------------------------------------------------------------------------ leases
 LEASE = 30.0  # seconds; with the control process's second, a killed worker's share is taken over within 45 s
@@ -151,10 +151,10 @@ def default_data_dir() -> Path:
 
 
 def default_log_dir(data_dir: Path) -> Path:
-    """Where it keeps its logs: by the same specification, or with its data, where an operator chose a place for it."""
+    """Where it keeps its logs: with what runs keep, or with its data where an operator chose a place."""
     if data_dir != default_data_dir():
         return data_dir
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "reshard" / "logs"
+    return state_dir() / "logs"
 
 
 @lru_cache(maxsize=1)

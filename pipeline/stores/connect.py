@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Folder, Hub, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, Transport, branch_of, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
@@ -32,12 +31,6 @@ from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_toke
 
 RateLimiterOf = Callable[[str], RateLimiter]
 T = TypeVar("T")
-
-
-def _state_dir() -> Path:
-    """Where programs of this user keep state (XDG Base Directory Specification)."""
-    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(os.path.expanduser(folder), "reshard")  # noqa: PTH111 -- Path's raises where there is no home
 
 
 class ConnectSettings(BaseSettings):
@@ -98,7 +91,7 @@ class Context:
     disk_limit: int | None = None  # bytes; None: what the disk has
     limiters: RateLimiterOf = field(default_factory=own_limiters)
     endpoints: frozenset[str] | None = None
-    state_dir: Path = field(default_factory=_state_dir)
+    state_dir: Path = field(default_factory=state_dir)
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -71,6 +71,14 @@ def told(records: Iterable[Any]) -> list[tuple[str, str, str | None]]:
     return [(line["event"], line["job"], line.get("state")) for line in facts if "event" in line]
 
 
+def cancelled(store: JobStore, caplog: pytest.LogCaptureFixture) -> str:
+    """A job that was cancelled before anybody began it; the log is kept from now on."""
+    caplog.set_level(logging.INFO)
+    job = store.submit(ask()).id
+    store.cancel(job)
+    return job
+
+
 def test_a_jobs_start_and_end_are_logged_once_and_those_of_a_retry_anew(
     store: JobStore, leases: Leases, plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,9 +136,7 @@ def test_ends_while_control_was_away_are_logged_each_as_it_was_with_the_figures_
 def test_an_end_is_logged_by_one_of_two_controls_and_once_where_its_effect_is_written_twice(
     store: JobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    job = store.submit(ask()).id
-    store.cancel(job)
+    job = cancelled(store, caplog)
     readers = [Reader(store.redis, Counters.group, take_over=0) for _ in range(2)]
     taken = [reader.take() for reader in readers]
     with Heard(lambda: store.redis.hincrby(TOTALS, "moved", 1)):  # as another control that counts just then
@@ -142,9 +148,7 @@ def test_an_end_is_logged_by_one_of_two_controls_and_once_where_its_effect_is_wr
 def test_an_end_is_logged_by_the_next_control_where_one_is_killed_over_it(
     store: JobStore, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    job = store.submit(ask()).id
-    store.cancel(job)
+    job = cancelled(store, caplog)
 
     def killed(own: JobStore) -> None:
         with Heard(kill_this_process):
@@ -242,8 +246,7 @@ def submit(machine: Machine, source: str, target: str) -> str:
 
 
 def ended(store: JobStore, *jobs: str) -> None:
-    for job in jobs:
-        wait_for(lambda job=job: store.get(job).state.ended, f"the end of job {job}", 60)  # type: ignore[misc]
+    wait_for(lambda: all(store.get(job).state.ended for job in jobs), f"the end of {', '.join(jobs)}", 60 * len(jobs))
 
 
 def stop(*processes: Proc) -> None:
