@@ -1,6 +1,7 @@
-"""Kombu's transport over Redis, but what clients put on a queue cannot end a worker.
+"""Kombu's transport over Redis, but neither what clients put on a queue nor a lost connection can end a worker.
 
-Kombu trusts its broker: a message that it cannot read raises in the event loop of a worker's main process and ends it.
+Kombu trusts its broker: a message that it cannot read, or cannot put back because its connection is gone, raises in the
+event loop of a worker's main process and ends it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionErro
 
 
 class Channel(redis.Channel):
-    """Drops a message that cannot be read."""
+    """Drops a message that cannot be read, and one that cannot be put back: control sends wakes again."""
 
     do_restore = False  # a connection that is lost has nothing to send back: no message waits unstarted in a worker
 
@@ -34,6 +35,13 @@ class Channel(redis.Channel):
                     self.qos.ack(tag)  # else it counts as one that is being worked on
             log.error("dropped a message that is not a wake: %s: %s", type(error).__name__, str(error)[:200])
             return True
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if self.closed:  # a child died just before the connection was lost
+            log.warning("a wake is not put back, its connection is closed; control sends it again")
+        else:
+            reject: Any = super().basic_reject
+            reject(delivery_tag, requeue=requeue)
 
 
 class Transport(redis.Transport):
