@@ -83,7 +83,7 @@ def _patiently(queue: Queue, shown: Bar, look: Callable[[], T | None]) -> T:
                 return found
         except BrokerUnavailable as error:
             away_since = away_since or time.monotonic()
-            if time.monotonic() - away_since > PATIENCE:
+            if not error.retryable or time.monotonic() - away_since > PATIENCE:
                 raise
             shown.waits(f"the broker does not answer ({error.facts['why']})")
             time.sleep(PAUSE)
@@ -157,7 +157,7 @@ class _CatalogFollower:
         if now.state not in {"expanding", "running"} and not now.active:
             return self._queue.catalogs.get(self._name)
         self._show(now)
-        self._waits.tell(self._queue.waits(bulk=True))
+        self._waits.tell(self._queue.waits(bulk=True) or (now.note if now.state == "expanding" else None))
         time.sleep(POLL)
         return None
 

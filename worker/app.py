@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 import warnings
@@ -218,6 +219,7 @@ def _log(**_: Any) -> None:
 
 
 def _say_ready(**_: Any) -> None:
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))  # Celery's own for Ctrl-C ends with 1
     log.info("the worker is running")
 
 

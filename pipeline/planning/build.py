@@ -145,7 +145,7 @@ def make_plan(known: Known) -> Plan:
         reused=reused,
         deletes=deletes,
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
-        notes=tuple(notes + _uncut_notes(known, carried) + _warnings(shards)),
+        notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards)),
         digest="",
         transports=known.transports,
         published=known.published,
@@ -303,6 +303,13 @@ def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
     limit = known.request.options.size
     large = [file for file in carried if file.path in known.found.uncut and file.size > limit]
     return [f"{file.path} stays whole, {file.size:,} bytes: its loader knows no index" for file in large]
+
+
+def _idle_globs(known: Known) -> list[str]:
+    options = known.request.options
+    globs = [*(("--include", glob) for glob in options.include), *(("--exclude", glob) for glob in options.exclude)]
+    idle = [(option, glob) for option, glob in globs if not any(fnmatchcase(path, glob) for path in known.listing)]
+    return [f"{option} {glob!r} matches no file" for option, glob in idle]
 
 
 def _warnings(shards: Sequence[Shard]) -> list[str]:

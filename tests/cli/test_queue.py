@@ -29,6 +29,16 @@ def test_a_broker_that_does_not_answer_is_named_without_its_password(reshard: Ru
     assert "secret" not in done.err
 
 
+@pytest.mark.parametrize("command", [("list",), ("watch", "abcd"), ("submit", "a/model", "--to", "b/model")])
+def test_a_broker_that_wants_another_password_says_so_at_once(reshard: Run, url: str, command: tuple[str, ...]) -> None:
+    place = without_password(url)
+    done = reshard(*command, env={"RESHARD_BROKER_URL": place.replace("redis://", "redis://:secret@")})
+    assert done.code == 10
+    error, hint = done.err.splitlines()
+    assert error.startswith(f"error[queue.refused]: the broker at {place} refuses: ")
+    assert "RESHARD_BROKER_URL" in hint and "secret" not in done.err
+
+
 def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None:
     done = queue("submit", "a/model", "--to", "b/queued")
     assert done.code == 0

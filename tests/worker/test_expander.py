@@ -12,6 +12,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.retry import LocalRateLimiter
 from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.followers import expander as module
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, expanded
 from reshard.worker.followers.records import Definition, Entry
@@ -111,6 +112,31 @@ def test_what_was_asked_before_the_hub_went_away_is_not_asked_again(
     hub.admin.log(reset=True)
     expanded(definition(), Context.from_env(), catalogs)
     assert calls(hub, "/commits/") == COUNT - found
+
+
+def test_a_catalog_says_why_it_waits_until_its_hub_is_back(
+    hub: HubProcess, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalRateLimiter, "_wait", lambda self, seconds: None)
+    monkeypatch.setattr(module, "EXPAND_AGAIN", 0.0)
+    hub.admin.fault("/api/models", "status", status=503)
+    catalogs = Cursor(store)
+    catalogs.submit(definition())
+    expander = Expander(catalogs, lambda wanted: expanded(wanted, Context.from_env(), catalogs))
+    expander.look(catalogs.expanding())
+    wait_for(lambda: catalogs.get("mirror").note is not None, "the note")
+    seen = catalogs.get("mirror")
+    assert seen.state == "expanding" and seen.note is not None
+    assert hub.endpoint in seen.note and seen.note.endswith("; it is tried again")
+    assert catalogs.now("mirror").note == seen.note
+    hub.admin.clear_faults()
+
+    def look() -> bool:
+        expander.look(catalogs.expanding())
+        return catalogs.get("mirror").state != "expanding"
+
+    wait_for(look, "the expanding", 60)
+    assert catalogs.get("mirror").note is None
 
 
 def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, store: JobStore) -> None:

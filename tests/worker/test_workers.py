@@ -239,6 +239,16 @@ def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> 
     assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
 
 
+def test_ctrl_c_ends_a_worker_as_sigterm_does(site: Site) -> None:
+    site.slow()
+    worker = site.machine.worker()
+    job = site.submit()
+    site.copying(job)
+    os.killpg(worker.pid, signal.SIGINT)
+    assert worker.wait(30) == 0
+    assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
+
+
 def test_a_step_that_outlives_the_drain_is_handed_back_unfinished(site: Site) -> None:
     rule = site.hold()
     worker = site.machine.worker(RESHARD_DRAIN="1")
@@ -388,17 +398,17 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     others = len(site.client.client_list())
     worker = site.machine.worker(concurrency=1)
     site.assert_published_once(site.submit("first", transport="http"), "first")
-    # Which of hf_xet's requests overlap is chance, and each that does keeps a connection. Answered late, all that may
-    # overlap do, so that later jobs find as many connections as they can ever use.
+    # Which requests overlap is chance, and each that does keeps a connection to the Hub. Answered late, most that may
+    # overlap do, so that later jobs find nearly as many connections as they can ever use.
     site.space.admin.fault("/_cas/", "delay", seconds=0.5)
     site.assert_published_once(site.submit("second", transport="xet"), "second")
     site.space.admin.clear_faults()
     (child,) = worker.children()
     before = sockets(child)
-    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet", "http", "xet"))]
+    jobs = [site.submit(f"out{i}", transport=transport) for i, transport in enumerate(("http", "xet") * 4)]
     assert {site.ended(job, 120).state for job in jobs} == {JobState.done}
     assert worker.children() == [child], "it was not replaced"
-    assert sockets(child) <= before
+    assert sockets(child) < before + 4  # what jobs of but one transport leave behind would come to
     of_control = 3  # to send wakes, and to read the jobs whose end it logs, which it had not done before
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 

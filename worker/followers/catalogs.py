@@ -70,6 +70,7 @@ class Now(NamedTuple):
     failures: int
     bytes: int
     schedule: str  # the one that fired it
+    note: str | None
     entries: int
     todo: int
     active: int
@@ -78,11 +79,12 @@ class Now(NamedTuple):
     @classmethod
     def read(cls, pipe: Pipeline, name: str) -> Now:
         """From a pipeline that watches the catalog and has not begun to write."""
-        fields = ("state", "run", "expander", "fired_by", "expander_until", "failures", "bytes")
-        state, run, expander, schedule, *numbers = (value and value.decode() for value in pipe.hmget(key(name), fields))
+        fields = ("state", "run", "expander", "fired_by", "note", "expander_until", "failures", "bytes")
+        values = pipe.hmget(key(name), fields)
+        state, run, expander, schedule, note, *numbers = (value and value.decode() for value in values)
         until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), state, run or "", expander or "", until, failures, read, schedule or "",
+            server_ms(pipe), state, run or "", expander or "", until, failures, read, schedule or "", note,
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
             Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
         )  # fmt: skip

@@ -77,6 +77,16 @@ class Cursor(Catalogs):
     def definition(self, name: str) -> Definition:
         return self._run(name)[0]
 
+    def delay(self, name: str, run: str, token: str, error: ReshardError) -> None:
+        """This run cannot be expanded yet, and why; nothing when it is not this control's to expand any more."""
+
+        def step(pipe: Pipeline, now: Now) -> None:
+            pipe.multi()
+            if (now.state, now.run, now.expander) == ("expanding", run, token):
+                pipe.hset(key(name), "note", f"{error}; it is tried again")
+
+        self._change(name, step)
+
     def refuse(self, name: str, run: str, token: str, error: ReshardError) -> None:
         """This run cannot be expanded. Raises CatalogState when it is not this control's to expand any more."""
         why = "it is not this control's to expand any more"

@@ -81,6 +81,12 @@ class Expander:
 
     def _work(self, name: str, run: str) -> None:
         try:
+            self._attempt(name, run)
+        except redis.RedisError as error:
+            log.warning("catalog %s will be expanded again, the broker was unavailable: %s", name, error)
+
+    def _attempt(self, name: str, run: str) -> None:
+        try:
             rows, empty = self._expand(self._catalogs.definition(name))
             log.info("catalog %s: %s entries", name, len(rows))
             self._catalogs.fill(name, run, self._token, rows, empty)
@@ -88,12 +94,13 @@ class Expander:
             log.warning("catalog %s cannot be expanded: %s", name, error)
             if error.retryable:
                 self._again[run] = time.monotonic() + EXPAND_AGAIN
+                self._catalogs.delay(name, run, self._token, error)
             else:
                 self._refuse(name, run, error)
         except Stopped as stopped:
             log.info("stopped expanding catalog %s: %s", name, stopped.reason)
-        except redis.RedisError as error:
-            log.warning("catalog %s will be expanded again, the broker was unavailable: %s", name, error)
+        except redis.RedisError:
+            raise
         except Exception as error:
             log.exception("catalog %s failed for an unknown reason", name)
             self._refuse(name, run, ReshardError(what=f"{type(error).__name__}: {error}"))

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qs
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from reshard.pipeline.errors import (
     Ambiguous,
+    BrokerRefused,
     BrokerUnavailable,
     BrokerUnsupported,
     JobNotFound,
@@ -146,9 +148,11 @@ def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concat
 
 @contextmanager
 def broker_errors(url: str) -> Iterator[None]:
-    """Inside, a Redis that does not answer is BrokerUnavailable."""
+    """Inside, a Redis that does not answer is BrokerUnavailable, and one that wants another user BrokerRefused."""
     try:
         yield
+    except (redis.AuthenticationError, NoPermissionError) as error:
+        raise BrokerRefused(url=without_password(url), why=str(error)) from error
     except BROKER_UNAVAILABLE as error:
         raise BrokerUnavailable(url=without_password(url), why=str(error)) from error
 

@@ -248,6 +248,14 @@ def test_everything_that_is_not_weights_is_carried_and_the_rest_is_listed_with_a
     assert "PyTorch" in why["pytorch_model.bin"] and "GGUF" in why["model.gguf"]
 
 
+def test_a_glob_that_matches_no_file_is_told(model: Path) -> None:
+    made = planned(model, include=("*.onnx", "*.json"), exclude=("typo*",))
+    assert [note for note in made.notes if "matches" in note] == [
+        "--include '*.onnx' matches no file",
+        "--exclude 'typo*' matches no file",
+    ]
+
+
 def test_only_what_is_superseded_is_deleted_and_the_rest_is_kept(model: Path) -> None:
     there = [
         "model.safetensors", "model-00001-of-00009.safetensors", "odd.safetensors", "mtp.safetensors",
