@@ -48,6 +48,7 @@ from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, Pin
 from reshard.pipeline.verifying.job_checks import check, confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import VERDICTS
 
 T = TypeVar("T")
 
@@ -130,7 +131,7 @@ def run(
     """
     context = context or Context.from_env()
     if meta_loader is None:
-        with closing(MetaLoader(tmpdir=context.tmpdir)) as ours:
+        with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS)) as ours:
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)

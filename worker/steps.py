@@ -43,7 +43,7 @@ from reshard.pipeline.errors import (
     TokenMissing,
     TooManyAttempts,
 )
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import Hub, state_dir
 from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
@@ -52,6 +52,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verdicts import VERDICTS
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
@@ -399,7 +400,7 @@ def _leases() -> Leases:
 @cache
 def _reload() -> MetaLoader:
     """One warm reload child for each worker process; what it puts on disk goes with the process's temporary folder."""
-    return MetaLoader(tmpdir=_temp_dir().path)
+    return MetaLoader(tmpdir=_temp_dir().path, verdicts=state_dir() / VERDICTS)
 
 
 def worker_name() -> str:

@@ -109,7 +109,8 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                     checks=failed(name, verdict.level, figures, [f"{output.name}: {verdict.reason}"]),
                 )
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
-            made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes)), figures)
+            known = ["known from an earlier check of the same"] if verdict.known else []
+            made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *known)), figures)
             if plan.options.require == "model" and verdict.level != "model":
                 cure = {"cure": "install what it names"} if "install" in verdict.reason else {}
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **cure)

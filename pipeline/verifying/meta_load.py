@@ -7,7 +7,6 @@ kill is ``inconclusive`` with the reason, never an exception and never a pass.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reshard.pipeline import limits
 from reshard.pipeline.errors import TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
+from reshard.pipeline.verifying.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.structure import Signature
@@ -81,13 +80,15 @@ class ModelCheck:
     no_split: tuple[str, ...] = ()  # module classes that must not be divided over devices; empty where unknown
     seconds: float = 0.0
     peak_rss: int = 0  # bytes, the imports included
+    known: bool = False  # from an earlier check of the same, which took that time and memory
 
     def figures(self) -> dict[str, Any]:
         """What was counted, for a record: nothing where nothing was asked."""
         if self.result == "skipped":
             return {}
         named = {"class_name": self.class_name} if self.class_name else {}
-        return {**named, **self.counts, "seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
+        cost = {"known": True} if self.known else {"seconds": round(self.seconds, 3), "peak_rss": self.peak_rss}
+        return {**named, **self.counts, **cost}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> ModelCheck:
@@ -107,10 +108,12 @@ class MetaLoader:
         grace: float = limits.RELOAD_GRACE,
         python: str = sys.executable,
         tmpdir: Path | None = None,
+        verdicts: Path | None = None,
     ) -> None:
         """``start``: seconds for the imports; ``grace``: for an answer after a request's own time has passed.
 
-        ``tmpdir`` has to have room for what a load puts on disk; None is the system's temporary folder.
+        ``tmpdir`` has to have room for what a load puts on disk; None is the system's temporary folder. In the folder
+        ``verdicts`` what classes answer is kept for other processes and for later.
         """
         self._allowed = allowed or Allowed()
         self._start, self._grace = start, grace
@@ -119,7 +122,7 @@ class MetaLoader:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._closed = False
-        self._verdicts: OrderedDict[bytes, ModelCheck] = OrderedDict()
+        self._verdicts = Verdicts(verdicts)
 
     def check(
         self,
@@ -144,19 +147,17 @@ class MetaLoader:
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
-        key = hashlib.sha256(arguments.encode()).digest()
+        key = self._verdicts.key(arguments)
         with self._lock:
-            if key in self._verdicts:
-                self._verdicts.move_to_end(key)
-                return self._verdicts[key]
-        verdict = ModelCheck.from_dict({"level": "structural", **self.ask("check", arguments, allowed)})
-        # What was cut short may end otherwise next time; the rest depends on nothing but the request.
-        if verdict.result != "inconclusive":
+            known = self._verdicts.get(key)
+        if known is not None:
+            return ModelCheck.from_dict({**known, "known": True})
+        answer = {"level": "structural", **self.ask("check", arguments, allowed)}
+        # What was cut short, or did not begin, may end otherwise next time; the rest depends only on the question.
+        if answer["result"] != "inconclusive" and "peak_rss" in answer:
             with self._lock:
-                self._verdicts[key] = verdict
-                while len(self._verdicts) > limits.RELOAD_CACHE:
-                    self._verdicts.popitem(last=False)
-        return verdict
+                self._verdicts.keep(key, answer)
+        return ModelCheck.from_dict(answer)
 
     def ask(self, operation: str, arguments: str, allowed: Allowed | None = None) -> dict[str, Any]:
         """The child's answer to one operation, whose ``arguments`` are a JSON object.
