@@ -3,7 +3,8 @@
 #   make demo        the real command on a real model, against a Hub on this machine
 #   make test        lint, types, and every test but the slow ones
 #   make test-all    the slow ones too: minutes, gigabytes
-#   make bench       writes build/bench.json
+#   make bench       ours beside others, about half an hour; writes build/bench.json and docs/benchmarks.md
+#   make bench-quick a tenth of it in three minutes; writes nothing
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
 #   make docs        writes the generated parts of docs/ again
@@ -11,7 +12,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench fuzz lint docs clean
+.PHONY: help demo test test-all bench bench-quick fuzz lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -57,8 +58,8 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
-bench: $(READY)
-	$(BIN)/python -m tests.benchmarks
+bench bench-quick: $(READY)
+	$(BIN)/python -m tests.benchmarks $(if $(filter bench-quick,$@),--quick)
 
 # Not among what every test needs: atheris has wheels for Linux only.
 $(VENV)/.fuzz: $(READY)

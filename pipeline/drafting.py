@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from posixpath import join
+from posixpath import basename, join
 
 from reshard.pipeline.check import first
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
@@ -131,6 +131,8 @@ def _draft(
     keys = Keys(key, weights_key(found, listing, options))
     believed = None if drifted else believed
     same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
+    if meta_loader is not None and not same_weights and any(basename(path) == "config.json" for path in listing):
+        meta_loader.ahead()
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     found = found.without_maps()
     configs = _configs(source, opened)

@@ -131,7 +131,7 @@ def run(
     """
     context = context or Context.from_env()
     if meta_loader is None:
-        with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS)) as ours:
+        with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS, eager=True)) as ours:
             return run(request, context, watcher, ours)
     watcher = watcher or Watcher()
     source = source_of(request, context)

@@ -8,7 +8,6 @@ is relied on.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -27,7 +26,6 @@ from reshard.pipeline.limits import (
     BACKOFF_FIRST,
     CHUNK,
     CONNECT_TIMEOUT,
-    LARGE_BLOCK,
     PRIME,
     PRIME_MIN,
     PULSE,
@@ -40,6 +38,7 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.answers import Reconstruction
+from reshard.pipeline.stores.heap import reuse_blocks
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
@@ -68,7 +67,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
-        _return_large_blocks()
+        reuse_blocks()
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 
@@ -97,17 +96,6 @@ def settings(memory_limit: int) -> dict[str, Any]:
         "client.retry_base_delay": f"{BACKOFF_FIRST * 1000:.0f}ms",
         "telemetry.enabled": False,
     }
-
-
-def _return_large_blocks() -> None:
-    """Have glibc give large blocks back to the system when they are freed.
-
-    Left alone it keeps ever larger ones in a heap for each of hf_xet's threads, which cost 100 MB in a trial.
-    """
-    m_mmap_threshold = -3  # malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not everywhere: musl and macOS have none, nor the habit
-    if mallopt is not None:
-        mallopt(m_mmap_threshold, LARGE_BLOCK)
 
 
 def plain(error: BaseException) -> str:

@@ -109,11 +109,13 @@ class MetaLoader:
         python: str = sys.executable,
         tmpdir: Path | None = None,
         verdicts: Path | None = None,
+        eager: bool = False,
     ) -> None:
         """``start``: seconds for the imports; ``grace``: for an answer after a request's own time has passed.
 
         ``tmpdir`` has to have room for what a load puts on disk; None is the system's temporary folder. In the folder
-        ``verdicts`` what classes answer is kept for other processes and for later.
+        ``verdicts`` what classes answer is kept for other processes and for later. An ``eager`` one starts its child
+        when a check is likely.
         """
         self._allowed = allowed or Allowed()
         self._start, self._grace = start, grace
@@ -122,6 +124,9 @@ class MetaLoader:
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._closed = False
+        self._eager = eager
+        self._spare = self._dropped = False  # a child was started ahead; and no question needed it after all
+        self._verdicts_lock = threading.Lock()
         self._verdicts = Verdicts(verdicts)
 
     def check(
@@ -148,14 +153,15 @@ class MetaLoader:
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
         key = self._verdicts.key(arguments)
-        with self._lock:
+        with self._verdicts_lock:
             known = self._verdicts.get(key)
         if known is not None:
+            self._drop_spare()
             return ModelCheck.from_dict({**known, "known": True})
         answer = {"level": "structural", **self.ask("check", arguments, allowed)}
         # What was cut short, or did not begin, may end otherwise next time; the rest depends only on the question.
         if answer["result"] != "inconclusive" and "peak_rss" in answer:
-            with self._lock:
+            with self._verdicts_lock:
                 self._verdicts.keep(key, answer)
         return ModelCheck.from_dict(answer)
 
@@ -166,6 +172,7 @@ class MetaLoader:
         never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
         """
         allowed = allowed or self._allowed
+        self._spare = self._dropped = False
         request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
         with self._lock:
             began = time.monotonic()
@@ -188,6 +195,18 @@ class MetaLoader:
                 return self._started()
         except TempDirUnusable as error:
             return str(error)
+
+    def ahead(self) -> None:
+        """A check is likely: an eager loader begins to start its child, and a check whose answer is known ends it."""
+        if self._eager and self._child is None:
+            self._spare = True
+            threading.Thread(target=self.warm, name="reshard-reload", daemon=True).start()
+
+    def _drop_spare(self) -> None:
+        if self._spare:
+            self._dropped = True
+            if (child := self._child) is not None:
+                child.kill()
 
     @property
     def pid(self) -> int | None:
@@ -224,7 +243,7 @@ class MetaLoader:
         except OSError as error:
             folder = str(self._tmpdir or tempfile.gettempdir())
             raise TempDirUnusable(path=folder, why=error.strerror or str(error)) from error
-        if self._closed:  # too late for `close` to have seen this child
+        if self._closed or self._dropped:  # too late for whoever did it to have seen this child
             self._child.kill()
         try:
             hello = self._child.ask(self._start)

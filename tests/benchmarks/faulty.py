@@ -1,4 +1,4 @@
-"""What workers at fault cost a fleet: 60 jobs by a good worker alone, and by the same beside two that are at fault."""
+"""What workers at fault cost a fleet: jobs by a good worker alone, and by the same beside two that are at fault."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from reshard.worker.local import worker_command
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import Figure
+from tests.benchmarks.scale import Scale
 from tests.support.at_fault import WAYS, spoil
 from tests.support.hub import HubProcess
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
 
-COUNT = 60  # jobs
 SIZE = 420_000  # bytes; the model has 2.4 MB in four files
 SOURCE = "you/model"
 
 
-def faulty(folder: Path) -> Iterator[Figure]:
+def faulty(folder: Path, scale: Scale) -> Iterator[Figure]:
     """How many times as long the jobs take beside two workers at fault, in each way."""
     model = folder / "model"
     save_sharded(model, numbered(arrays(24, 100_000), 4))
@@ -30,15 +30,15 @@ def faulty(folder: Path) -> Iterator[Figure]:
         hub.admin.create_repo(SOURCE)
         hub.admin.import_files(SOURCE, {path.name: path for path in model.iterdir()})
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you"}
-        alone = _seconds(folder / "alone", env, [])
+        alone = _seconds(folder / "alone", env, [], scale.faulty)
         for way in WAYS:
             here = folder / way.replace(" ", "-")
             here.mkdir()
-            together = _seconds(here, env, [spoil(way, here)] * 2)
-            yield Figure(f"{COUNT} jobs, two of three at fault: {way}", together / alone, "times", 3, "must")
+            together = _seconds(here, env, [spoil(way, here)] * 2, scale.faulty)
+            yield Figure(f"{scale.faulty} jobs, two of three at fault: {way}", together / alone, "x", 3, "must")
 
 
-def _seconds(folder: Path, env: dict[str, str], at_fault: list[dict[str, str]]) -> float:
+def _seconds(folder: Path, env: dict[str, str], at_fault: list[dict[str, str]], count: int) -> float:
     """Until the last job is done, by one good worker and those that are at fault."""
     with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine, JobStore.at(broker.url) as store:
         machine.control()
@@ -46,11 +46,11 @@ def _seconds(folder: Path, env: dict[str, str], at_fault: list[dict[str, str]]) 
         for worker in workers:
             machine.await_sign_of(worker)
         start = time.perf_counter()
-        for number in range(COUNT):
+        for number in range(count):
             target = Hub(repo=f"you/{folder.name}-{number}")
             store.submit(Request(source=Hub(repo=SOURCE), target=target, options=Options(size=SIZE)))
-        wait_for(lambda: sum(store.counts()[state] for state in JobState if state.ended) == COUNT, "their end", 600)
+        wait_for(lambda: sum(store.counts()[state] for state in JobState if state.ended) == count, "their end", 600)
         took = time.perf_counter() - start
-        assert store.counts()[JobState.done] == COUNT
+        assert store.counts()[JobState.done] == count
         assert all("this worker rests after" in worker.said() for worker in workers[:-1])
         return took

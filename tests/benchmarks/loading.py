@@ -1,63 +1,50 @@
 """What a person gains who loads a model: memory and time before a cut and after it, as transformers loads both.
 
-The model is of Mistral's class with random weights, and smaller: 0.9 GB in float16. Before, it is the torch file that
-`torch.save` writes; after, it is safetensors files of at most 200 MB. Figures of this machine: only ratios travel.
+Before, it is one torch file in float32; after, safetensors files in float16. With a device map, accelerate places each
+tensor as it is read; here all of them go to the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 
-from reshard.pipeline.limits import MB
-from tests.benchmarks.figures import Figure
-from tests.support.measured import measured
+from tests.benchmarks import llama
+from tests.benchmarks.figures import COMMAND, Figure, Race
+from tests.benchmarks.race import Contender, once, python, race
+from tests.benchmarks.scale import Scale
 
-JOBS = "tests.pipeline.jobs"
-HERE = "tests.benchmarks.loading"
-RUNS = 3  # of each, alternating, because the machine is shared
+MAPS = {"": "", "auto": ", with a device map"}
 
 
-def make(folder: str) -> int:
-    """Save the model as ``pytorch_model.bin``; returns its bytes."""
-    import torch
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        hidden_size=2048, intermediate_size=7168, num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4
-    )
-    torch.manual_seed(0)
-    model = MistralForCausalLM(config).to(torch.float16)
-    model.config.architectures = ["MistralForCausalLM"]
-    model.config.save_pretrained(folder)
-    path = Path(folder) / "pytorch_model.bin"
-    torch.save(model.state_dict(), path)
-    return path.stat().st_size
-
-
-def load(folder: str) -> list[float]:
-    """Load it and say how it answers."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).eval()
-    with torch.no_grad():
-        logits = model(torch.tensor([[1, 2, 3]])).logits
-    return [float(x) for x in logits[0, -1, :8]]
-
-
-def loading(folder: Path) -> Iterator[Figure]:
-    """Loading before and after the cut, and what the cut itself took."""
-    before, after = folder / "before", folder / "after"
+def loading(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
+    """Loading before and after the cut."""
+    made, before, after = folder / "made", folder / "before", folder / "after"
+    llama.save(made, scale.model, "F32")
     before.mkdir()
-    size = measured(f"{HERE}:make", str(before)).result
-    cut = measured(f"{JOBS}:do_run", str(before), str(after), {"size": 200 * MB})
-    assert len(list(after.glob("*.safetensors"))) >= size // (200 * MB)
-    runs = [[measured(f"{HERE}:load", str(place)) for place in (before, after)] for _ in range(RUNS)]
-    assert all(old.result == new.result for old, new in runs), "the model answers otherwise after the cut"
-    peaks = [median(run[i].peak for run in runs) / MB for i in (0, 1)]
-    times = [median(run[i].seconds for run in runs) for i in (0, 1)]
-    yield Figure("cut a torch file, peak memory", cut.peak / MB, "MB", 500, "must")
-    yield Figure("load after the cut, target: before, peak", peaks[1], "MB", peaks[0], "aim")
-    yield Figure("load after the cut, target: before, time", times[1], "s", times[0], "aim")
+    once(Contender("torch.save", lambda out: python("torch_file", made, before)), folder)
+    cut = [COMMAND, "run", before, "--to", after, "--size", scale.size, "--dtype", "float16", "--quiet"]
+    subprocess.run(cut, check=True, capture_output=True)
+    yield Race(
+        f"loading {scale.model // 10**6:,} MB, before and after",
+        costs := race(
+            [
+                Contender(f"{state}{told}", partial(_load, of, map_))
+                for state, of in (("one float32 .bin", before), ("float16 files", after))
+                for map_, told in MAPS.items()
+            ],
+            scale.runs,
+            folder,
+        ),
+    )
+    for told in MAPS.values():
+        old, new = costs[f"one float32 .bin{told}"], costs[f"float16 files{told}"]
+        yield Figure(f"load after the cut{told}, to before: time", new.wall / old.wall, "x", 1, "report")
+        yield Figure(f"load after the cut{told}, to before: peak memory", new.peak / old.peak, "x", 1, "report")
+
+
+def _load(model: Path, device_map: str, out: Path) -> Sequence[str | os.PathLike[str]]:
+    return python("load", model, device_map)

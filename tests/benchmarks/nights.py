@@ -1,11 +1,11 @@
-"""Two nights of a catalog of 10,000 models, by the Hub's budget for an account without a plan.
+"""Two nights of a catalog of many models, by the Hub's budget for an account without a plan.
 
 The Hub's repositories are written into its folder (tests/support/mirror.py); all else is real: the command, a broker
-on disk, control, a worker. The sources have 100 owners, because a list is of one owner's models.
+on disk, control, a worker. Each owner has 100 of the sources, because a list is of one owner's models.
 
 The first night the broker is empty, as after the loss of everything: each target is asked what it was made from. So
 as not to wait an hour for that, the windows of the budget are a tenth as long, and the time that is shown is that of
-the real ones. The second night has the real windows, and ten of the sources are new.
+the real ones. The second night has the real windows, and a few of the sources are new.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from reshard.pipeline.limits import HUB_CALLS_MAX, HUB_RESOLVES_MAX, HUB_WINDOW,
 from reshard.worker.fleet.rate_limit import RESERVE
 from reshard.worker.queue.scripts import PREFIX
 from tests.benchmarks.figures import Figure
+from tests.benchmarks.scale import Scale
 from tests.support import mirror
 from tests.support.hub import HubProcess
 from tests.support.models import arrays, save_single
 from tests.support.procs import Broker, Machine, Proc
 
-COUNT, OWNERS, CHANGED = 10_000, 100, 10
+EACH = 100  # models of one owner
+CHANGED = 10  # at most; a quarter of a small catalog
 FASTER = 10  # times as fast do the windows of the first night end
 NIGHT = 3600.0  # seconds; a night that takes longer has failed
 LOOK = 0.2  # seconds between two looks at how far it is
 
 
-def nights(folder: Path) -> Iterator[Figure]:
+def nights(folder: Path, scale: Scale) -> Iterator[Figure]:
     """An unchanged model's calls, and what a night takes of time and memory."""
+    models, changed = scale.catalog, min(CHANGED, scale.catalog // 4)
     file = folder / "mirror.yaml"
-    entries = "".join(f"- repo: {_source(number)}\n" for number in range(COUNT))
+    entries = "".join(f"- repo: {_source(number)}\n" for number in range(models))
     file.write_text(f"name: mirror\ndefaults: {{to: 'you/{{name}}-cut', size: 5kB}}\nentries:\n{entries}")
     with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you", "RESHARD_TMPDIR": str(folder)}
@@ -46,26 +49,26 @@ def nights(folder: Path) -> Iterator[Figure]:
 
             _limit(hub, HUB_WINDOW / FASTER)
             lost = Night(hub, broker, machine, file, control)
-            assert lost.counts == {"unchanged": COUNT}, lost.counts
-            name = "10,000 models, an empty broker"
-            yield Figure(f"{name}: calls each", lost.calls / COUNT, "calls", 1.1, "aim")
+            assert lost.counts == {"unchanged": models}, lost.counts
+            name = f"{models:,} models, an empty broker"
+            yield Figure(f"{name}: calls each", lost.calls / models, "calls", 1.1, "aim")
             windows = lost.calls / (HUB_CALLS_MAX * (1 - RESERVE))
             yield Figure(f"{name}: time", lost.seconds * FASTER / 60, "min", 1.1 * windows * HUB_WINDOW / 60, "aim")
 
-            for number in range(CHANGED):
+            for number in range(changed):
                 save_single(folder / str(number), arrays(4, 2000, seed=number))
                 weights = (folder / str(number) / "model.safetensors").read_bytes()
                 gone = [path for path in hub.admin.files(_source(number)) if "safetensors" in path]
                 files = {"model.safetensors": weights}
                 hub.admin.put_files(_source(number), files, lfs=[*files], delete=gone)
             _limit(hub, HUB_WINDOW)
-            night = Night(hub, broker, machine, file, control)
-            assert night.counts == {"unchanged": COUNT - CHANGED, "published": CHANGED}, night.counts
-            name = "10,000 models, 10 new"
+            night = Night(hub, broker, machine, file, control, changed)
+            assert night.counts == {"unchanged": models - changed, "published": changed}, night.counts
+            name = f"{models:,} models, {changed} new"
             yield Figure(f"{name}: time", night.seconds / 60, "min", 10, "must")
-            yield Figure(f"{name}: calls each unchanged", night.idle / (COUNT - CHANGED), "calls", 0.1, "must")
-            yield Figure(f"{name}: calls each new", (night.calls - night.idle) / CHANGED, "calls", 30, "aim")
-            yield Figure(f"{name}: resolver calls each new", night.resolved / CHANGED, "calls", 40, "aim")
+            yield Figure(f"{name}: calls each unchanged", night.idle / (models - changed), "calls", 0.1, "must")
+            yield Figure(f"{name}: calls each new", (night.calls - night.idle) / changed, "calls", 30, "aim")
+            yield Figure(f"{name}: resolver calls each new", night.resolved / changed, "calls", 40, "aim")
             yield Figure(f"{name}: until submit returns", night.submitting, "s", 3, "must")
             yield Figure(f"{name}: control's processor time", night.control, "s", 60, "aim")
             yield Figure(f"{name}: the broker's memory", night.memory / MB, "MB", 100, "must")
@@ -74,7 +77,9 @@ def nights(folder: Path) -> Iterator[Figure]:
 class Night:
     """One run of the catalog from its submission to its end, and what it took."""
 
-    def __init__(self, hub: HubProcess, broker: Broker, machine: Machine, file: Path, control: Proc) -> None:
+    def __init__(
+        self, hub: HubProcess, broker: Broker, machine: Machine, file: Path, control: Proc, changed: int = 0
+    ) -> None:
         hub.admin.log(reset=True)
         before, start = _processor(control.pid), time.perf_counter()
         done = machine.run("catalog", "submit", str(file))
@@ -90,15 +95,15 @@ class Night:
         log = [call for call in hub.admin.log() if call["status"] != 429]
         calls = [call["path"] for call in log if call["kind"] == "api"]
         self.resolved = sum(call["kind"] == "resolve" for call in log)
-        changed = [repo for number in range(CHANGED) for repo in (_source(number), _target(number))]
+        new = [repo for number in range(changed) for repo in (_source(number), _target(number))]
         self.calls = len(calls)
-        self.idle = sum(not any(f"/{repo}{end}" in path for repo in changed for end in "/?") for path in calls)
+        self.idle = sum(not any(f"/{repo}{end}" in path for repo in new for end in "/?") for path in calls)
         seen = json.loads(machine.run("catalog", "status", "mirror", "--json").stdout)
         self.counts = seen["counts"]
 
 
 def _source(number: int) -> str:
-    return f"maker{number % OWNERS}/m{number}"
+    return f"maker{number // EACH}/m{number}"
 
 
 def _target(number: int) -> str:

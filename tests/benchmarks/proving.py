@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from reshard.pipeline.limits import GB, MB
+from reshard.pipeline.limits import GB
 from reshard.pipeline.places import Place, parse_place
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
@@ -26,28 +26,28 @@ from reshard.pipeline.stores.connect import Context, open_source
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verify import verify
 from tests.benchmarks.figures import Figure
+from tests.benchmarks.scale import Scale
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
 from tests.support.models import save_single
 
 HERE = "tests.benchmarks.proving"
-RUNS = 5  # of each, alternating
-SIZE = 2 * GB  # bytes of one side
 LIMIT = 1.3  # times
 LINE = 1.25 * GB  # bytes per second that both sides share: 10 Gbit/s, what a large cloud machine has
 
 
-def proving(folder: Path) -> Iterator[Figure]:
+def proving(folder: Path, scale: Scale) -> Iterator[Figure]:
     """`--deep` of a fresh cut against its source, between folders and over HTTP from the Hub on loopback."""
     noise = np.random.default_rng(5)
-    shape = 10 * MB
-    tensors = {f"t.{i}": noise.integers(0, 2**16, shape, dtype=np.uint16) for i in range(SIZE // (2 * shape))}
+    shape = scale.file // 20
+    count = scale.model // (2 * shape)
+    tensors = {f"t.{i}": noise.integers(0, 2**16, shape, dtype=np.uint16) for i in range(count)}
     save_single(folder / "model", tensors)
     places = str(folder / "model"), str(folder / "cut")
-    request = Request(source=parse_place(places[0]), target=parse_place(places[1]), options=Options(size=200 * MB))
+    request = Request(source=parse_place(places[0]), target=parse_place(places[1]), options=Options(size=scale.file))
     run(request, Context.from_env())
     for kept, kind in ((False, "must"), (True, "aim")):
-        cost = measured(f"{HERE}:do_ratio", *places, kept)
+        cost = measured(f"{HERE}:do_ratio", *places, kept, scale.runs)
         where = "the page cache" if kept else "the disk"
         yield Figure(f"verify --deep from {where}, to reading both", cost.result, "x", LIMIT, kind)
     with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
@@ -56,14 +56,14 @@ def proving(folder: Path) -> Iterator[Figure]:
             hub.admin.import_files(name, {path.name: path for path in Path(place).iterdir() if path.is_file()})
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you", "HF_HOME": str(folder / "hf")}
         env["HF_HUB_DISABLE_XET"] = "1"
-        cost = measured(f"{HERE}:do_ratio", "you/model", "you/cut", True, env=env)
+        cost = measured(f"{HERE}:do_ratio", "you/model", "you/cut", True, scale.runs, env=env)
         yield Figure("verify --deep over HTTP from memory, to reading both", cost.result, "x", LIMIT, "aim")
         hub.admin.fault("GET /_cdn/", "throttle", rate=LINE)
-        cost = measured(f"{HERE}:do_ratio", "you/model", "you/cut", True, env=env)
+        cost = measured(f"{HERE}:do_ratio", "you/model", "you/cut", True, scale.runs, env=env)
         yield Figure("verify --deep over a 10 Gbit/s line, to reading both", cost.result, "x", LIMIT, "must")
 
 
-def do_ratio(source: str, output: str, kept: bool) -> float:
+def do_ratio(source: str, output: str, kept: bool, runs: int) -> float:
     """The median time of a deep verification over that of reading both sides once.
 
     Unless ``kept``, the kernel is told before each to forget what it has of the files, which are folders' then.
@@ -87,7 +87,7 @@ def do_ratio(source: str, output: str, kept: bool) -> float:
             return timed(work)
 
         fresh(plain)
-        took = [(fresh(plain), fresh(deep)) for _ in range(RUNS)]
+        took = [(fresh(plain), fresh(deep)) for _ in range(runs)]
     return median(deep for _, deep in took) / median(plain for plain, _ in took)
 
 

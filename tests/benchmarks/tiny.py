@@ -1,4 +1,4 @@
-"""What the queue costs a job: 200 models of 20 kB by one worker process, and by loops that have no queue.
+"""What the queue costs a job: models of 20 kB by one worker process, and by loops that have no queue.
 
 One loop is what a person would write in a shell, `reshard run` for one model after the other; each of these starts
 Python and the reload child anew. The other calls the pipeline from one process and keeps its reload child warm, as the
@@ -19,17 +19,17 @@ from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import COMMAND, Figure
+from tests.benchmarks.scale import Scale
 from tests.support import mirror
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
 from tests.support.procs import Broker, Machine, wait_for
 
-COUNT = 200
-COMMANDS = 20  # runs of the command; each takes seconds, and they are alike
+COMMANDS = 10  # jobs of the queue for each run of the command, which takes seconds; they are alike
 SIZE = 5000  # bytes
 
 
-def tiny(folder: Path) -> Iterator[Figure]:
+def tiny(folder: Path, scale: Scale) -> Iterator[Figure]:
     """The time of one small job, three ways."""
     with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
         env = {
@@ -38,12 +38,13 @@ def tiny(folder: Path) -> Iterator[Figure]:
             "HF_HOME": str(folder / "hf"),
             "RESHARD_TMPDIR": str(folder),
         }
-        _fill(hub, folder / "model")
-        queue = _queue(folder, env)
-        loop = measured("tests.benchmarks.tiny:loop", COUNT, env=env, timeout=1200).result
-        command = _commands(env)
-    yield Figure("tiny job by a worker, target: 1.2 commands", queue, "s", 1.2 * command, "must")
-    yield Figure("tiny job by a worker, target: 1.2 of a loop", queue, "s", 1.2 * loop, "aim")
+        _fill(hub, folder / "model", scale.small)
+        queue = _queue(folder, env, scale.small)
+        loop = measured("tests.benchmarks.tiny:loop", scale.small, env=env, timeout=1200).result
+        command = _commands(env, max(1, scale.small // COMMANDS))
+    yield Figure("a job of 20 kB by a worker", queue, "s", 0.15, "must")
+    yield Figure("a job of 20 kB by a worker, to the command", queue / command, "x", 1.2, "must")
+    yield Figure("a job of 20 kB by a worker, to a loop", queue / loop, "x", 1.2, "aim")
 
 
 def request(number: int, by: str) -> Request:
@@ -66,7 +67,7 @@ def loop(count: int) -> float:
         return (time.perf_counter() - start) / (count - 1)
 
 
-def _queue(folder: Path, env: dict[str, str]) -> float:
+def _queue(folder: Path, env: dict[str, str], count: int) -> float:
     with (
         Broker(folder) as broker,
         Machine(folder, broker.url, **env) as machine,
@@ -77,27 +78,27 @@ def _queue(folder: Path, env: dict[str, str]) -> float:
         store.submit(_bulk(0))
         wait_for(lambda: store.counts()[JobState.done] == 1, "the warm-up", 120)
         start = time.perf_counter()
-        for number in range(1, COUNT):
+        for number in range(1, count):
             store.submit(_bulk(number))
-        wait_for(lambda: store.counts()[JobState.done] == COUNT, "the last job's end", 1800)
-        return (time.perf_counter() - start) / (COUNT - 1)
+        wait_for(lambda: store.counts()[JobState.done] == count, "the last job's end", 1800)
+        return (time.perf_counter() - start) / (count - 1)
 
 
 def _bulk(number: int) -> Request:
     return request(number, "queue").model_copy(update={"priority": "bulk"})
 
 
-def _commands(env: dict[str, str]) -> float:
+def _commands(env: dict[str, str], count: int) -> float:
     start = time.perf_counter()
-    for number in range(COMMANDS):
+    for number in range(count):
         asked = request(number, "command")
         command = [COMMAND, "run", str(asked.source), "--to", str(asked.target), "--size", f"{SIZE}B", "--quiet"]
         subprocess.run(command, env=os.environ | env, check=True, capture_output=True)
-    return (time.perf_counter() - start) / COMMANDS
+    return (time.perf_counter() - start) / count
 
 
-def _fill(hub: HubProcess, folder: Path) -> None:
-    first, *rest = (request(number, "first") for number in range(COUNT))
+def _fill(hub: HubProcess, folder: Path, count: int) -> None:
+    first, *rest = (request(number, "first") for number in range(count))
     template = mirror.publish(hub, first, folder, "hf_you")
     hub.kill()
     mirror.write(hub.directory, hub.endpoint, template, rest, published=False)

@@ -12,7 +12,7 @@ from reshard.pipeline.tensors import size_in_bytes
 Spec = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 
-def deepseek_v3_fp8() -> Iterator[Spec]:
+def deepseek_v3_fp8(layers: int = 62) -> Iterator[Spec]:
     """The 91,991 tensors of a 671B mixture of experts in fp8 with its scales, by the shapes of DeepSeek-V3.
 
     61 layers and one for multi-token prediction; 256 routed experts in all but the first three; every fp8 matrix has a
@@ -30,7 +30,7 @@ def deepseek_v3_fp8() -> Iterator[Spec]:
         yield from fp8(f"{name}.down_proj", hidden, width)
 
     yield "model.embed_tokens.weight", "BF16", (129280, hidden)
-    for i in range(62):
+    for i in range(layers):
         layer = f"model.layers.{i}"
         if i == 61:
             yield f"{layer}.embed_tokens.weight", "BF16", (129280, hidden)

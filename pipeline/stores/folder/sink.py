@@ -107,6 +107,10 @@ class FolderBatch:
 
         def sync(_: memoryview) -> None:
             with disk_errors(staged.temporary, staged.size):
+                if hasattr(os, "posix_fadvise"):
+                    # Linux begins to write what is not to be kept in memory without holding up whoever writes the next
+                    # file, as fsync does, and gives that the memory of what is written already.
+                    os.posix_fadvise(staged.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 os.fsync(staged.file.fileno())
                 staged.file.close()
 

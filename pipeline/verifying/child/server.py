@@ -53,14 +53,15 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    gc.disable()  # else it looks through all that is imported again and again: a quarter of the time
     try:
         _operations()
     except Exception as error:  # noqa: BLE001 - a broken installation fails in any way, and the parent must know how
         _send(parent, {"unavailable": f"{type(error).__name__}: {error}"[:500]})
         return
     # What the imports made is never garbage; collecting over it in a fork would only copy its pages.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     _send(parent, {"ready": True})
     with suppress(EOFError, ConnectionResetError):
         while True:

@@ -15,6 +15,7 @@ from reshard.pipeline.limits import RELOAD_CACHE
 from reshard.pipeline.verifying import verdicts as module
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import Verdicts
+from tests.support.procs import wait_for
 
 GetSaved = Callable[..., Any]
 
@@ -32,6 +33,30 @@ def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved,
     assert (known.result, known.ties, known.class_name) == (asked.result, asked.ties, asked.class_name)
     assert "known" in known.figures() and "seconds" not in known.figures()
     assert (other.result, other.known) == ("skipped", False)
+
+
+def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_the_answer_is_known(
+    saved: GetSaved, tmp_path: Path
+) -> None:
+    model = saved("llama-tied")
+    with MetaLoader() as patient:
+        patient.ahead()
+        assert not patient._spare and patient.pid is None
+    with MetaLoader(verdicts=tmp_path, eager=True) as first:
+        first.ahead()
+        wait_for(lambda: first.pid is not None, "the start")
+        started = first.pid
+        assert first.check(model.config, model.specs).result == "clean"
+        assert first.pid == started
+        assert first.check(model.config, model.specs).known
+        assert first.pid == started, "a child that served somebody stays"
+    with MetaLoader(verdicts=tmp_path, eager=True) as second:
+        second.ahead()
+        wait_for(lambda: second.pid is not None, "the start")
+        assert second.check(model.config, model.specs).known
+        wait_for(lambda: second.pid is None, "its end")
+        assert not second.check(model.config, {**model.specs, "one.more": ("F32", (1,))}).known
+        assert second.pid is not None
 
 
 def test_what_was_cut_short_or_did_not_begin_is_asked_again(saved: GetSaved, tmp_path: Path) -> None:

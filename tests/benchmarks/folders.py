@@ -1,0 +1,127 @@
+"""From folder to folder: what a reshard costs beside plain copying, and beside what else people use for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from reshard.pipeline.limits import MB, MEMORY_FLOOR
+from tests.benchmarks import llama
+from tests.benchmarks.figures import COMMAND, Figure, Race
+from tests.benchmarks.race import Contender, Cost, once, python, race
+from tests.benchmarks.scale import Scale
+from tests.support.measured import measured
+
+COPY, SCRIPT, TRANSFORMERS = "cp and sync", "a careful script", "transformers"
+OURS, CLASS, KNOWN = "reshard", "reshard, model class checked", "reshard, model class known"
+
+
+def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
+    """One bfloat16 file of a Llama into files of the target size."""
+    model, bare = folder / "model", folder / "bare"
+    size = llama.save(model, scale.model)
+    bare.mkdir()
+    os.link(model / "model.safetensors", bare / "model.safetensors")  # without a config there is no class to check
+
+    least = size // scale.file
+    cut = partial(_cut, scale=scale, least=least)
+    known = cut(KNOWN, model, env={"XDG_STATE_HOME": str(folder / "known")})
+    once(known, folder)
+    yield Race(
+        f"{size / MB:,.0f} MB from folder to folder",
+        costs := race(
+            [
+                Contender(COPY, lambda out: ["sh", "-c", 'cp "$0"/* "$1" && sync "$1"/*', model, out]),
+                Contender("sha256, one pass", lambda out: python("sha256", model)),
+                cut(OURS, bare),
+                cut(CLASS, model),
+                known,
+                _peer(SCRIPT, "careful", model, scale, least),
+                _peer(TRANSFORMERS, "transformers", model, scale, least),
+                _peer("accelerate", "accelerate", model, scale, least),
+                _peer("huggingface_hub", "huggingface_hub", model, scale, least),
+            ],
+            scale.runs,
+            folder,
+        ),
+    )
+    wall = {name: cost.wall for name, cost in costs.items()}
+    yield Figure("folder to folder, to cp and sync", wall[OURS] / wall[COPY], "x", 1.35, "aim")
+    yield Figure("folder to folder, to cp and sync, at most", wall[OURS] / wall[COPY], "x", 1.8, "must")
+    yield Figure("with the class check, to cp and sync", wall[CLASS] / wall[COPY], "x", 2.6, "must")
+    for peer in (TRANSFORMERS, "accelerate"):
+        yield Figure(f"with the class check, to {peer}", wall[CLASS] / wall[peer], "x", 1 / 3, "must")
+    yield Figure("with the class check, to a careful script", wall[CLASS] / wall[SCRIPT], "x", 1, "must")
+    yield Figure("the class check, once known", wall[KNOWN] - wall[OURS], "s", 0.4, "must")
+    one, two = (_pinned(cores, bare, scale, least, folder) for cores in (1, 2))
+    yield Figure("folder to folder, two cores to one", two.wall / one.wall, "x", 1 / 1.6, "aim")
+    yield _peak("folder to folder, peak memory", bare, folder, scale, {})
+
+
+def casts(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
+    """A torch file to safetensors, and casts to float16 from both wider kinds."""
+    for dtype in ("BF16", "F32"):
+        model = folder / dtype
+        least = llama.save(model, scale.model, dtype) * {"BF16": 2, "F32": 1}[dtype] // 2 // scale.file
+        name = f"{llama.NAMES[dtype]} to float16, {scale.model / MB:,.0f} MB"
+        ours = _cut(OURS, model, scale, least, "--dtype", "float16")
+        peer = _peer(TRANSFORMERS, "transformers", model, scale, least, "float16")
+        yield Race(name, costs := race([ours, peer], scale.runs, folder))
+        ratio = costs[OURS].wall / costs[TRANSFORMERS].wall
+        yield Figure(f"{llama.NAMES[dtype]} to float16, to transformers", ratio, "x", 1 / 3, "must")
+        yield _peak(f"{llama.NAMES[dtype]} to float16, peak memory", model, folder, scale, {"dtype": "float16"})
+    torch_file = folder / "bin"
+    torch_file.mkdir()
+    once(Contender("torch.save", lambda out: python("torch_file", folder / "BF16", torch_file)), folder)
+    (torch_file / "config.json").unlink()  # no class to check
+    copy = Contender(COPY, lambda out: ["sh", "-c", 'cp "$0"/* "$1" && sync "$1"/*', torch_file, out])
+    ours = _cut(OURS, torch_file, scale, scale.model // scale.file - 1)
+    yield Race(
+        f"a torch file to safetensors, {scale.model / MB:,.0f} MB", costs := race([copy, ours], scale.runs, folder)
+    )
+    yield Figure("torch file to safetensors, to cp and sync", costs[OURS].wall / costs[COPY].wall, "x", 1.7, "aim")
+    yield _peak("torch file to safetensors, peak memory", torch_file, folder, scale, {})
+
+
+def _cut(
+    name: str, source: Path, scale: Scale, least: int, *options: str, env: dict[str, str] | None = None
+) -> Contender:
+    """Ours, which is to write ``least`` files or more."""
+    return Contender(
+        name,
+        lambda out: [COMMAND, "run", source, "--to", out / "made", "--size", scale.size, "--quiet", *options],
+        env or {},
+        partial(_has, least),
+    )
+
+
+def _peer(name: str, function: str, source: Path, scale: Scale, least: int, *more: str) -> Contender:
+    return Contender(
+        name,
+        lambda out: python("synced", function, source, out / "made", str(scale.file), *more),
+        check=partial(_has, least),
+    )
+
+
+def _has(least: int, out: Path) -> None:
+    files = list((out / "made").glob("*.safetensors"))
+    assert len(files) >= least, f"{len(files)} files, and not {least}"
+
+
+def _peak(name: str, source: Path, folder: Path, scale: Scale, options: dict[str, str]) -> Figure:
+    """Of the copying process alone; its reload child imports torch."""
+    out = folder / f"{source.name}-out"
+    cost = measured("tests.pipeline.jobs:do_run", str(source), str(out), {"size": scale.file, **options})
+    return Figure(name, cost.peak / MB, "MB", MEMORY_FLOOR / MB, "must")
+
+
+def _pinned(cores: int, source: Path, scale: Scale, least: int, folder: Path) -> Cost:
+    """Ours on so many cores."""
+    ours = _cut(OURS, source, scale, least)
+    numbers = sorted(os.sched_getaffinity(0))[:cores]
+    pin = f"import os, sys; os.sched_setaffinity(0, {numbers}); os.execv(sys.argv[1], sys.argv[1:])"
+    pinned = Contender(ours.name, lambda out: [sys.executable, "-c", pin, *ours.command(out)], check=ours.check)
+    return race([pinned], scale.runs, folder)[OURS]

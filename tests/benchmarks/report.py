@@ -1,0 +1,123 @@
+"""What a benchmark found, as build/bench.json and as the page docs/benchmarks.md with its bars."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from reshard.pipeline.limits import MB
+from tests.benchmarks.figures import Figure, Race
+from tests.benchmarks.race import Cost
+
+DOCS = Path(__file__).parents[2] / "docs"
+DATA, PAGE, BARS = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "benchmarks.svg"
+MEASURED = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "hf_xet", "celery", "redis")
+WIDTH, LABEL, ROW, GAP = 820, 330, 20, 34  # pixels
+RACE_HEAD = "| | seconds | processor seconds | peak of the largest process |\n| --- | --- | --- | --- |"
+OURS, OTHERS = "#2563eb", "#94a3b8"
+
+
+def line(one: Figure | Race) -> str:
+    """For who waits for it."""
+    if isinstance(one, Figure):
+        met = "" if one.kind == "report" else f"{one.kind} {one.target:.3g}: {'met' if one.met else 'MISSED'}"
+        return f"{one.name:56} {one.value:8.3g} {one.unit:5} {met}"
+    return "\n".join([f"{one.name}:", *(f"  {name:54} {_cost(cost)}" for name, cost in one.costs.items())])
+
+
+def _cost(cost: Cost) -> str:
+    return f"{cost.wall:8.2f} s, {cost.cpu:6.2f} s CPU, {cost.peak / MB:6.0f} MB"
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    models = [row.partition(":")[2].strip() for row in _lines("/proc/cpuinfo") if row.startswith("model name")]
+    memory = next((int(row.split()[1]) for row in _lines("/proc/meminfo") if row.startswith("MemTotal")), 0)
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory * 1024 / 1e9),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in MEASURED},
+    }
+
+
+def write(figures: Sequence[Figure], races: Sequence[Race], path: Path) -> None:
+    """Both, and the figures once more beside the page, which is made of them."""
+    facts = {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "figures": [figure.to_dict() for figure in figures],
+        "races": [race.to_dict() for race in races],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place in (path, DATA):
+        place.write_text(json.dumps(facts, indent=2) + "\n")
+    PAGE.write_text(page(facts))
+    BARS.write_text(bars(facts["races"]))
+
+
+def page(facts: Mapping[str, Any]) -> str:
+    """The Markdown of docs/benchmarks.md."""
+    on, versions = facts["machine"], facts["machine"]["versions"]
+    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    rows = [f"| {f['name']} | {f['value']:.3g} {f['unit']} | {_target(f)} | {_result(f)} |" for f in facts["figures"]]
+    parts = [
+        "# Benchmarks",
+        "Written by `make bench`; do not edit. Contenders take turns, each run in a process of its own that starts with"
+        " empty caches, and medians are shown. The Hub is a server on loopback of the same machine, so its work costs"
+        " all contenders the same cores, and no figure here is one of the Internet's. Only ratios travel.",
+        f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
+        f" {on['system']}, Python {on['python']}; {told}.",
+        "![Seconds of each contender](benchmarks.svg)",
+        "## Promises",
+        "| what | measured | at most | |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
+    ]
+    for race in facts["races"]:
+        costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
+        taken = (f"| {name} | {c.wall:.2f} | {c.cpu:.2f} | {c.peak / MB:,.0f} MB |" for name, c in costs.items())
+        parts += [f"## {race['name']}", "\n".join([RACE_HEAD, *taken])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _target(one: Mapping[str, Any]) -> str:
+    return "" if one["kind"] == "report" else f"{one['target']:.3g} {one['unit']} ({one['kind']})"
+
+
+def _result(one: Mapping[str, Any]) -> str:
+    return "" if one["kind"] == "report" else "met" if one["met"] else "**missed**"
+
+
+def bars(races: Sequence[Mapping[str, Any]]) -> str:
+    """An SVG with a bar for each contender of each race."""
+    drawn, y = [], 10
+    for race in races:
+        y += GAP
+        drawn.append(f'<text x="10" y="{y}" class="head">{escape(race["name"])}</text>')
+        most = max(cost["wall"] for cost in race["costs"].values())
+        for name, cost in race["costs"].items():
+            y += ROW
+            long = max(1, round((WIDTH - LABEL - 70) * cost["wall"] / most))
+            fill = OURS if name.startswith("reshard") else OTHERS
+            drawn += [
+                f'<text x="{LABEL - 8}" y="{y + 13}" class="name">{escape(name)}</text>',
+                f'<rect x="{LABEL}" y="{y + 2}" width="{long}" height="{ROW - 5}" fill="{fill}"/>',
+                f'<text x="{LABEL + long + 6}" y="{y + 13}">{cost["wall"]:.1f} s</text>',
+            ]
+    height = y + ROW + 16
+    style = "text{font:12px sans-serif;fill:#64748b}.head{font-weight:bold}.name{text-anchor:end}"
+    top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">'
+    return "\n".join([top, f"<style>{style}</style>", *drawn, "</svg>"]) + "\n"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if sys.platform == "linux" else []
