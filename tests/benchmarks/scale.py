@@ -29,4 +29,4 @@ class Scale:
 
 FULL = Scale(3 * GB, 200 * MB, 5, (300 * MB, GB, 3 * GB, 10 * GB), 62, 200, 100_000, 10_000, 60)
 QUICK = Scale(300 * MB, 20 * MB, 3, (100 * MB, 300 * MB, GB), 62, 20, 2000, 100, 12)
-SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), 2, 3, 1000, 20, 6)
+SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), 2, 3, 1000, 40, 30)
