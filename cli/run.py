@@ -38,7 +38,9 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
     """
     from reshard.pipeline import reshard
     from reshard.pipeline.stores.connect import Context, own_limiters
+    from reshard.pipeline.stores.heap import reuse_blocks
 
+    reuse_blocks()
     with bar(output) as shown:
         view = _View(request, output, shown)
         watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step)

@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 from reshard.pipeline.errors import BadSetting, BrokerUnavailable
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
+from reshard.pipeline.stores.heap import reuse_blocks
 from reshard.pipeline.text import escape_logs
 from reshard.worker import logs, transport
 from reshard.worker.broker import broker_url
@@ -212,9 +213,10 @@ app.steps["worker"].update({Drained, Heartbeat, Children})
 signals.worker_shutting_down.connect(drain.in_main)
 
 
-def _log(**_: Any) -> None:
+def _begin(**_: Any) -> None:
     warnings.simplefilter("ignore", SecurityWarning)  # of a worker that runs as root, about messages that are not JSON
     logs.configure(settings().log_format)
+    reuse_blocks()
     app.log.redirect_stdouts("WARNING")  # what libraries print
 
 
@@ -223,7 +225,7 @@ def _say_ready(**_: Any) -> None:
     log.info("the worker is running")
 
 
-signals.celeryd_init.connect(_log)  # before Celery logs or prints anything
+signals.celeryd_init.connect(_begin)  # before Celery logs or prints anything
 signals.worker_ready.connect(_say_ready)
-signals.setup_logging.connect(lambda **_: None, weak=False)  # else Celery replaces what _log set up
+signals.setup_logging.connect(lambda **_: None, weak=False)  # else Celery replaces what _begin set up
 worker_program.safe_say = lambda *_: None  # it prints; drain.py logs

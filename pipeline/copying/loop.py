@@ -29,7 +29,6 @@ from reshard.pipeline.limits import BATCH_MAX, SETTLE
 from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source
-from reshard.pipeline.stores.heap import reuse_blocks
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange, Record, StoredFile
@@ -98,7 +97,6 @@ def copy(
     strided tensor spans. ``should_yield`` says after each shard whether the batch is to be sealed as it is.
     Raises SourceCorrupt (what was sealed of this group must then be forgotten), DigestsDiffer, and what stores raise.
     """
-    reuse_blocks()
     todo = [shards[number] for number in group.shards if shards[number].digest not in receipts]
     cuts = chain(group.witnesses, *(cuts_of(number, shards[number]) for number in group.shards))
     hashers = _hashers(plan, group.attests, cuts)

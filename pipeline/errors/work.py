@@ -102,7 +102,7 @@ class BrokerUnavailable(QueueError, code="queue.unavailable", retryable=True):
     hint = "start it again; jobs go on by themselves when it is back"
 class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
     message = "the broker at {url} refuses: {why}"
-    hint = "put its user and password into RESHARD_BROKER_URL, as redis://USER:PASSWORD@HOST:PORT/0"
+    hint = "put a user who may use it, and the password, into RESHARD_BROKER_URL, as redis://USER:PASSWORD@HOST:PORT/0"
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot carry the queue: {why}"
     hint = "set RESHARD_BROKER_URL to one Redis or Valkey that is neither part of a cluster, a Sentinel nor a replica"

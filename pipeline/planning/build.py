@@ -306,6 +306,8 @@ def _uncut_notes(known: Known, carried: Sequence[StoredFile]) -> list[str]:
 
 
 def _idle_globs(known: Known) -> list[str]:
+    if known.published is not None:  # then nothing was listed
+        return []
     options = known.request.options
     globs = [*(("--include", glob) for glob in options.include), *(("--exclude", glob) for glob in options.exclude)]
     idle = [(option, glob) for option, glob in globs if not any(fnmatchcase(path, glob) for path in known.listing)]

@@ -12,7 +12,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 @cache
 def reuse_blocks() -> None:
-    """Have glibc keep freed chunks for the next ones, and give larger blocks back to the system.
+    """Have glibc keep freed chunks for the next ones and give larger blocks back, in a process that is ours.
 
     Left alone it returns what a freed chunk was made of and has the system zero it anew for the next chunk, a quarter
     of a copy's processor time; and it keeps ever larger blocks in a heap for each of hf_xet's threads, which cost

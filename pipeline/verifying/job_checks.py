@@ -115,6 +115,7 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                 cure = {"cure": "install what it names"} if "install" in verdict.reason else {}
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **cure)
         checks.append(made)
+    meta_loader.enough()
     return checks
 
 

@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
 
 from reshard.pipeline import limits
 from reshard.pipeline.errors import TempDirUnusable
@@ -125,9 +127,10 @@ class MetaLoader:
         self._child: _Child | None = None
         self._closed = False
         self._eager = eager
+        self._flags = threading.Lock()  # of the next two
         self._spare = self._dropped = False  # a child was started ahead; and no question needed it after all
         self._verdicts_lock = threading.Lock()
-        self._verdicts = Verdicts(verdicts)
+        self._verdicts = Verdicts(TypeAdapter(ModelCheck), verdicts)
 
     def check(
         self,
@@ -156,14 +159,14 @@ class MetaLoader:
         with self._verdicts_lock:
             known = self._verdicts.get(key)
         if known is not None:
-            self._drop_spare()
-            return ModelCheck.from_dict({**known, "known": True})
+            return replace(known, known=True)
         answer = {"level": "structural", **self.ask("check", arguments, allowed)}
-        # What was cut short, or did not begin, may end otherwise next time; the rest depends only on the question.
-        if answer["result"] != "inconclusive" and "peak_rss" in answer:
+        verdict = ModelCheck.from_dict(answer)
+        # What was cut short, or did not begin, may end otherwise next time; what was skipped or failed, on another day.
+        if verdict.result != "inconclusive" and "peak_rss" in answer:
             with self._verdicts_lock:
-                self._verdicts.keep(key, answer)
-        return ModelCheck.from_dict(answer)
+                self._verdicts.keep(key, verdict, lasting=verdict.result in {"clean", "report"})
+        return verdict
 
     def ask(self, operation: str, arguments: str, allowed: Allowed | None = None) -> dict[str, Any]:
         """The child's answer to one operation, whose ``arguments`` are a JSON object.
@@ -172,7 +175,8 @@ class MetaLoader:
         never ran: ``skipped`` where there is no reload, ``inconclusive`` where it was cut short.
         """
         allowed = allowed or self._allowed
-        self._spare = self._dropped = False
+        with self._flags:
+            self._spare = self._dropped = False
         request = json.dumps(asdict(allowed)), f'{{"operation":"{operation}","arguments":{arguments}}}'
         with self._lock:
             began = time.monotonic()
@@ -197,16 +201,19 @@ class MetaLoader:
             return str(error)
 
     def ahead(self) -> None:
-        """A check is likely: an eager loader begins to start its child, and a check whose answer is known ends it."""
+        """A check is likely: an eager loader begins to start its child."""
         if self._eager and self._child is None:
-            self._spare = True
+            with self._flags:
+                self._spare = True
             threading.Thread(target=self.warm, name="reshard-reload", daemon=True).start()
 
-    def _drop_spare(self) -> None:
-        if self._spare:
-            self._dropped = True
-            if (child := self._child) is not None:
-                child.kill()
+    def enough(self) -> None:
+        """Nothing more will be asked: a child that was started ahead and answered nobody ends."""
+        with self._flags:
+            if self._spare:
+                self._dropped = True
+                if (child := self._child) is not None:
+                    child.kill()
 
     @property
     def pid(self) -> int | None:
@@ -231,6 +238,8 @@ class MetaLoader:
         self.close()
 
     def _started(self) -> str | None:
+        if self._closed:
+            return "the reload was closed"
         if self._child is not None and self._child.process.poll() is None:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
@@ -301,7 +310,7 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
-        with suppress(ProcessLookupError):  # it may have ended by itself
+        with suppress(ProcessLookupError, PermissionError):  # it may have ended by itself; macOS says that of a zombie
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:

@@ -10,69 +10,81 @@ import sys
 import tempfile
 from collections import OrderedDict
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from reshard.pipeline.limits import RELOAD_CACHE
 
 log = logging.getLogger(__name__)
 
 VERDICTS = "verdicts"  # their folder in what a user's programs keep as state
-ASKED = ("reshard", "torch", "transformers", "accelerate")  # other versions of these may answer otherwise
+# Other versions of these may answer otherwise: what loads a model, and the packages that quantised ones need.
+PACKAGES = ("reshard", "torch", "transformers", "accelerate", "compressed_tensors", "bitsandbytes")
+
+T = TypeVar("T")
 
 
-class Verdicts:
-    """The last RELOAD_CACHE answers by question, in memory and, where there is a ``folder``, in files of their own.
+class Verdicts(Generic[T]):
+    """The last RELOAD_CACHE answers by question, in memory and, those that last, in files of their own in ``folder``.
 
-    A folder that cannot be read or written is done without.
+    A folder that cannot be read or written is done without, and so is a file that holds something else.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, kind: TypeAdapter[T], folder: Path | None = None) -> None:
+        self._kind = kind
         self._folder = folder
-        self._held: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._versions = [sys.version, *map(_version, ASKED)]
+        self._held: OrderedDict[str, T] = OrderedDict()
+        self._answering = [sys.version, _code(), *map(_version, PACKAGES)]
+        self._warned = False
 
     def key(self, question: str) -> str:
-        """What an answer is kept by: the question, and the versions of what answers."""
-        return hashlib.sha256(json.dumps([self._versions, question]).encode()).hexdigest()
+        """What an answer is kept by: the question, and what answers."""
+        return hashlib.sha256(json.dumps([self._answering, question]).encode()).hexdigest()
 
-    def get(self, key: str) -> dict[str, Any] | None:
+    def get(self, key: str) -> T | None:
         if key not in self._held and (kept := self._read(key)) is not None:
             self._hold(key, kept)
         if key in self._held:
             self._held.move_to_end(key)
         return self._held.get(key)
 
-    def keep(self, key: str, answer: dict[str, Any]) -> None:
+    def keep(self, key: str, answer: T, lasting: bool) -> None:
+        """``lasting``: it depends on nothing but the question and what answers, so that others may have it later."""
         self._hold(key, answer)
-        if self._folder is None:
+        if self._folder is None or not lasting:
             return
         try:
             self._write(self._folder, key, answer)
         except OSError as error:
-            log.warning("the answer of a model's class is not kept in %s: %s", self._folder, error)
+            if not self._warned:
+                log.warning("what models' classes answer is not kept in %s: %s", self._folder, error)
+            self._warned = True
 
-    def _hold(self, key: str, answer: dict[str, Any]) -> None:
+    def _hold(self, key: str, answer: T) -> None:
         self._held[key] = answer
         while len(self._held) > RELOAD_CACHE:
             self._held.popitem(last=False)
 
-    def _read(self, key: str) -> dict[str, Any] | None:
+    def _read(self, key: str) -> T | None:
         if self._folder is None:
             return None
         path = self._folder / f"{key}.json"
         try:
-            answer: dict[str, Any] = json.loads(path.read_bytes())
-            os.utime(path)  # the oldest go first
+            answer = self._kind.validate_json(path.read_bytes())
         except (OSError, ValueError):  # there is none, or it was cut off with the power
             return None
+        with suppress(OSError):
+            os.utime(path)  # the oldest go first
         return answer
 
-    def _write(self, folder: Path, key: str, answer: dict[str, Any]) -> None:
+    def _write(self, folder: Path, key: str, answer: T) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".new", delete=False) as file:
-            json.dump(answer, file)
+        with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".new", delete=False) as file:
+            file.write(self._kind.dump_json(answer))
         Path(file.name).replace(folder / f"{key}.json")
         ages: list[tuple[float, Path]] = []
         for path in folder.iterdir():
@@ -80,6 +92,13 @@ class Verdicts:
                 ages.append((path.stat().st_mtime, path))
         for _, path in sorted(ages)[:-RELOAD_CACHE]:
             path.unlink(missing_ok=True)
+
+
+@cache
+def _code() -> str:
+    """The digest of the child's own code, which a checkout changes without another version."""
+    files = sorted(Path(__file__).with_name("child").glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -8,6 +8,7 @@ Those that are named are printed and not written. Ends with 1 when a must is not
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,7 +54,12 @@ QUICKLY: tuple[Benchmark, ...] = (answering, folders, casts, xet, lfs, growth, t
 def measure(benchmark: Benchmark, scale: Scale) -> Iterator[Figure | Race]:
     """What it yields, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="reshard-bench-") as folder:
-        yield from benchmark(Path(folder), scale)
+        before = os.environ.get("XDG_STATE_HOME")
+        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # of all that it starts, but for runs with one of their own
+        try:
+            yield from benchmark(Path(folder), scale)
+        finally:
+            os.environ.pop("XDG_STATE_HOME") if before is None else os.environ.update(XDG_STATE_HOME=before)
 
 
 def main() -> int:

@@ -15,7 +15,11 @@ from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
 
-OURS, DOWNLOAD, BY_HAND = "reshard", "snapshot_download", "snapshot_download, transformers, upload_folder"
+OURS, DOWNLOAD, BY_HAND = (
+    "reshard, model class checked",
+    "snapshot_download",
+    "snapshot_download, transformers, upload_folder",
+)
 JOBS = "tests.pipeline.jobs"
 MODEL = "you/model"
 LINE = 300 * MB  # bytes a second that 3 GB are sent at; a smaller model takes a second, and not less, for one way

@@ -26,8 +26,8 @@ class Cost(NamedTuple):
     peak: int
 
 
-def least(costs: Sequence[Cost]) -> Cost:
-    """The medians."""
+def medians(costs: Sequence[Cost]) -> Cost:
+    """Of each figure by itself."""
     return Cost(*(median(values) for values in zip(*costs, strict=True)))
 
 
@@ -47,7 +47,7 @@ def race(contenders: Sequence[Contender], runs: int, folder: Path) -> dict[str, 
     for _ in range(runs):
         for contender in contenders:
             costs[contender.name].append(once(contender, folder))
-    return {name: least(taken) for name, taken in costs.items()}
+    return {name: medians(taken) for name, taken in costs.items()}
 
 
 def once(contender: Contender, folder: Path) -> Cost:

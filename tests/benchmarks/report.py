@@ -73,9 +73,10 @@ def page(facts: Mapping[str, Any]) -> str:
     rows = [f"| {f['name']} | {f['value']:.3g} {f['unit']} | {_target(f)} | {_result(f)} |" for f in facts["figures"]]
     parts = [
         "# Benchmarks",
-        "Written by `make bench`; do not edit. Contenders take turns, each run in a process of its own that starts with"
-        " empty caches, and medians are shown. The Hub is a server on loopback of the same machine, so its work costs"
-        " all contenders the same cores, and no figure here is one of the Internet's. Only ratios travel.",
+        "Written by `make bench`; do not edit. Contenders take turns, each run in a process of its own with an empty"
+        " home, and medians are shown; the source is in the page cache. The Hub is a server on loopback of the same"
+        " machine, so its work costs all contenders the same cores, and no figure is one of the Internet's. Only ratios"
+        " travel.",
         f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
         f" {on['system']}, Python {on['python']}; {told}.",
         "![Seconds of each contender](benchmarks.svg)",

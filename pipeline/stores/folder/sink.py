@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -107,7 +108,7 @@ class FolderBatch:
 
         def sync(_: memoryview) -> None:
             with disk_errors(staged.temporary, staged.size):
-                if hasattr(os, "posix_fadvise"):
+                with suppress(AttributeError, OSError):  # not everywhere, and no more than advice
                     # Linux begins to write what is not to be kept in memory without holding up whoever writes the next
                     # file, as fsync does, and gives that the memory of what is written already.
                     os.posix_fadvise(staged.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

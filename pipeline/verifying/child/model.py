@@ -100,6 +100,8 @@ def check(config: str | None, source: Specs, output: Specs | None, scratch: Path
             report = load_report(model_class, model_config, output)[0]
             report = replace(report, missing=tuple(sorted({*report.missing, *lost})))
     except NotChecked as why:
+        if why.result == "inconclusive":
+            raise
         return {**verdict, "result": "failed", "reason": f"the source loads, and the output does not: {why}"}
     verdict |= {field: getattr(report, field)[:REPORT_NAMES_MAX] for field in Report.__annotations__}
     counts = {field: len(getattr(report, field)) for field in Report.__annotations__}

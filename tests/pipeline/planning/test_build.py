@@ -254,6 +254,9 @@ def test_a_glob_that_matches_no_file_is_told(model: Path) -> None:
         "--include '*.onnx' matches no file",
         "--exclude 'typo*' matches no file",
     ]
+    keys, found, opened = Keys("request", None), Found((), frozenset()), Opened((), (), {})
+    nothing_to_do = Known(request(include=("*.onnx",)), PIN, keys, found, opened, {}, NOTHING, published="a" * 40)
+    assert make_plan(nothing_to_do).notes == ()  # then nothing was listed
 
 
 def test_only_what_is_superseded_is_deleted_and_the_rest_is_kept(model: Path) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from reshard.pipeline.limits import RELOAD_CACHE
 from reshard.pipeline.verifying import verdicts as module
-from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.child.server import Allowed
+from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
 from reshard.pipeline.verifying.verdicts import Verdicts
 from tests.support.procs import wait_for
 
 GetSaved = Callable[..., Any]
+CLEAN = ModelCheck("model", "clean", "it takes them", "Llama", ties={"a": "b"}, counts={"missing": 0})
+
+
+def kept_in(folder: Path | None = None) -> Verdicts[ModelCheck]:
+    return Verdicts(TypeAdapter(ModelCheck), folder)
 
 
 def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved, tmp_path: Path) -> None:
@@ -35,7 +42,20 @@ def test_an_answer_is_known_to_the_next_process_without_a_child(saved: GetSaved,
     assert (other.result, other.known) == ("skipped", False)
 
 
-def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_the_answer_is_known(
+@pytest.mark.parametrize("ending", ["skipped", "failed", "inconclusive", "not begun"])
+def test_only_what_a_class_took_is_known_to_others(saved: GetSaved, tmp_path: Path, ending: str) -> None:
+    model = saved("llama-tied")
+    config = b'{"model_type": "none-of-them"}' if ending == "skipped" else model.config
+    lost = {name: spec for name, spec in model.specs.items() if "norm" not in name}
+    allowed = Allowed(seconds=0.01) if ending == "inconclusive" else None
+    python = "/bin/false" if ending == "not begun" else sys.executable
+    with MetaLoader(allowed, verdicts=tmp_path, python=python) as loader:
+        found = loader.check(config, model.specs, lost if ending == "failed" else None)
+    assert found.result == {"not begun": "skipped"}.get(ending, ending)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_is_asked(
     saved: GetSaved, tmp_path: Path
 ) -> None:
     model = saved("llama-tied")
@@ -47,62 +67,71 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_the_answ
         wait_for(lambda: first.pid is not None, "the start")
         started = first.pid
         assert first.check(model.config, model.specs).result == "clean"
-        assert first.pid == started
-        assert first.check(model.config, model.specs).known
-        assert first.pid == started, "a child that served somebody stays"
+        first.enough()
+        assert first.warm() is None and first.pid == started, "a child that served somebody stays"
     with MetaLoader(verdicts=tmp_path, eager=True) as second:
         second.ahead()
         wait_for(lambda: second.pid is not None, "the start")
         assert second.check(model.config, model.specs).known
+        second.enough()
         wait_for(lambda: second.pid is None, "its end")
         assert not second.check(model.config, {**model.specs, "one.more": ("F32", (1,))}).known
         assert second.pid is not None
 
 
-def test_what_was_cut_short_or_did_not_begin_is_asked_again(saved: GetSaved, tmp_path: Path) -> None:
-    model = saved("llama-tied")
-    with MetaLoader(verdicts=tmp_path, python="/bin/false") as none:
-        assert none.check(model.config, model.specs).result == "skipped"
-    with MetaLoader(verdicts=tmp_path) as loader:
-        assert not loader.check(model.config, model.specs).known
+def test_a_loader_that_was_closed_starts_no_child(tmp_path: Path) -> None:
+    loader = MetaLoader(tmpdir=tmp_path, eager=True)
+    loader.close()
+    assert loader.warm() == "the reload was closed"
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_other_versions_or_another_question_are_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = Verdicts().key("{}")
-    assert Verdicts().key("{}") == key != Verdicts().key("[]")
+    key = kept_in().key("{}")
+    assert kept_in().key("{}") == key != kept_in().key("[]")
     versions: dict[str, str] = {}
-    monkeypatch.setattr(module, "version", lambda name: versions.get(name, version(name)))
-    for package in module.ASKED:
+    monkeypatch.setattr(module, "version", lambda name: versions.get(name) or version(name))
+    for package in module.PACKAGES:
         versions = {package: "0"}
-        assert Verdicts().key("{}") != key
+        assert kept_in().key("{}") != key
+    versions = {}
+    monkeypatch.setattr(module, "_code", lambda: "other")
+    assert kept_in().key("{}") != key
 
 
 def test_as_many_as_are_wanted_are_kept_and_those_that_were_used_last(tmp_path: Path) -> None:
-    first = Verdicts(tmp_path)
+    first = kept_in(tmp_path)
     for number in range(RELOAD_CACHE):
-        first.keep(f"{number}", {"number": number})
+        first.keep(f"{number}", CLEAN, lasting=True)
         os.utime(tmp_path / f"{number}.json", (number, number))
-    assert Verdicts(tmp_path).get("0") == {"number": 0}
-    Verdicts(tmp_path).keep("new", {})
+    assert kept_in(tmp_path).get("0") == CLEAN
+    kept_in(tmp_path).keep("new", CLEAN, lasting=True)
     assert len(list(tmp_path.iterdir())) == RELOAD_CACHE
-    assert Verdicts(tmp_path).get("1") is None and Verdicts(tmp_path).get("0") == {"number": 0}
-    assert first.get("1") == {"number": 1}
+    assert kept_in(tmp_path).get("1") is None and kept_in(tmp_path).get("0") == CLEAN
+    assert first.get("1") == CLEAN
     for number in range(RELOAD_CACHE):
-        first.keep(f"more {number}", {})
-    assert len(first._held) == RELOAD_CACHE
+        first.keep(f"more {number}", CLEAN, lasting=False)
+    assert len(first._held) == RELOAD_CACHE and first.get("0") == CLEAN  # from its file
+    assert kept_in(tmp_path).get("more 0") is None
 
 
-def test_a_file_that_was_cut_off_is_no_answer_and_is_written_again(tmp_path: Path) -> None:
-    Verdicts(tmp_path).keep("key", {"result": "clean"})
-    (tmp_path / "key.json").write_text('{"result": "cl')
-    assert Verdicts(tmp_path).get("key") is None
-    Verdicts(tmp_path).keep("key", {"result": "clean"})
-    assert json.loads((tmp_path / "key.json").read_text()) == {"result": "clean"}
+@pytest.mark.parametrize(
+    "content", ['{"result": "cl', "[]", "{}", "5", '{"level": "model", "result": "clean", "reason": 5}', "[" * 100_000]
+)
+def test_a_file_that_holds_something_else_is_no_answer_and_is_written_again(tmp_path: Path, content: str) -> None:
+    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
+    (tmp_path / "key.json").write_text(content)
+    assert kept_in(tmp_path).get("key") is None
+    kept_in(tmp_path).keep("key", CLEAN, lasting=True)
+    assert kept_in(tmp_path).get("key") == CLEAN
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_done_without_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
-    kept = Verdicts(tmp_path / "file")
-    kept.keep("key", {"result": "clean"})
-    assert kept.get("key") == {"result": "clean"}
-    assert "is not kept" in caplog.text
+    kept = kept_in(tmp_path / "file")
+    for key in ("one", "two"):
+        kept.keep(key, CLEAN, lasting=True)
+        assert kept.get(key) == CLEAN
+    assert caplog.text.count("is not kept") == 1
