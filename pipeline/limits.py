@@ -113,6 +113,7 @@ XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each reque
 XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction
 LARGE_BLOCK = 4 * MIB  # bytes; blocks of memory from here on go back to the system when freed; of smaller ones ...
 HEAP_KEPT = 8 * MIB  # ... so many bytes are kept for reuse: what the lanes of a copy hold
+HEAP_TRIMMED = 128 * KIB  # ... over Xet only so many, for each of its threads has a heap; glibc's own default
 XET_CHECKS = 8  # threads that ask the store whether it still has an object
 LOAD_TIME = 7200.0  # seconds of a real load; a 7B model on disk offload reads 14 GB twice
 LOAD_CPU = 7200  # seconds of processor time of a real load and its forward pass

@@ -38,7 +38,7 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.answers import Reconstruction
-from reshard.pipeline.stores.heap import reuse_blocks
+from reshard.pipeline.stores.heap import return_blocks
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi, Refusal
 from reshard.pipeline.stores.lfs import missing
@@ -67,7 +67,7 @@ def session(memory_limit: int) -> Any:
     if key not in _sessions:
         import hf_xet
 
-        reuse_blocks()
+        return_blocks()
         _sessions.setdefault(key, hf_xet.XetSession(hf_xet.XetConfig().with_config(settings(memory_limit))))
     return _sessions[key]
 
