@@ -72,15 +72,14 @@ def wake(job: str) -> None:
     """Do the next thing that ``job`` needs, if there is one."""
     if drain.wanted():
         raise Reject("this worker is ending", requeue=True)
-    try:
-        lease = _leases().claim(job)
-    except BROKER_UNAVAILABLE as error:
-        log.warning("cannot claim job %s, the broker is unavailable: %s", job, error)
-        return
-    if lease is None:
-        return
-    with drain.heeded():
-        work(_leases(), lease, settings(), lambda: _temp_dir().path)
+    with drain.heeded():  # from before the claim: who died with one would keep it until its lease ends
+        try:
+            lease = _leases().claim(job)
+        except BROKER_UNAVAILABLE as error:
+            log.warning("cannot claim job %s, the broker is unavailable: %s", job, error)
+            return
+        if lease is not None:
+            work(_leases(), lease, settings(), lambda: _temp_dir().path)
 
 
 app.task(name=WAKE)(wake)
