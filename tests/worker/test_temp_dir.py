@@ -100,7 +100,9 @@ def test_the_warm_reload_child_of_a_killed_worker_leaves_nothing_after_the_next_
         target=Folder(path=str(tmp_path / "out")),
         options=Options(size=9000),
     )
-    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, RESHARD_ALLOWED_FOLDERS=str(tmp_path)) as machine:
+    # A state of its own: a class that another test has asked about needs no child.
+    settings = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, **settings) as machine:
         worker = machine.worker(concurrency=1)
         machine.control()
         with JobStore.at(broker.url) as store:
