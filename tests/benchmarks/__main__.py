@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from reshard.worker import broker
 from reshard.worker.settings import Settings
@@ -53,23 +54,24 @@ QUICKLY: tuple[Benchmark, ...] = (answering, folders, casts, xet, lfs, growth, t
 
 def measure(benchmark: Benchmark, scale: Scale) -> Iterator[Figure | Race]:
     """What it yields, in a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="reshard-bench-") as folder:
-        before = os.environ.get("XDG_STATE_HOME")
-        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # of all that it starts, but for runs with one of their own
-        try:
-            yield from benchmark(Path(folder), scale)
-        finally:
-            os.environ.pop("XDG_STATE_HOME") if before is None else os.environ.update(XDG_STATE_HOME=before)
+    with (
+        tempfile.TemporaryDirectory(prefix="reshard-bench-") as folder,
+        patch.dict(os.environ, XDG_STATE_HOME=f"{folder}/state"),  # of all that it starts without one of its own
+    ):
+        yield from benchmark(Path(folder), scale)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description="Measure what is promised, ours beside what others use.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the bytes, in about three minutes")
-    parser.add_argument("names", nargs="*", choices=[[], *(b.__name__ for b in BENCHMARKS)], metavar="NAME")
+    known = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
     asked = parser.parse_args()
+    if unknown := set(asked.names) - set(known):
+        parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     scale, usual = (QUICK, QUICKLY) if asked.quick else (FULL, BENCHMARKS)
     found: list[Figure | Race] = []
-    for benchmark in [b for b in BENCHMARKS if b.__name__ in asked.names] or usual:
+    for benchmark in [known[name] for name in asked.names] or usual:
         for one in measure(benchmark, scale):
             print(report.line(one), flush=True)
             found.append(one)

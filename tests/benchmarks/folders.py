@@ -30,24 +30,19 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     cut = partial(_cut, scale=scale, least=least)
     known = cut(KNOWN, model, env={"XDG_STATE_HOME": str(folder / "known")})
     once(known, folder)
-    yield Race(
-        f"{size / MB:,.0f} MB from folder to folder",
-        costs := race(
-            [
-                Contender(COPY, lambda out: ["sh", "-c", 'cp "$0"/* "$1" && sync "$1"/*', model, out]),
-                Contender("sha256, one pass", lambda out: python("sha256", model)),
-                cut(OURS, bare),
-                cut(CLASS, model),
-                known,
-                _peer(SCRIPT, "careful", model, scale, least),
-                _peer(TRANSFORMERS, "transformers", model, scale, least),
-                _peer("accelerate", "accelerate", model, scale, least),
-                _peer("huggingface_hub", "huggingface_hub", model, scale, least),
-            ],
-            scale.runs,
-            folder,
-        ),
-    )
+    contenders = [
+        _copy(model),
+        Contender("sha256, one pass", lambda out: python("sha256", model)),
+        cut(OURS, bare),
+        cut(CLASS, model),
+        known,
+        _peer(SCRIPT, "careful", model, scale, least),
+        _peer(TRANSFORMERS, "transformers", model, scale, least),
+        _peer("accelerate", "accelerate", model, scale, least),
+        _peer("huggingface_hub", "huggingface_hub", model, scale, least),
+    ]
+    costs = race(contenders, scale.runs, folder)
+    yield Race(f"{size / MB:,.0f} MB from folder to folder", costs)
     wall = {name: cost.wall for name, cost in costs.items()}
     yield Figure("folder to folder, to cp and sync", wall[OURS] / wall[COPY], "x", 1.35, "aim")
     yield Figure("folder to folder, to cp and sync, at most", wall[OURS] / wall[COPY], "x", 1.8, "must")
@@ -57,7 +52,7 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     yield Figure("with the class check, to a careful script", wall[CLASS] / wall[SCRIPT], "x", 1, "must")
     yield Figure("the class check, once known", wall[KNOWN] - wall[OURS], "s", 0.4, "must")
     pinned = race([_pinned(cores, bare, scale, least) for cores in (1, 2)], scale.runs, folder)
-    ratio = pinned["on 2 cores"].wall / pinned["on 1 cores"].wall
+    ratio = pinned["cores: 2"].wall / pinned["cores: 1"].wall
     yield Figure("folder to folder, two cores to one", ratio, "x", 1 / 1.6, "aim")
     yield _peak("folder to folder, peak memory", bare, folder, scale, {})
 
@@ -70,7 +65,8 @@ def casts(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         name = f"{llama.NAMES[dtype]} to float16, {scale.model / MB:,.0f} MB"
         ours = _cut(CLASS, model, scale, least, "--dtype", "float16")
         peer = _peer(TRANSFORMERS, "transformers", model, scale, least, "float16")
-        yield Race(name, costs := race([ours, peer], scale.runs, folder))
+        costs = race([ours, peer], scale.runs, folder)
+        yield Race(name, costs)
         ratio = costs[CLASS].wall / costs[TRANSFORMERS].wall
         yield Figure(f"{llama.NAMES[dtype]} to float16, to transformers", ratio, "x", 1 / 3, "must")
         yield _peak(f"{llama.NAMES[dtype]} to float16, peak memory", model, folder, scale, {"dtype": "float16"})
@@ -78,13 +74,15 @@ def casts(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     torch_file.mkdir()
     once(Contender("torch.save", lambda out: python("torch_file", folder / "BF16", torch_file)), folder)
     (torch_file / "config.json").unlink()  # no class to check
-    copy = Contender(COPY, lambda out: ["sh", "-c", 'cp "$0"/* "$1" && sync "$1"/*', torch_file, out])
     ours = _cut(OURS, torch_file, scale, scale.model // scale.file - 1)
-    yield Race(
-        f"a torch file to safetensors, {scale.model / MB:,.0f} MB", costs := race([copy, ours], scale.runs, folder)
-    )
+    costs = race([_copy(torch_file), ours], scale.runs, folder)
+    yield Race(f"a torch file to safetensors, {scale.model / MB:,.0f} MB", costs)
     yield Figure("torch file to safetensors, to cp and sync", costs[OURS].wall / costs[COPY].wall, "x", 1.7, "aim")
     yield _peak("torch file to safetensors, peak memory", torch_file, folder, scale, {})
+
+
+def _copy(source: Path) -> Contender:
+    return Contender(COPY, lambda out: ["sh", "-c", 'cp "$0"/* "$1" && sync "$1"/*', source, out])
 
 
 def _cut(
@@ -124,4 +122,4 @@ def _pinned(cores: int, source: Path, scale: Scale, least: int) -> Contender:
     ours = _cut(OURS, source, scale, least)
     numbers = sorted(os.sched_getaffinity(0))[:cores]
     pin = f"import os, sys; os.sched_setaffinity(0, {numbers}); os.execv(sys.argv[1], sys.argv[1:])"
-    return Contender(f"on {cores} cores", lambda out: [sys.executable, "-c", pin, *ours.command(out)], check=ours.check)
+    return Contender(f"cores: {cores}", lambda out: [sys.executable, "-c", pin, *ours.command(out)], check=ours.check)

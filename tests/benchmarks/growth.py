@@ -30,7 +30,7 @@ def growth(folder: Path, scale: Scale) -> Iterator[Figure]:
     slope, start = np.polyfit(sizes, seconds, 1)
     off = np.abs(seconds - (start + slope * sizes)) / seconds
     yield Figure("growth, processor time for each GB", float(slope), "s", 2, "must")
-    yield Figure("growth, farthest from a straight line", float(off.max()), "x", 0.2, "must")
+    yield Figure("growth, farthest from a straight line", float(off.max()) * 100, "%", 20, "must")
     peaks = [cost.peak / MB for cost in costs]
     yield Figure("growth, peak memory of the largest", peaks[-1], "MB", MEMORY_FLOOR / MB, "must")
     yield Figure("growth, its memory to the smallest's", peaks[-1] / peaks[0], "x", 1.15, "must")

@@ -44,7 +44,8 @@ def xet(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         repos = _Repos(hub)
         by_hand = Contender(BY_HAND, lambda out: python("by_hand", MODEL, out, repos.next(), str(scale.file)), env)
         contenders = [_download(env), repos.contender(scale, env), by_hand]
-        yield Race(f"{size / MB:,.0f} MB from Hub to Hub over Xet", costs := race(contenders, scale.runs, folder))
+        costs = race(contenders, scale.runs, folder)
+        yield Race(f"{size / MB:,.0f} MB from Hub to Hub over Xet", costs)
         ours = costs[OURS]
         yield Figure("over Xet, to downloading alone", ours.wall / costs[DOWNLOAD].wall, "x", 1.3, "aim")
         yield Figure("over Xet, to doing it by hand", ours.wall / costs[BY_HAND].wall, "x", 1 / 2.5, "must")
@@ -65,7 +66,8 @@ def lfs(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
             hub.admin.fault(f"{direction} /_", "throttle", rate=size / one_way)
         contenders = [_download(env), repos.contender(scale, env)]
         name = f"{size / MB:,.0f} MB from Hub to Hub over LFS, {size / one_way / MB:,.0f} MB/s in each direction"
-        yield Race(name, costs := race(contenders, scale.runs, folder))
+        costs = race(contenders, scale.runs, folder)
+        yield Race(name, costs)
         yield Figure("over LFS, to the time of one way", costs[OURS].wall / one_way, "x", 1.2, "must")
 
 

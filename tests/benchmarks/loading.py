@@ -28,18 +28,13 @@ def loading(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     once(Contender("torch.save", lambda out: python("torch_file", made, before)), folder)
     cut = [COMMAND, "run", before, "--to", after, "--size", scale.size, "--dtype", "float16", "--quiet"]
     subprocess.run(cut, check=True, capture_output=True)
-    yield Race(
-        f"loading {scale.model // 10**6:,} MB, before and after",
-        costs := race(
-            [
-                Contender(f"{state}{told}", partial(_load, of, map_))
-                for state, of in (("one float32 .bin", before), ("float16 files", after))
-                for map_, told in MAPS.items()
-            ],
-            scale.runs,
-            folder,
-        ),
-    )
+    contenders = [
+        Contender(f"{state}{told}", partial(_load, of, map_))
+        for state, of in (("one float32 .bin", before), ("float16 files", after))
+        for map_, told in MAPS.items()
+    ]
+    costs = race(contenders, scale.runs, folder)
+    yield Race(f"loading {scale.model // 10**6:,} MB, before and after", costs)
     for told in MAPS.values():
         old, new = costs[f"one float32 .bin{told}"], costs[f"float16 files{told}"]
         yield Figure(f"load after the cut{told}, to before: time", new.wall / old.wall, "x", 1, "report")

@@ -41,7 +41,7 @@ def tiny(folder: Path, scale: Scale) -> Iterator[Figure]:
         _fill(hub, folder / "model", scale.small)
         queue = _queue(folder, env, scale.small)
         loop = measured("tests.benchmarks.tiny:loop", scale.small, env=env, timeout=1200).result
-        command = _commands(env, max(1, scale.small // COMMANDS))
+        command = _commands(folder, env, max(1, scale.small // COMMANDS))
     yield Figure("a job of 20 kB by a worker", queue, "s", 0.15, "must")
     yield Figure("a job of 20 kB by a worker, to the command", queue / command, "x", 1.2, "must")
     yield Figure("a job of 20 kB by a worker, to a loop", queue / loop, "x", 1.2, "aim")
@@ -88,12 +88,13 @@ def _bulk(number: int) -> Request:
     return request(number, "queue").model_copy(update={"priority": "bulk"})
 
 
-def _commands(env: dict[str, str], count: int) -> float:
+def _commands(folder: Path, env: dict[str, str], count: int) -> float:
     start = time.perf_counter()
     for number in range(count):
         asked = request(number, "command")
         command = [COMMAND, "run", str(asked.source), "--to", str(asked.target), "--size", f"{SIZE}B", "--quiet"]
-        subprocess.run(command, env=os.environ | env, check=True, capture_output=True)
+        state = {"XDG_STATE_HOME": str(folder / f"state{number}")}  # which knows the class of none before
+        subprocess.run(command, env=os.environ | env | state, check=True, capture_output=True)
     return (time.perf_counter() - start) / count
 
 

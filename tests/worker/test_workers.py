@@ -51,6 +51,14 @@ class Site:
         self.source = space.repo("model")
         self._header_reads = self._count_header_reads()
 
+    def copier(self) -> tuple[Proc, str]:
+        """A worker in the middle of a copy that lasts, and its job."""
+        self.slow()
+        worker = self.machine.worker()
+        job = self.submit()
+        self.copying(job)
+        return worker, job
+
     def submit(self, name: str = "out", priority: str = "interactive", **options: object) -> str:
         request = Request(
             source=Hub(repo=self.source),
@@ -193,10 +201,7 @@ def test_a_killed_child_is_replaced_and_the_job_goes_on(site: Site) -> None:
 
 
 def test_a_killed_worker_is_followed_by_another_machines(site: Site) -> None:
-    site.slow()
-    worker = site.machine.worker()
-    job = site.submit()
-    site.copying(job)
+    worker, job = site.copier()
     worker.kill()
     site.space.admin.clear_faults()
     second = site.machine.worker()
@@ -207,10 +212,7 @@ def test_a_killed_worker_is_followed_by_another_machines(site: Site) -> None:
 
 
 def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> None:
-    site.slow()
-    worker = site.machine.worker()
-    job = site.submit()
-    site.copying(job)
+    worker, job = site.copier()
     worker.terminate()
     assert worker.wait(30) == 0
     assert site.store.get(job).claims == ()
@@ -226,10 +228,7 @@ def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> Non
 
 def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> None:
     """As systemd does by default, and a terminal's Ctrl-C."""
-    site.slow()
-    worker = site.machine.worker()
-    job = site.submit()
-    site.copying(job)
+    worker, job = site.copier()
     os.killpg(worker.pid, signal.SIGTERM)
     worker.wait(30)
     assert site.store.get(job).claims == ()
@@ -239,11 +238,38 @@ def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> 
     assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
 
 
-def test_ctrl_c_ends_a_worker_as_sigterm_does(site: Site) -> None:
-    site.slow()
-    worker = site.machine.worker()
+# A worker all of whose processes are told to end at the moment at which a child has claimed and not begun.
+CLAIMED = """
+import os, signal
+from celery.__main__ import main
+from reshard.worker.queue.leases import Leases
+
+claim = Leases.claim
+
+def claim_and_signal(leases, job):
+    lease = claim(leases, job)
+    if lease is not None:
+        os.killpg(0, signal.SIGTERM)
+    return lease
+
+Leases.claim = claim_and_signal
+main()
+"""
+
+
+def test_sigterm_between_claim_and_work_hands_back_as_well(site: Site) -> None:
+    python, _, _, *arguments = worker_command(1)
+    worker = site.machine.start("worker", [python, "-c", CLAIMED, *arguments])
     job = site.submit()
-    site.copying(job)
+    worker.wait(30)
+    assert site.store.get(job).claims == ()
+    site.machine.worker()
+    site.assert_published_once(job)
+    assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
+
+
+def test_ctrl_c_ends_a_worker_as_sigterm_does(site: Site) -> None:
+    worker, job = site.copier()
     os.killpg(worker.pid, signal.SIGINT)
     assert worker.wait(30) == 0
     assert ("released", "drain") in [(e["kind"], e.get("why")) for _, e in site.store.events(job)]
@@ -291,10 +317,7 @@ def test_cancel_stops_a_copy_before_its_next_shard(site: Site) -> None:
 
 
 def test_a_broker_that_dies_in_the_middle_of_a_copy_costs_nothing(site: Site) -> None:
-    site.slow()
-    worker = site.machine.worker()
-    job = site.submit()
-    site.copying(job)
+    worker, job = site.copier()
     site.broker.kill()
     wait_for(lambda: "the broker is unavailable" in worker.said(), "the worker's noticing")
     site.broker.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,10 +109,11 @@ class FolderBatch:
 
         def sync(_: memoryview) -> None:
             with disk_errors(staged.temporary, staged.size):
-                with suppress(AttributeError, OSError):  # not everywhere, and no more than advice
-                    # Linux begins to write what is not to be kept in memory without holding up whoever writes the next
+                if sys.platform == "linux":
+                    # It begins to write what is not to be kept in memory without holding up whoever writes the next
                     # file, as fsync does, and gives that the memory of what is written already.
-                    os.posix_fadvise(staged.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    with suppress(OSError):  # no more than advice
+                        os.posix_fadvise(staged.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 os.fsync(staged.file.fileno())
                 staged.file.close()
 
