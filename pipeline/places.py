@@ -64,12 +64,6 @@ class Strict(BaseModel):
                 unknown += filter(None, found)
 
 
-def unknown_names(error: ValidationError) -> str:
-    """What a newer release wrote, as ``error`` tells it: ``options.crop``; empty where it is not data at all."""
-    problems = [problem for problem in error.errors() if problem["type"] != "json_invalid"]
-    return ", ".join(".".join(str(part) for part in problem["loc"]) for problem in problems)
-
-
 def _taken_out(data: Any, where: Sequence[str | int]) -> str:
     """Take what pydantic found at ``where`` out of ``data``; returns its name, or nothing if it is not there."""
     names: list[str] = []

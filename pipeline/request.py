@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
+from reshard.pipeline.validation import first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 1
@@ -166,9 +167,8 @@ class Request(Strict):
         try:
             chosen = Options(**options)
         except ValidationError as error:
-            first = error.errors()[0]
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}"
-            raise UsageError(what=what) from error
+            first = first_problem(error)
+            raise UsageError(what=f"{first.where}: {first.why}, not {first.given!r}") from error
         return cls(source=parse_place(source), target=parse_place(target), options=chosen)
 
     def key(self) -> str:

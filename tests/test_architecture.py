@@ -71,7 +71,7 @@ ROOMS = {
         {"planning", "stores"},
         {"checkpoint", "request"},
         {"check", "protocols"},
-        {"places", "tensors", "text"},
+        {"places", "tensors", "text", "validation"},
         {"limits", "errors"},
     ],
     "cli": [

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
 from reshard.pipeline.places import is_http, state_dir
+from reshard.pipeline.validation import first_problem
 
 # ------------------------------------------------------------------------------------------------------------ leases
 LEASE = 30.0  # seconds; with the control process's second, a killed worker's share is taken over within 45 s
@@ -163,8 +164,7 @@ def settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors()[0]
-        name = "RESHARD_" + "_".join(str(part) for part in first["loc"]).upper()
-        secret = first["loc"][0] in {"broker_url", "notify_command", "notify_url"}
-        why = first["msg"].removeprefix("Value error, ")  # what pydantic puts before our own words
-        raise BadSetting(name=name, value="..." if secret else first["input"], why=why) from None
+        first = first_problem(error)
+        name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
+        secret = first.loc[0] in {"broker_url", "notify_command", "notify_url"}
+        raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

@@ -23,6 +23,7 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
 from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
 from reshard.pipeline.request import Options, Request, parse_size
+from reshard.pipeline.validation import first_problem
 
 VERSION: Literal[1] = 1
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
@@ -176,7 +177,7 @@ def parse(text: str, file: str) -> Catalog:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise BadCatalog(
             file=file, line=_line(root, first["loc"]), key=_dotted(first["loc"]),
-            why=first["msg"].removeprefix("Value error, ") + more, fix=_fix(first),
+            why=first_problem(invalid).why + more, fix=_fix(first),
         ) from None  # fmt: skip
 
 

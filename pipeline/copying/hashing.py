@@ -58,7 +58,14 @@ class HashedRange(NamedTuple, Generic[K]):
 
 
 class RangeHasher(Generic[K]):
-    """The digest of every range of a stream that comes in order; ranges may overlap, or be the same."""
+    """The digest of every range of a stream that comes in order; ranges may overlap, or be the same.
+
+    >>> hasher = RangeHasher([HashedRange(0, 6, "all"), HashedRange(2, 5, "cde")], xxhash.xxh3_128)
+    >>> for at, chunk in [(0, b"abc"), (3, b"def")]:
+    ...     hasher.feed(at, memoryview(chunk))
+    >>> hasher.digests["cde"] == xxhash.xxh3_128(b"cde").hexdigest()
+    True
+    """
 
     def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new

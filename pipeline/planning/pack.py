@@ -222,6 +222,13 @@ def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) ->
 
     An entry that is too large for any file gets one of its own. A file that is less than half full when such an entry
     comes is not closed but goes on behind it, so that no crumb is left; at most half a file is read twice for that.
+
+    >>> from reshard.pipeline.tensors import Piece, Tensor
+    >>> def row(name, start, size):
+    ...     return Entry(Tensor(name, "U8", (size,), (Piece(0, start, (0,), (size,)),)), "U8")
+    >>> rows = [row("a", 0, 300), row("large", 300, 2000), row("b", 2300, 200), row("c", 2500, 700)]
+    >>> [[entry.name for entry in file] for file in greedy(rows, 1000, {})]
+    [['large'], ['a', 'b'], ['c']]
     """
     return _bins(*_Packer(entries, metadata).greedy(limit))
 
@@ -287,6 +294,9 @@ def block_of(name: str) -> str:
     Names, and not the class, decide, so that a plan does not depend on what is installed. Every module of a class's
     no-split list is one such block for 682 of the 727 classes in transformers 5.23 that have a list; the others, mostly
     detectors and speech codecs, keep some module together that holds several. A name with neither is its own block.
+
+    >>> block_of("model.layers.12.mlp.up_proj.weight"), block_of("lm_head.weight")
+    ('model.layers.12', 'lm_head')
     """
     parts = name.split(".")
     for i, part in enumerate(parts[:-1]):
@@ -296,7 +306,11 @@ def block_of(name: str) -> str:
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key in which numbers count as numbers."""
+    """A sort key in which numbers count as numbers.
+
+    >>> sorted(["layers.10", "layers.2"], key=natural)
+    ['layers.2', 'layers.10']
+    """
     return list(map(_natural_part, name.split(".")))
 
 

@@ -113,7 +113,18 @@ def read_plan(
 def read_segments(
     places: Iterable[ByteRange], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
 ) -> list[ReadSegment]:
-    """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole."""
+    """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole.
+
+    Of a file of 100 bytes, bytes 10 to 40 and 60 to 90 are wanted, in this order, and all are attested:
+
+    >>> files = [StoredFile("model.bin", 100)]
+    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], [0], files):
+    ...     print(part.start, part.stop, "wanted" if part.wanted else "passed", "and attested from", part.fresh)
+    0 60 passed and attested from 0
+    60 90 wanted and attested from 60
+    10 40 wanted and attested from 40
+    90 100 passed and attested from 90
+    """
     cursor = dict.fromkeys(attests, 0)
     wanted = joined(places)
     last = {place.file: i for i, place in enumerate(wanted)}
@@ -139,7 +150,11 @@ def read_segments(
 
 
 def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
-    """The ranges, joined where one ends at the byte where the next begins."""
+    """The ranges, joined where one ends at the byte where the next begins.
+
+    >>> joined([ByteRange(0, 0, 4), ByteRange(0, 4, 6), ByteRange(0, 8, 9)])
+    [ByteRange(file=0, start=0, stop=6), ByteRange(file=0, start=8, stop=9)]
+    """
     joined: list[ByteRange] = []
     for place in places:
         if joined and joined[-1].file == place.file and joined[-1].stop == place.start:

@@ -27,6 +27,7 @@ from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
 from reshard.pipeline.request import LAYOUT, key_of
 from reshard.pipeline.tensors import Attestation
+from reshard.pipeline.validation import first_problem
 
 if TYPE_CHECKING:
     from reshard.pipeline.copying.loop import Attested
@@ -134,9 +135,9 @@ def parse(content: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:100]
-        raise BadManifest(file=MANIFEST, why=f"{where + ': ' if where else ''}{first['msg']}") from None
+        first = first_problem(error)
+        where = f"{first.where[:100]}: " if first.loc else ""
+        raise BadManifest(file=MANIFEST, why=f"{where}{first.why}") from None
     if manifest.manifest != SCHEMA:
         raise BadManifest(file=MANIFEST, why=f"its schema is {manifest.manifest}, and {SCHEMA} is known")
     return manifest

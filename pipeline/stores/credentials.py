@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_va
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
 from reshard.pipeline.places import CredentialName, is_http, redacted
+from reshard.pipeline.validation import first_problem
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 Use = Literal["read", "write"]
@@ -173,9 +174,8 @@ def _read(file: Path) -> tuple[_Entry, ...]:
     except tomllib.TOMLDecodeError as error:
         raise BadCredentials(file=str(file), why=f"no TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]  # the input could be a token put in the wrong place
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadCredentials(file=str(file), why=f"{where or 'credential'}: {first['msg']}") from None
+        first = first_problem(error)  # what was given could be a token put in the wrong place
+        raise BadCredentials(file=str(file), why=f"{first.where or 'credential'}: {first.why}") from None
 
 
 def _default_token() -> Credential | None:

@@ -61,6 +61,7 @@ from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
+from reshard.pipeline.validation import first_problem
 
 if TYPE_CHECKING:
     from reshard.pipeline.stores.credentials import Credential
@@ -219,8 +220,8 @@ class HubApi:
             answer: T = _adapter(cast(Any, kind)).validate_python(response.json())
             return answer
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            why = f"its answer has no proper {'.'.join(map(str, first['loc'])) or 'form'}: {first['msg']}; is it a Hub?"
+            first = first_problem(error)
+            why = f"its answer has no proper {first.where or 'form'}: {first.why}; is it a Hub?"
             cause: Exception = error
         except (ValueError, RecursionError) as error:
             why, cause = "its answer is not JSON; is it a Hub?", error

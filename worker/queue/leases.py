@@ -16,11 +16,11 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from reshard.pipeline.copying.loop import Moved
-from reshard.pipeline.places import unknown_names
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.planning.model import SCHEMA, Plan, Receipt, Shard
 from reshard.pipeline.request import Request
+from reshard.pipeline.validation import unknown_names
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.logs import job_started
 from reshard.worker.queue.jobs import JobStore

@@ -408,7 +408,7 @@ def test_a_level_that_nobody_writes_is_refused(model: Path, tmp_path: Path, go: 
     go(model, tmp_path / "out", size=SIZE)
     content = manifest_in(tmp_path / "out")
     content["source"]["files"]["model-00001-of-00003.safetensors"] = "checked (twice)"
-    with pytest.raises(BadManifest, match="source.files.model-00001-of-00003.safetensors: Input should be 'checked'"):
+    with pytest.raises(BadManifest, match="source.files.model-00001-of-00003.safetensors: must be 'checked'"):
         parse(json.dumps(content).encode())
 
 

@@ -175,11 +175,11 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "name: Value error, a credential is given by its name"),
+        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "name: a credential is given by its name"),
         ("[[credential]]\nnamespace = 'x'", "needs either `env` or `file`"),
         ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
-        (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: Extra inputs are not permitted"),
-        ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: Input should be 'read' or 'write'"),
+        (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: unknown name"),
+        ("[[credential]]\nenv = 'A'\nuse = 'both'", "use: must be 'read' or 'write'"),
         ("[[credential]", "no TOML"),
         (None, "No such file"),
     ],

@@ -1,0 +1,50 @@
+"""What pydantic found wrong with data from outside, in words for whoever wrote that."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+_WORDS = {"missing": "is missing", "extra_forbidden": "unknown name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Where something is wrong, why, and what stood there, which may be a secret."""
+
+    loc: tuple[str | int, ...]
+    why: str
+    given: Any = field(repr=False)
+
+    @property
+    def where(self) -> str:
+        return ".".join(map(str, self.loc))
+
+
+def first_problem(error: ValidationError) -> Problem:
+    """The first of all that ``error`` tells."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return Problem(first["loc"], _WORDS.get(first["type"]) or _plain(first["msg"]), first["input"])
+
+
+def unknown_names(error: ValidationError) -> str:
+    """What a newer release wrote, as ``error`` tells it: ``options.crop``; empty where it is not data at all."""
+    problems = [problem for problem in error.errors() if problem["type"] != "json_invalid"]
+    return ", ".join(".".join(map(str, problem["loc"])) for problem in problems)
+
+
+def _plain(message: str) -> str:
+    """
+    >>> _plain("Value error, a size of 0 bytes")
+    'a size of 0 bytes'
+    >>> _plain("Input should be a valid number, unable to parse string as a number")
+    'must be a valid number'
+    >>> _plain("Input should be a valid dictionary or instance of Entry")
+    'must be a mapping'
+    """
+    own = message.removeprefix("Value error, ")  # what pydantic puts before our own words
+    plain = own.replace("Input should be", "must be").partition(", unable to parse")[0]
+    return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)
