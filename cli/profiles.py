@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from reshard.pipeline.limits import GB, GIB, HUB_FILE_MAX, MB
+from reshard.pipeline.limits import GB, GIB, HUB_HTTP_MAX, MB
 
 Use = Literal["browser", "fat32", "colab", "hub"]
 
@@ -18,7 +18,7 @@ PROFILES: dict[Use, int] = {
     # What transformers 4 cut at (4.57, PreTrainedModel.save_pretrained), so that a model loads on a free Colab machine,
     # which holds one such file in its 12 GB of memory beside the model.
     "colab": 5 * GB,
-    # The largest file that the Hub takes over LFS and HTTP and serves to every client, and what transformers 5 cuts at
-    # (PreTrainedModel.save_pretrained, `max_shard_size`): the fewest files.
-    "hub": HUB_FILE_MAX,
+    # The largest file of the Hub that every client can download, with or without hf_xet, and what transformers 5 cuts
+    # at (PreTrainedModel.save_pretrained, `max_shard_size`): the fewest files.
+    "hub": HUB_HTTP_MAX,
 }

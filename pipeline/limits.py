@@ -17,12 +17,18 @@ HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth i
 BARE_SIZE_MIN = 1 * MB  # bytes; of a size typed without a unit: a smaller number lacks its unit rather than means bytes
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
-HUB_FILE_MAX = 50 * GB  # bytes; larger files are refused by the Hub over LFS and by plain HTTP downloads
+
+# ------------------------------------------------------------------------------------- the Hub's documented limits
+HUB_FILE_MAX = 200 * GB  # bytes; of one file: hub-docs#2169 "Storage limits", huggingface_hub#3696
+HUB_HTTP_MAX = 50 * GB  # bytes; huggingface_hub.file_download refuses more without hf_xet (MAX_HTTP_DOWNLOAD_SIZE)
+HUB_FOLDER_FILES_MAX = 10_000  # files in one folder: hub-docs, "Storage limits"
 HUB_CALLS_MAX, HUB_RESOLVES_MAX = 1000, 5000  # calls of the API and of the resolver, for an account without a plan ...
-HUB_WINDOW = 300.0  # ... in this many seconds (hub-docs, "Rate limits")
-TREE_PAGE = 1000  # entries of one page of a listing
-PAGES_MAX = 10_000  # pages of one listing; of 1,000 entries each, a Hub has none that long
-HUB_FOLDER_FILES_MAX = 10_000  # files; the Hub's limit for one folder
+HUB_WINDOW = 300.0  # ... in this many seconds: hub-docs, "Rate limits"
+TREE_PAGE = 1000  # entries of one page of a listing: huggingface_hub, HfApi.list_repo_tree
+PREUPLOAD_BATCH = 256  # files in one preupload call: huggingface_hub, _commit_api.py
+DUPLICATE_BATCH = 500  # files in one server-side copy: as above
+LFS_BATCH = 100  # objects in one LFS batch call: git-lfs, docs/api/batch.md
+PAGES_MAX = 10_000  # pages of one listing; of TREE_PAGE entries each, a Hub has none that long
 
 # ---------------------------------------------------------------------------------------------------------- copy
 BATCH_MAX = 2 * GB  # bytes; at most this much copying is lost with a killed worker over Xet ...
@@ -74,15 +80,13 @@ CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its
 
 # --------------------------------------------------------------------------------------------------------- stores
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
+DISK_BLOCK = 4 * MIB  # bytes written at once: past the cache each write waits for the disk
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small
 RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed
 STALL_BYTES = 64 * KIB  # bytes; below this a trickle would keep a socket's own timeout from ever striking
 POOL = 16  # connections per endpoint; more than HEADER_READERS and the two directions of a copy need
 WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait is a mistake of the server's
-LFS_BATCH = 100  # objects in one LFS batch call, as git-lfs sends
-PREUPLOAD_BATCH = 256  # files in one preupload call, the Hub's limit
-DUPLICATE_BATCH = 500  # files in one server-side copy, the Hub's limit
 SAMPLE = 512  # bytes of a file that a preupload call shows
 ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a cancelled copy ends within 5
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read

@@ -14,7 +14,14 @@ from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_f
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.doctor.refusals import Refusals, refusals
 from reshard.pipeline.errors import CheckpointError
-from reshard.pipeline.limits import CONFIG_MAX, DEFAULT_SIZE, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, SMALL_FILE
+from reshard.pipeline.limits import (
+    CONFIG_MAX,
+    DEFAULT_SIZE,
+    HUB_FILE_MAX,
+    HUB_FOLDER_FILES_MAX,
+    HUB_HTTP_MAX,
+    SMALL_FILE,
+)
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
 from reshard.pipeline.verifying.index_rules import check_rules
@@ -135,6 +142,9 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
     for file in read:
         if file.size > HUB_FILE_MAX:
             text = f"{file.path} has {file.size:,} bytes, and the Hub takes {HUB_FILE_MAX:,}"
+            yield Symptom("size", text, "a reshard cuts it")
+        elif file.size > HUB_HTTP_MAX:
+            text = f"{file.path} has {file.size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}"
             yield Symptom("size", text, "a reshard cuts it")
         elif file.size > 2 * DEFAULT_SIZE:
             text = f"{file.path} has {file.size:,} bytes: it is fetched again from the start where resuming fails"

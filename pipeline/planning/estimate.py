@@ -10,6 +10,7 @@ from typing import NamedTuple
 from reshard.pipeline.limits import (
     HUB_CALLS_MAX,
     HUB_FILE_MAX,
+    HUB_HTTP_MAX,
     HUB_RESOLVES_MAX,
     HUB_WINDOW,
     MEMORY_FLOOR,
@@ -153,6 +154,8 @@ def warnings(
     for path, size in [*((s.path, s.size) for s in plan.shards), *((f.path, f.size) for f in plan.carried)]:
         if size > HUB_FILE_MAX:
             found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
+        elif size > HUB_HTTP_MAX:
+            found.append(f"{path} has {size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}")
     if need.disk > free:
         found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {free:,} are free")
     if room is not None and need.target > room:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from reshard.cli.profiles import PROFILES
-from reshard.pipeline.limits import HUB_FILE_MAX
+from reshard.pipeline.limits import HUB_HTTP_MAX
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
@@ -20,4 +20,4 @@ def test_the_page_states_each_size() -> None:
 
 
 def test_files_of_every_profile_may_lie_on_the_hub() -> None:
-    assert all(0 < size <= HUB_FILE_MAX for size in PROFILES.values())
+    assert all(0 < size <= HUB_HTTP_MAX for size in PROFILES.values())

@@ -25,16 +25,16 @@ def refused(go: Run, folder: Path, space: Namespace, kind: type[ReshardError], m
 
 
 def test_a_tensor_that_no_file_of_the_hub_may_hold(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
-    save_sparse(tmp_path / "model", iter([matrix("embed.weight", 60 * GB), matrix("head.weight", GB)]), 1)
-    refused(go, tmp_path / "model", on_hub, TooLargeForHub, "embed.weight alone makes a file of 60,?000", 5 * GB)
+    save_sparse(tmp_path / "model", iter([matrix("embed.weight", 240 * GB), matrix("head.weight", GB)]), 1)
+    refused(go, tmp_path / "model", on_hub, TooLargeForHub, "embed.weight alone makes a file of 240,?000", 5 * GB)
 
 
-def test_files_of_sixty_gigabytes_are_refused_and_smaller_ones_are_cut(
+def test_files_of_more_than_the_hub_takes_are_refused_and_smaller_ones_are_cut(
     tmp_path: Path, on_hub: Namespace, go: Run
 ) -> None:
     folder = tmp_path / "model"
-    save_sparse(folder, iter([matrix(f"layer.{i}.weight", 10 * GB) for i in range(12)]), 1)
-    refused(go, folder, on_hub, BadSize, str(HUB_FILE_MAX), 60 * GB)
+    save_sparse(folder, iter([matrix(f"layer.{i}.weight", 40 * GB) for i in range(12)]), 1)
+    refused(go, folder, on_hub, BadSize, str(HUB_FILE_MAX), 240 * GB)
     planned = do_plan(str(folder), on_hub.repo("large"), {"size": HUB_FILE_MAX})
-    assert planned["shards"] == 3, "one file of 120 GB becomes three that the Hub takes"
-    assert do_plan(str(folder), str(tmp_path / "out"), {"size": 60 * GB})["shards"] == 3, "a folder takes any file"
+    assert planned["shards"] == 3, "one file of 480 GB becomes three that the Hub takes"
+    assert do_plan(str(folder), str(tmp_path / "out"), {"size": 240 * GB})["shards"] == 3, "a folder takes any file"

@@ -14,12 +14,14 @@ from safetensors.numpy import save_file
 
 from reshard.pipeline.doctor.health import Health, examine
 from reshard.pipeline.errors import BadIndex, BadLength
+from reshard.pipeline.limits import GB
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.support.giants import save_sparse
 from tests.support.models import add_friends, arrays, numbered, save_model, save_sharded, save_single
 
 INDEX = "model.safetensors.index.json"
@@ -116,6 +118,15 @@ def test_many_small_files_are_told(tmp_path: Path) -> None:
     save_sharded(tmp_path, numbered(arrays(20, 400), 20))
     add_friends(tmp_path)
     assert kinds(tmp_path) == {"size"}
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(250 * GB, "the Hub takes 200,000,000,000"), (60 * GB, "clients without hf_xet download at most 50,000,000,000")],
+)
+def test_a_file_that_the_hub_or_some_clients_do_not_take_is_told(tmp_path: Path, size: int, told: str) -> None:
+    save_sparse(tmp_path, iter([("w", "BF16", (size // 20_000, 10_000))]), 1)
+    assert [told in symptom.text for symptom in health(tmp_path).symptoms if symptom.kind == "size"] == [True]
 
 
 def test_a_broken_file_hides_neither_the_others_nor_what_else_is_amiss(model: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from reshard.pipeline.errors import DiskFull, TargetFull
-from reshard.pipeline.limits import HUB_FILE_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
+from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.estimate import Needs, licence, needs, warnings
 from reshard.pipeline.planning.model import Plan
@@ -104,16 +104,17 @@ def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | No
     assert warnings(plan, NOTHING, "public", card, 10**9, None) == warned
 
 
-def test_a_file_that_the_hub_would_not_take_is_a_warning_of_a_folders_plan(plan: Plan) -> None:
+def test_a_file_that_the_hub_or_some_clients_would_not_take_is_a_warning(plan: Plan) -> None:
     shard, friend = plan.shards[0], plan.carried[0]
     large = replace(
         plan,
         shards=(replace(shard, size=HUB_FILE_MAX + 1), replace(shard, path="fits", size=HUB_FILE_MAX)),
-        carried=(replace(friend, size=2 * HUB_FILE_MAX),),
+        carried=(replace(friend, size=HUB_HTTP_MAX + 1), replace(friend, path="small", size=HUB_HTTP_MAX)),
     )
     assert warnings(large, NOTHING, "public", "---\nlicense: mit\n---\n", 10**9, None) == [
-        f"{shard.path} has 50,000,000,001 bytes, and the Hub takes files of at most 50,000,000,000",
-        f"{friend.path} has 100,000,000,000 bytes, and the Hub takes files of at most 50,000,000,000",
+        f"{shard.path} has 200,000,000,001 bytes, and the Hub takes files of at most 200,000,000,000",
+        "fits has 200,000,000,000 bytes: clients without hf_xet download at most 50,000,000,000",
+        f"{friend.path} has 50,000,000,001 bytes: clients without hf_xet download at most 50,000,000,000",
     ]
 
 
