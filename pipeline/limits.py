@@ -80,7 +80,7 @@ CAST_BLOCK = 1 * MIB  # bytes; a cast holds a few blocks of this size beside its
 
 # --------------------------------------------------------------------------------------------------------- stores
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works
-DISK_BLOCK = 4 * MIB  # bytes written at once: past the cache each write waits for the disk
+DISK_BLOCK = 2 * MIB  # bytes written at once: past the cache each write waits for the disk
 CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that Python's share per chunk is small
 RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed

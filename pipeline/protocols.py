@@ -60,10 +60,6 @@ class Writer(Protocol):
         """
         ...
 
-    def abort(self) -> None:
-        """Forget the shard and free what it held."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:

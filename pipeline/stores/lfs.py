@@ -82,7 +82,7 @@ class LfsBatch:
             self._raise_failure()
         staged = StagedShard(path, size, self._disk.open(size))
         self._staged.append(staged)
-        return LfsWriter(staged, self._send_later, self._forget)
+        return LfsWriter(staged, self._send_later)
 
     def settle(self) -> list[StoredFile]:
         ready = [*takewhile(lambda staged: staged.done.is_set(), self._staged)]
@@ -113,10 +113,6 @@ class LfsBatch:
             if not staged.sha256:  # those that are complete are the sender's to close
                 staged.scratch.close()
         self._staged.clear()
-
-    def _forget(self, staged: StagedShard) -> None:
-        staged.scratch.close()
-        self._staged.remove(staged)
 
     # ------------------------------------------------------------------------------------------------ sending
 
@@ -154,12 +150,9 @@ class LfsBatch:
 class LfsWriter:
     """Writes one staged shard and takes the one sha256 that its bytes ever get."""
 
-    def __init__(
-        self, staged: StagedShard, sealed: Callable[[StagedShard], None], forget: Callable[[StagedShard], None]
-    ) -> None:
+    def __init__(self, staged: StagedShard, sealed: Callable[[StagedShard], None]) -> None:
         self._staged = staged
         self._sealed = sealed
-        self._forget = forget
         self._sha256 = hashlib.sha256()
         self._handed = xxh3_128()
         self._written = 0
@@ -176,9 +169,6 @@ class LfsWriter:
         self._staged.sha256 = self._sha256.hexdigest()
         self._sealed(self._staged)
         return self._handed.hexdigest()
-
-    def abort(self) -> None:
-        self._forget(self._staged)
 
 
 def missing(api: HubApi, repo: str, stored: Sequence[StoredFile]) -> list[StoredFile]:

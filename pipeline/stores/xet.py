@@ -271,7 +271,6 @@ class XetBatch:
         self._upload: Any = None
         self._pulse: _Pulse | None = None
         self._stored: list[tuple[str, Any]] = []
-        self._given_up: list[XetWriter] = []
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> XetWriter:
@@ -279,7 +278,6 @@ class XetBatch:
             self._upload = self._sink.upload()
             self._pulse = _Pulse(self._upload, self._sink.api.limiter)
             self._prime()
-        self._finish_given_up()
         try:
             return XetWriter(self, self._upload.start_upload_stream(name=path), path, size)
         except XetFailure as error:
@@ -301,14 +299,6 @@ class XetBatch:
     def complete(self, path: str, metadata: Any) -> None:
         self._stored.append((path, metadata.xet_info))
 
-    def give_up(self, writer: XetWriter) -> None:
-        self._given_up.append(writer)
-
-    def _finish_given_up(self) -> None:
-        """A commit with an unfinished stream never ends, and one that was aborted counts as such: finish it unnamed."""
-        while self._given_up:
-            self._given_up.pop().throw_away()
-
     def error(self, error: BaseException) -> ReshardError:
         return self._sink.error(error)
 
@@ -318,7 +308,6 @@ class XetBatch:
     def seal(self) -> list[StoredFile]:
         if self._upload is None:
             return []
-        self._finish_given_up()
         try:
             metrics = self._upload.wait_to_finish().dedup_metrics
         except XetFailure as error:
@@ -332,7 +321,6 @@ class XetBatch:
             self._upload.abort()
             self._end()
         self._stored.clear()
-        self._given_up.clear()
 
     def _end(self) -> None:
         self._upload = None
@@ -401,6 +389,3 @@ class XetWriter:
             return self._stream.finish()
         except XetFailure as error:
             raise self._batch.error(error) from error
-
-    def abort(self) -> None:
-        self._batch.give_up(self)

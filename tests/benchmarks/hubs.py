@@ -11,6 +11,7 @@ from tests.benchmarks import llama
 from tests.benchmarks.figures import COMMAND, Figure, Race
 from tests.benchmarks.race import Contender, once, python, race
 from tests.benchmarks.scale import Scale
+from tests.pipeline.jobs import MAPPED
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
@@ -24,7 +25,6 @@ JOBS = "tests.pipeline.jobs"
 MODEL = "you/model"
 LINE = 300 * MB  # bytes a second that 3 GB are sent at; a smaller model takes a second, and not less, for one way
 LISTED = 4 * MB  # bytes that a file of a copying process may have over Xet: caches and lists, and no weights
-MAPPED = 2 * MEMORY_FLOOR_XET  # bytes that it may map, its threads' stacks included; what it holds is the figure
 TRANSFER = {"xet": "0", "lfs": "1"}  # HF_HUB_DISABLE_XET
 
 

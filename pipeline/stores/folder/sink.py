@@ -5,23 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import IO
 
 from xxhash import xxh3_128
 
 from reshard.pipeline.errors import DiskFull, ReshardError
 from reshard.pipeline.protocols import Source, Traffic
+from reshard.pipeline.stores.folder.blocks import BlockFile, DiskLane
 from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import StoredFile
-
-_ONE = memoryview(b"1")  # stands for one file in the lane that syncs
 
 
 class FolderSink:
@@ -45,12 +41,12 @@ class _Staged:
     path: str
     size: int
     temporary: Path
-    file: IO[bytes]
+    file: BlockFile
     sha256: str = ""
 
 
 class FolderBatch:
-    """Has a few files open at a time, however many it holds: one is written while others are synced."""
+    """Has a few files open at a time, however many it holds: one is filled while others are brought to the disk."""
 
     def __init__(self, staging: Path, claim: Callable[[], Path]) -> None:
         self._objects = staging / "objects"
@@ -58,7 +54,7 @@ class FolderBatch:
         self._staged: list[_Staged] = []
         self._number = 0
         self._hashing = Lane("sha256")
-        self._syncing = Lane("fsync", limit=1)
+        self._disk = DiskLane()
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
@@ -68,16 +64,16 @@ class FolderBatch:
             if free < size:
                 raise DiskFull(path=str(mine), needed=size, free=free)
             self._number += 1
-            temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
-            staged = _Staged(path, size, temporary, temporary.open("xb", buffering=0))
+        temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
+        staged = _Staged(path, size, temporary, self._disk.open(temporary, size))
         self._staged.append(staged)
-        return FolderWriter(staged, self._hashing, self._sync, self._forget)
+        return FolderWriter(staged, self._hashing)
 
     def settle(self) -> list[StoredFile]:
-        return self._sealed([*takewhile(lambda staged: staged.file.closed, self._staged)])
+        return self._sealed([*takewhile(lambda staged: staged.file.on_disk, self._staged)])
 
     def seal(self) -> list[StoredFile]:
-        self._syncing.flush()
+        self._disk.flush()
         self._close()
         return self._sealed([*self._staged])
 
@@ -97,44 +93,22 @@ class FolderBatch:
 
     def abort(self) -> None:
         self._close()
-        for staged in list(self._staged):
-            self._forget(staged)
+        for staged in self._staged:
+            staged.file.close()
+            staged.temporary.unlink(missing_ok=True)
+        self._staged.clear()
 
     def _close(self) -> None:
         self._hashing.close()
-        self._syncing.close()
-
-    def _sync(self, staged: _Staged) -> None:
-        """Have a complete file brought to the disk while the next one is written."""
-
-        def sync(_: memoryview) -> None:
-            with disk_errors(staged.temporary, staged.size):
-                if sys.platform == "linux":
-                    # It begins to write what is not to be kept in memory without holding up whoever writes the next
-                    # file, as fsync does, and gives that the memory of what is written already.
-                    with suppress(OSError):  # no more than advice
-                        os.posix_fadvise(staged.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                os.fsync(staged.file.fileno())
-                staged.file.close()
-
-        self._syncing.put(sync, _ONE)
-
-    def _forget(self, staged: _Staged) -> None:
-        staged.file.close()
-        staged.temporary.unlink(missing_ok=True)
-        self._staged.remove(staged)
+        self._disk.close()
 
 
 class FolderWriter:
     """Writes one file and takes the one sha256 that its bytes ever get."""
 
-    def __init__(
-        self, staged: _Staged, hashing: Lane, sync: Callable[[_Staged], None], forget: Callable[[_Staged], None]
-    ) -> None:
+    def __init__(self, staged: _Staged, hashing: Lane) -> None:
         self._staged = staged
         self._hashing = hashing
-        self._sync = sync
-        self._forget = forget
         self._sha256 = hashlib.sha256()
         self._handed = xxh3_128()
         self._written = 0
@@ -143,17 +117,12 @@ class FolderWriter:
         self._hashing.put(self._sha256.update, view)
         self._handed.update(view)
         self._written += len(view)
-        with disk_errors(self._staged.temporary, self._staged.size):
-            while view:
-                view = view[self._staged.file.write(view) :]
+        self._staged.file.write(view)
 
     def finish(self) -> str:
         if self._written != self._staged.size:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
         self._hashing.flush()
         self._staged.sha256 = self._sha256.hexdigest()
-        self._sync(self._staged)
+        self._staged.file.finish()
         return self._handed.hexdigest()
-
-    def abort(self) -> None:
-        self._forget(self._staged)

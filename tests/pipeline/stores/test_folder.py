@@ -581,6 +581,8 @@ def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path, li
     limited(100)
     with pytest.raises(DiskFull, match="1000 bytes needed"):
         writer.write(memoryview(bytes(1000)))
+        writer.finish()
+        batch.seal()
     batch.abort()
     target.discard("t")
     assert beside(root) == [] and contents(root) == OLD

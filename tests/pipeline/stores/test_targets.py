@@ -121,18 +121,6 @@ def test_a_shard_of_another_length_than_announced_is_refused(target: Target) -> 
     batch.abort()
 
 
-def test_an_aborted_writer_leaves_the_rest_of_its_batch_alone(target: Target) -> None:
-    target.prepare(private=True)
-    batch = target.sink("t1").batch([])
-    first = batch.open("a.safetensors", len(WEIGHTS))
-    first.write(memoryview(WEIGHTS)[:1000])
-    first.abort()
-    second = batch.open("b.safetensors", len(MORE))
-    second.write(memoryview(MORE))
-    second.finish()
-    assert [file.path for file in batch.seal()] == ["b.safetensors"]
-
-
 def test_an_aborted_batch_leaves_nothing_on_the_disk(target: Target, tmp_path: Path) -> None:
     target.prepare(private=True)
     before = used(tmp_path)
