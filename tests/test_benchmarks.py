@@ -14,7 +14,7 @@ from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE
 
 # The others are half of the queue's own tests once more.
-QUICK = {"answering", "planning", "folders", "casts", "growth", "loading", "xet", "lfs"}
+QUICK = {"answering", "planning", "folders", "casts", "growth", "loading", "xet", "lfs", "layout"}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.benchmarks.figures import Figure, Race, least_processor_time
 from tests.benchmarks.finished import finished
 from tests.benchmarks.folders import casts, folders
 from tests.benchmarks.growth import growth
-from tests.benchmarks.hubs import lfs, planning, xet
+from tests.benchmarks.hubs import layout, lfs, planning, xet
 from tests.benchmarks.loading import loading
 from tests.benchmarks.nights import nights
 from tests.benchmarks.proving import proving
@@ -47,9 +47,9 @@ def answering(folder: Path, scale: Scale) -> Iterator[Figure]:
 
 Benchmark = Callable[[Path, Scale], Iterator[Figure | Race]]
 BENCHMARKS: tuple[Benchmark, ...] = (
-    answering, planning, folders, casts, xet, lfs, growth, loading, proving, finished, tiny, faulty, nights,
+    answering, planning, folders, casts, xet, lfs, layout, growth, loading, proving, finished, tiny, faulty, nights,
 )  # fmt: skip
-QUICKLY: tuple[Benchmark, ...] = (answering, folders, casts, xet, lfs, growth, tiny)
+QUICKLY: tuple[Benchmark, ...] = (answering, folders, casts, xet, lfs, layout, growth, tiny)
 
 
 def measure(benchmark: Benchmark, scale: Scale) -> Iterator[Figure | Race]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR, MEMORY_FLOOR_XET
+from reshard.pipeline.limits import GB, GIB, MB, MEMORY_FLOOR, MEMORY_FLOOR_XET
 from tests.benchmarks import llama
 from tests.benchmarks.figures import COMMAND, Figure, Race
 from tests.benchmarks.race import Contender, once, python, race
@@ -69,6 +69,18 @@ def lfs(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         costs = race(contenders, scale.runs, folder)
         yield Race(name, costs)
         yield Figure("over LFS, to the time of one way", costs[OURS].wall / one_way, "x", 1.2, "must")
+
+
+def layout(folder: Path, scale: Scale) -> Iterator[Figure]:
+    """A folder that is planned whole and begun: enough is copied for memory to settle, and the disk holds no more."""
+    made = folder / "layout"
+    save_sparse(made, llama.specs(llama.config(scale.layout)), 30)
+    with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
+        env = _homes(folder, _env(hub, "lfs"))
+        cost = measured(f"{JOBS}:do_begin", str(made), "you/begun", {"size": scale.file}, scale.model, env=env)
+    assert cost.result["read"] >= scale.model, cost.result
+    name = f"{scale.layout / GIB:,.3g} GiB planned whole and begun, peak memory"
+    yield Figure(name, cost.peak / MB, "MB", MEMORY_FLOOR / MB, "must")
 
 
 def planning(folder: Path, scale: Scale) -> Iterator[Figure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reshard.pipeline.limits import GB, MB
+from reshard.pipeline.limits import GB, GIB, MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Scale:
     file: int
     runs: int
     growth: tuple[int, ...]  # bytes of each model whose processor time is fitted
+    layout: int  # bytes of a model that is planned whole
     layers: int  # of the layout that is planned; 62 are DeepSeek-V3's
     small: int  # jobs of one worker
     ended: int  # jobs that a broker remembers
@@ -27,6 +28,6 @@ class Scale:
         return f"{self.file}B"
 
 
-FULL = Scale(3 * GB, 200 * MB, 5, (300 * MB, GB, 3 * GB, 10 * GB), 62, 200, 100_000, 10_000, 60)
-QUICK = Scale(300 * MB, 20 * MB, 3, (100 * MB, 300 * MB, GB), 62, 20, 2000, 100, 12)
-SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), 2, 3, 1000, 40, 30)
+FULL = Scale(3 * GB, 200 * MB, 5, (300 * MB, GB, 3 * GB, 10 * GB, 30 * GB), 132 * GIB, 62, 200, 100_000, 10_000, 60)
+QUICK = Scale(300 * MB, 20 * MB, 3, (100 * MB, 300 * MB, GB), 132 * GIB, 62, 20, 2000, 100, 12)
+SMOKE = Scale(3 * MB, MB, 1, (MB, 2 * MB, 4 * MB), GB, 2, 3, 1000, 40, 30)

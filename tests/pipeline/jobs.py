@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import suppress
 from typing import Any
 
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.estimate import forecast
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.reshard import draft, run
+from reshard.pipeline.reshard import Watcher, draft, run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 
 
@@ -26,6 +28,21 @@ def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
         "bytes": sum(entry.size for shard in report.plan.shards for entry in shard.entries),
         "torch": "torch" in sys.modules,
     }
+
+
+def do_begin(source: str, target: str, options: dict[str, Any], most: int) -> dict[str, Any]:
+    """A run that is ended once it has read ``most`` bytes."""
+    read = 0
+
+    def moved(count: int) -> None:
+        nonlocal read
+        read += count
+        if read >= most:
+            raise Stopped("cancel")
+
+    with suppress(Stopped):
+        run(request_of(source, target, options), Context.from_env(), Watcher(moved=moved))
+    return {"read": read}
 
 
 def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
