@@ -168,7 +168,8 @@ class Request(Strict):
             chosen = Options(**options)
         except ValidationError as error:
             first = first_problem(error)
-            raise UsageError(what=f"{first.where}: {first.why}, not {first.given!r}") from error
+            given = "" if first.unknown else f", not {first.given!r}"
+            raise UsageError(what=f"{first.where}: {first.why}{given}") from error
         return cls(source=parse_place(source), target=parse_place(target), options=chosen)
 
     def key(self) -> str:

@@ -18,6 +18,7 @@ class Problem:
     loc: tuple[str | int, ...]
     why: str
     given: Any = field(repr=False)
+    unknown: bool = False
 
     @property
     def where(self) -> str:
@@ -27,7 +28,8 @@ class Problem:
 def first_problem(error: ValidationError) -> Problem:
     """The first of all that ``error`` tells."""
     first = error.errors(include_url=False, include_context=False)[0]
-    return Problem(first["loc"], _WORDS.get(first["type"]) or _plain(first["msg"]), first["input"])
+    kind = first["type"]
+    return Problem(first["loc"], _WORDS.get(kind) or _plain(first["msg"]), first["input"], kind == "extra_forbidden")
 
 
 def unknown_names(error: ValidationError) -> str:
@@ -40,11 +42,12 @@ def _plain(message: str) -> str:
     """
     >>> _plain("Value error, a size of 0 bytes")
     'a size of 0 bytes'
-    >>> _plain("Input should be a valid number, unable to parse string as a number")
-    'must be a valid number'
+    >>> _plain("Input should be a valid boolean, unable to interpret input")
+    'must be a valid boolean'
     >>> _plain("Input should be a valid dictionary or instance of Entry")
     'must be a mapping'
     """
-    own = message.removeprefix("Value error, ")  # what pydantic puts before our own words
-    plain = own.replace("Input should be", "must be").partition(", unable to parse")[0]
+    if message.startswith("Value error, "):  # what pydantic puts before our own words
+        return message.removeprefix("Value error, ")
+    plain = message.replace("Input should be", "must be").partition(", unable to")[0]
     return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)

@@ -129,6 +129,3 @@ class _FailingWriter:
 
     def finish(self) -> str:
         return self._writer.finish()
-
-    def abort(self) -> None:
-        self._writer.abort()

@@ -1,7 +1,7 @@
-"""New files, written a block at a time behind whoever makes their bytes, and past the system's cache where it can be.
+"""New files, written a block at a time behind whoever makes their bytes, around the system's cache where that helps.
 
-To copy bytes into the cache and have the system write them from there takes more processor time than all their digests,
-and what was just written is not read again soon.
+To copy bytes into the cache and have the system write them from there costs a copy as much processor time as its
+sha256, and what was just written is not read again soon.
 """
 
 from __future__ import annotations
@@ -15,46 +15,56 @@ from functools import partial
 from mmap import mmap
 from pathlib import Path
 
+from xxhash import xxh3_128
+
 from reshard.pipeline.limits import DISK_BLOCK
 from reshard.pipeline.stores.folder.disk import disk_errors
 from reshard.pipeline.stores.lane import Lane
 
+_ONE = memoryview(b"1")  # stands for one file in the lane that syncs
 
-class DiskLane:
-    """The thread that writes and syncs files, and the blocks that are filled for it: two wait for it, or fewer."""
+
+class Disk:
+    """Two threads: one writes blocks, of which two are under way at most, and one syncs files, one after the other."""
 
     def __init__(self) -> None:
-        self._lane = Lane("disk", limit=2 * DISK_BLOCK)
+        self._writing = Lane("write-blocks", limit=2 * DISK_BLOCK)
+        self._syncing = Lane("fsync", limit=1)
         self._free: list[mmap] = []
 
-    def open(self, path: Path, size: int) -> BlockFile:
+    def create(self, path: Path, size: int) -> BlockFile:
         """A new file that will have ``size`` bytes; raises as ``disk_errors``."""
         with disk_errors(path, size):
-            return BlockFile(path, size, self._lane, self._free)
+            return BlockFile(path, size, self._writing, self._syncing, self._free)
 
     def flush(self) -> None:
-        """Wait until every file that was finished is on the disk; raises what was raised for one."""
-        self._lane.flush()
+        """Wait until every finished file is on the disk; raises what was raised for one."""
+        self._writing.flush()
+        self._syncing.flush()
 
     def close(self) -> None:
         """Stop, whatever is not written yet."""
-        self._lane.close()
+        self._writing.close()
+        self._syncing.close()
 
 
 class BlockFile:
-    """A file of a lane. Errors of the disk are raised by a later call, of this file or another one."""
+    """A file on its way to the disk. What that says of a block is raised by a later call, of this file or another."""
 
-    def __init__(self, path: Path, size: int, lane: Lane, free: list[mmap]) -> None:
+    def __init__(self, path: Path, size: int, writing: Lane, syncing: Lane, free: list[mmap]) -> None:
         self._path, self._size = path, size
-        self._lane, self._free = lane, free
+        self._writing, self._syncing, self._free = writing, syncing, free
         self._file = path.open("xb", buffering=0)
-        self._direct = size >= DISK_BLOCK and _past_cache(self._file.fileno())
+        self._around_cache = size >= DISK_BLOCK and _bypass_cache(self._file.fileno())
         self._block: mmap | None = None
         self._filled = 0
+        self._digest = xxh3_128()
+        self.on_disk = False
 
     def write(self, view: memoryview) -> None:
         while view:
             if self._block is None:
+                # Of pages that a fork shares, as open(2) asks for with O_DIRECT.
                 self._block = self._free.pop() if self._free else mmap(-1, DISK_BLOCK)
             step = min(len(view), DISK_BLOCK - self._filled)
             self._block[self._filled : self._filled + step] = view[:step]
@@ -63,25 +73,24 @@ class BlockFile:
             if self._filled == DISK_BLOCK:
                 self._hand_over(self._block)
 
-    def finish(self) -> None:
-        """Have it brought to the disk; it is there once it is ``on_disk``."""
+    def finish(self) -> str:
+        """Have the last of it written, and synced while the next file is filled; returns the xxh3-128 of its blocks."""
         if self._block is not None:
             self._hand_over(self._block)
-        self._lane.put(self._sync, memoryview(b""))
-
-    @property
-    def on_disk(self) -> bool:
-        return self._file.closed
+        self._writing.flush()
+        self._syncing.put(self._sync, _ONE)
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         self._file.close()
 
     def _hand_over(self, block: mmap) -> None:
-        self._lane.put(partial(self._write, block, self._filled), memoryview(block))  # however much of it is filled
+        self._writing.put(partial(self._write, block, self._filled), memoryview(block))  # however much of it is filled
         self._block, self._filled = None, 0
 
     def _write(self, block: mmap, filled: int, _: memoryview) -> None:
         left = memoryview(block)[:filled]
+        self._digest.update(left)
         with disk_errors(self._path, self._size):
             while left:
                 left = left[self._write_some(left) :]
@@ -89,25 +98,35 @@ class BlockFile:
 
     def _write_some(self, view: memoryview) -> int:
         try:
-            return self._file.write(view)
+            return os.write(self._file.fileno(), view)
         except OSError as error:
-            if not self._direct or error.errno != errno.EINVAL:
+            if not self._around_cache or error.errno != errno.EINVAL:
                 raise
-        # Only whole sectors pass by the cache, and a file's end is none.
-        self._direct = False
-        fcntl.fcntl(self._file, fcntl.F_SETFL, fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT)
-        return self._file.write(view)
+        # Only whole sectors go around the cache: not the end of a file, and nothing where the file system cannot.
+        self._around_cache = False
+        _use_cache(self._file.fileno())
+        return os.write(self._file.fileno(), view)
 
     def _sync(self, _: memoryview) -> None:
         with disk_errors(self._path, self._size):
             os.fsync(self._file.fileno())
             self._file.close()
+        self.on_disk = True
 
 
-def _past_cache(descriptor: int) -> bool:
-    """Whether what is written to the file goes by the cache from now on; not every file system can."""
-    if sys.platform == "linux":
+def _bypass_cache(descriptor: int) -> bool:
+    """Have writes to the file go around the system's cache, and say whether they do.
+
+    Only on a disk of this machine: a network file system would wait for its server after each block. File systems
+    without a device of their own have 0 as its major number.
+    """
+    if sys.platform == "linux" and os.major(os.fstat(descriptor).st_dev) != 0:
         with suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
             return True
     return False
+
+
+def _use_cache(descriptor: int) -> None:
+    if sys.platform == "linux":
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)

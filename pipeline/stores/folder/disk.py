@@ -80,4 +80,5 @@ def disk_errors(path: Path, needed: int) -> Iterator[None]:
             raise ResourceError(what=f"{error.filename or path}: {error.strerror}") from error
         if error.errno in _FORBIDDEN:
             raise FolderNotWritable(path=error.filename or str(path), why=error.strerror or str(error)) from error
+        error.filename = error.filename or str(path)  # of a descriptor, the system names none
         raise

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from xxhash import xxh3_128
-
 from reshard.pipeline.errors import DiskFull, ReshardError
 from reshard.pipeline.protocols import Source, Traffic
-from reshard.pipeline.stores.folder.blocks import BlockFile, DiskLane
+from reshard.pipeline.stores.folder.blocks import BlockFile, Disk
 from reshard.pipeline.stores.folder.disk import disk_errors, sync_folder
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import StoredFile
@@ -54,7 +52,7 @@ class FolderBatch:
         self._staged: list[_Staged] = []
         self._number = 0
         self._hashing = Lane("sha256")
-        self._disk = DiskLane()
+        self._disk = Disk()
         self.traffic = Traffic()
 
     def open(self, path: str, size: int) -> FolderWriter:
@@ -65,7 +63,7 @@ class FolderBatch:
                 raise DiskFull(path=str(mine), needed=size, free=free)
             self._number += 1
         temporary = mine / f"{os.getpid()}-{id(self)}-{self._number}"
-        staged = _Staged(path, size, temporary, self._disk.open(temporary, size))
+        staged = _Staged(path, size, temporary, self._disk.create(temporary, size))
         self._staged.append(staged)
         return FolderWriter(staged, self._hashing)
 
@@ -110,12 +108,10 @@ class FolderWriter:
         self._staged = staged
         self._hashing = hashing
         self._sha256 = hashlib.sha256()
-        self._handed = xxh3_128()
         self._written = 0
 
     def write(self, view: memoryview) -> None:
         self._hashing.put(self._sha256.update, view)
-        self._handed.update(view)
         self._written += len(view)
         self._staged.file.write(view)
 
@@ -124,5 +120,4 @@ class FolderWriter:
             raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
         self._hashing.flush()
         self._staged.sha256 = self._sha256.hexdigest()
-        self._staged.file.finish()
-        return self._handed.hexdigest()
+        return self._staged.file.finish()
