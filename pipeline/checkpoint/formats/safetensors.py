@@ -196,11 +196,13 @@ def _parse_json(raw: memoryview, data_start: int, file: str) -> tuple[dict[str, 
     for name, value in content:
         if name != "__metadata__":
             # The same names are in the source's headers, its index and the planned headers: one copy serves all.
-            found[sys.intern(name)] = _checked(name, _spec(name, value, data_start, file), file)
+            found[sys.intern(name)] = _spec(name, value, data_start, file)
         elif metadata is not None:
             raise BadHeader(file=file, why="it has __metadata__ twice")
         else:
             metadata = _metadata(value, file)
+    for name, spec in found.items():  # of a name that is there twice, only the last has to be right
+        _check(name, spec, file)
     return metadata or {}, found
 
 
@@ -282,8 +284,8 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _checked(name: str, spec: Spec, file: str) -> Spec:
-    """``spec`` if its shape fills its bytes; the elements are counted in 64 bits, from the first dimension on."""
+def _check(name: str, spec: Spec, file: str) -> None:
+    """Raises BadHeader unless its shape fills its bytes; elements are counted in 64 bits, first dimension first."""
     elements = 1
     for count in spec.shape:
         elements *= count
@@ -293,7 +295,6 @@ def _checked(name: str, spec: Spec, file: str) -> Spec:
     if bits != size * 8:
         needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
         raise BadHeader(file=file, why=f"{name} has {size} bytes, and {spec.dtype}{list(spec.shape)} needs {needed}")
-    return spec
 
 
 # -------------------------------------------------------------------------------------------------------- writing
