@@ -238,7 +238,7 @@ def _roll_back_target(place: Hub | Folder, output: Output) -> None:
     history = islice(target.history(head, None), HISTORY_MAX) if head else ()
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
-        raise NothingToRollBack(commit=f"of {place}", why="there is none of reshard")
+        raise NothingToRollBack(commit=str(place), why="reshard has published nothing there")
     undone = undoes(last) or last.id
     commit = last.id if undoes(last) else undo(target, undone)
     text = f"commit {undone} of {place} is undone by {commit}"

@@ -61,17 +61,23 @@ class Output:
 def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> str:
     """Rows under each other with aligned columns, those numbered in ``right`` to the right.
 
-    On a terminal the last column is wrapped between words, under its own beginning; nothing is ever cut.
+    On a terminal the last column is wrapped between words, under its own beginning, or under its row where there is no
+    room beside the others; nothing is ever cut.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
-    room = console(sys.stdout).width - start if sys.stdout.isatty() else 0
+    if not sys.stdout.isatty():
+        return "\n".join((indent + layout.format(*row)).rstrip() for row in rows)
+    below = console(sys.stdout).width - start < WRAP_MIN  # then the last column has lines of its own
+    start = len(indent) + 4 if below else start
+    room = max(WRAP_MIN, console(sys.stdout).width - start)
     shown = []
     for row in rows:
-        wrapped = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) if room >= WRAP_MIN else []
-        first, *more = wrapped or row[-1:]
+        first, *more = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+        if below:
+            first, more = "", [first, *more]
         shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 

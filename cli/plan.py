@@ -7,6 +7,7 @@ from typing import Annotated
 from reshard.cli.arguments import flag, read_in_place, read_output, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
+from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.request import Request
 
@@ -32,18 +33,19 @@ def plan(
     from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
-    from reshard.pipeline.stores.connect import Context, open_target
+    from reshard.pipeline.stores.connect import Context, open_target, own_limiters
 
     placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
-    context = Context.from_env()
-    source = source_of(request, context)
-    target = open_target(request.target, request.options, context)
-    made = draft(request, source, target)
-    facts = plan_facts(request, made)
-    if not made.published:
-        facts |= needs_facts(made, source, target, context)
+    with bar(output) as shown:
+        context = Context.from_env(own_limiters(shown.waits))
+        source = source_of(request, context)
+        target = open_target(request.target, request.options, context)
+        made = draft(request, source, target)
+        facts = plan_facts(request, made)
+        if not made.published:
+            facts |= needs_facts(made, source, target, context)
     text = plan_text(facts, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)

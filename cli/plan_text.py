@@ -61,6 +61,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
         "replaced": [{"path": f.path, "size": f.size, "deleted": f.path in plan.deletes} for f in plan.replaced],
         "overwrite": plan.options.overwrite,
+        "in_place": plan.in_place,
         "may_replace": plan.options.overwrite or plan.options.pr or plan.in_place,
         **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "occupied", "notes")},
     }
@@ -166,7 +167,7 @@ def _extremes(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     if largest := facts["largest"]:
         text = f"{largest['file']['path']}, {largest['file']['size']:,} bytes"
         if tensor := largest["tensor"]:
-            text += f"; of tensors {tensor['name']}, {tensor['size']:,} bytes"
+            text += f"; largest tensor: {tensor['name']}, {tensor['size']:,} bytes"
         rows.append(("largest", text))
     ties = []
     for tie in facts["ties"]:
@@ -189,6 +190,8 @@ def _occupied(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     if not facts["occupied"]:
         return []
     goes = f"`reshard rollback {facts['undo']}` brings it back until the next run"
+    if facts["in_place"]:
+        return [("warning", f"this changes the source itself ({some(facts['occupied'], most)}); {goes}")]
     if facts["undo"] is None:
         goes = "a pull request replaces it only when it is merged"
     elif not facts["may_replace"]:

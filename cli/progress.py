@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from reshard.cli.output import Output, console, count, human_bytes, lasted
 
+PHASE, WIDE = 18, 100  # columns of the longest phase, and of a terminal that has room for a long bar
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
@@ -51,10 +52,13 @@ class _Terminal(Bar):
         from rich import progress as rich
         from rich.table import Column
 
-        phase = rich.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=18))
+        phase = rich.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=PHASE))
         figures = rich.TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1))
-        columns = (phase, rich.BarColumn(20, table_column=Column(no_wrap=True, min_width=20)), figures)
-        self._progress = rich.Progress(*columns, console=console(sys.stderr), transient=True)
+        shown = console(sys.stderr)
+        width = 20 if shown.width >= WIDE else 8
+        columns = (phase, rich.BarColumn(width, table_column=Column(no_wrap=True, min_width=width)), figures)
+        self._progress = rich.Progress(*columns, console=shown, transient=True)
+        self._room = shown.width - PHASE - width - 3  # columns for the figures
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()
         self._figures = self._why = ""
@@ -69,7 +73,7 @@ class _Terminal(Bar):
                 self._progress.update(self._task, total=1, completed=1, figures=lasted(self._rate.seconds))
             self._phase, self._rate = phase, _Rate(done)
             self._task = self._progress.add_task(phase, total=None, figures=self._why)
-        self._figures = figures or self._rate.text(done, total, files)
+        self._figures = figures or self._rate.text(done, total, files, self._room)
         self._progress.update(self._task, completed=done, total=total or None)
         self._draw()
 
@@ -140,13 +144,15 @@ class _Rate:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def text(self, done: int, total: int, files: tuple[int, int]) -> str:
-        """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is."""
+    def text(self, done: int, total: int, files: tuple[int, int], room: int = 1000) -> str:
+        """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is and has ``room``."""
         if not total:
             return ""
         written = [f"{files[0]:,} of {count(files[1], 'file')}"] if files[1] else []
         parts = [*written, f"{human_bytes(done)} of {human_bytes(total)}"]
         rate = (done - self._first) / self.seconds if self.seconds > 0 else 0.0
         if rate > 0:
-            parts += [f"{human_bytes(int(rate))}/s", f"{lasted((total - done) / rate)} left"]
+            left = f"{lasted((total - done) / rate)} left"
+            whole = ", ".join([*parts, f"{human_bytes(int(rate))}/s", left])
+            return whole if len(whole) <= room else ", ".join([*parts, left])
         return ", ".join(parts)

@@ -9,7 +9,7 @@ from typer import Option
 
 from reshard.cli.arguments import PLACE, argument, flag, read_output, takes, value
 from reshard.cli.job_text import check_row
-from reshard.cli.output import Output, first
+from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.request import DType, Options, parse_size
@@ -114,7 +114,10 @@ def _text(facts: dict[str, Any]) -> str:
     width = max(len(check["name"]) for check in facts["checks"])
     for check in facts["checks"]:
         name, result = check_row(check)
-        shown += [f"{name:<{width}}  {result}", *(f"    {f}" for f in first(check["findings"], FINDINGS_SHOWN))]
+        shown += [
+            lines([(f"{name:<{width}}", result)]),
+            *(f"    {f}" for f in first(check["findings"], FINDINGS_SHOWN)),
+        ]
     against = f" against {facts['against']}" if facts["against"] else ""
     ends = Counter(check["result"] for check in facts["checks"])
     others = [f"{ends[end]:,} {end}" for end in ("failed", "inconclusive", "skipped") if ends[end]]

@@ -163,6 +163,7 @@ class Plan(Answer):
     left_out: list[LeftOut]
     replaced: list[Replaced]
     overwrite: bool
+    in_place: bool
     may_replace: bool
     deletes: list[str]
     kept: list[str]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from posixpath import basename, join
 
@@ -111,11 +112,12 @@ def _draft(
     state = target.state()
     _check_visibility(request, source, target, state)
     lender = source.lender.pin if isinstance(source, Borrowing) else None
-    key = request_key(request, source.pin, lender, publication.address(target))
+    keyed = partial(request_key, request, lender=lender, target=publication.address(target))
+    key = keyed(source.pin)
     last = None if state.head is None else _last_publication(target, state.head)
     options = request.options
     believed = None if options.force else last  # our last commit, unless it is to be doubted
-    published = believed.commit if believed is not None and believed.request == key else None
+    published = believed.commit if believed is not None and _answers(believed, keyed, source.pin, target) else None
     untouched = published is not None and published == state.head
     before = Before(published or "", {}, {}, {}) if untouched else _look(target, state.head, last)
     drifted = drift(before)
@@ -154,6 +156,13 @@ def _draft(
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
+
+
+def _answers(last: publication.Publication, keyed: Callable[[Pin], str], pin: Pin, target: Target) -> bool:
+    """Whether ``last`` is what is asked for: of this source, or in place of one that has been that result since."""
+    if last.request == keyed(pin):
+        return True
+    return last.request == keyed(replace(pin, commit=last.source_commit)) and _same(target.at(last.commit).pin, pin)
 
 
 def _transport(request: Request, target: Target, state: TargetState) -> str:
@@ -284,8 +293,11 @@ def _held_against_others(
 ) -> Plan:
     """``made`` with what it would take of others; raises TargetOccupied unless it ``replaces`` that."""
     made = replace(made, occupied=_of_others(made, target, last))
-    if made.occupied:
-        made = replace(made, in_place=_same(target.at(made.base).pin, made.pin))
+    if made.replaced and _same(target.at(made.base).pin, made.pin):
+        stays = {file.path for file in made.carried} - {edit.path for edit in made.edits}
+        changes = tuple(file for file in made.replaced if file.path not in stays)
+        occupied = tuple(path for path in made.occupied if path not in stays)
+        made = replace(made, in_place=True, replaced=changes, occupied=occupied)
     if made.occupied and not replaces:
         _refuse_occupied(request, made, last)
     return made

@@ -36,7 +36,7 @@ def next_after(cron: str, tz: str, moment: float) -> float:
         raise BadSchedule(what=f"--cron {cron!r} is none of {', '.join(NAMED)}")
     fields = NAMED.get(cron, cron)
     if len(fields.split()) != FIELDS:
-        raise BadSchedule(what=f"--cron {cron!r} has {len(cron.split())} fields instead of {FIELDS}")
+        raise BadSchedule(what=f"--cron {cron!r} needs {FIELDS} fields, not {len(cron.split())}")
     local = datetime.fromtimestamp(moment, UTC).astimezone(_zone(tz))
     try:
         # In the second pass through an autumn hour cronsim may name the first one, which is over.

@@ -77,7 +77,7 @@ def examine(source: Source, meta_loader: MetaLoader, tmpdir: Path | None = None)
     around = [*_formats(seen), *_sizes(seen), *_configs(seen), *_components(seen)]
     around += _tokenizers(seen, meta_loader, tmpdir)
     if isinstance(side, CheckpointError):
-        cure = f"a reshard refuses it: {side.next_step}"
+        cure = f"`reshard run` refuses it: {side.next_step}"
         symptoms = [*(Symptom("broken", text, cure) for text in rules.findings), *around]
         return Health(tuple(symptoms), refused, rules.figures["tensors"], weights)
     symptoms = [Symptom("refused", str(error), error.next_step) for error in [refused.always] if error]

@@ -11,7 +11,7 @@ GO_ON = {
     "again": ("run the same command again", "`reshard retry {job}`"),
     "anew": ("run the same command again", "`reshard retry {job} --anew`"),
     "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
-    "where": ("", " where the worker runs (start it anew)"),
+    "where": ("", " where the worker runs (restart it)"),
     "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
     "undo": ("a commit on top", "`reshard rollback {job}`"),
 }

@@ -72,8 +72,8 @@ class FolderNotFound(SourceError, code="source.no_folder"):
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
 class SourceGated(SourceError, code="source.gated"):
     message = "{repo} is gated, and this token's owner has not been given access"
-    hint = "ask for access on {endpoint}/{repo} with the account that the token is of, then {again}"
-class NoWeights(SourceError, code="source.no_weights", cure="check that it is the repository of a model"):
+    hint = "sign in to {endpoint}/{repo} with the token's account and ask for access, then {again}"
+class NoWeights(SourceError, code="source.no_weights", cure="check that it is the place of a model"):
     message = "{place} has no weights that reshard reads{found}"
     hint = "it reads .safetensors files, files of torch.save, and torch's distributed checkpoints; {cure}"
 class SourceChanged(SourceError, code="source.changed"):
@@ -92,7 +92,7 @@ class TokenRefused(AccessError, code="access.bad_token", blames_worker=True):
     hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
 class NoWriteAccess(AccessError, code="access.no_write"):
     message = "this token may not write to {repo} on {endpoint}"
-    hint = "use a token with write access; only where the repository exists, --pr opens a pull request without it"
+    hint = "use a token of an account that may write there, or open a pull request with --pr if the repository exists"
 class TargetHidden(NoWriteAccess, code="access.hidden_target"):
     message = "{repo} is on {endpoint} already, and this token may not see it"
     hint = "use a token that may read and write it{where}, or choose another target; then {again}"

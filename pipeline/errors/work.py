@@ -20,9 +20,9 @@ class TargetConflict(TargetError, code="target.conflict"):
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: others committed first, {races} times in a row"
     hint = "when fewer write to it at once, {again}"
-class TargetDrifted(TargetError, code="target.drift", since="by someone since our last publication"):
+class TargetDrifted(TargetError, code="target.drift", since="since reshard last published there"):
     message = "{target} was changed {since}: {what}"
-    hint = "keep that change by moving it elsewhere; to replace it, {onto_head}"
+    hint = "move what you want to keep elsewhere; to replace it or to repair it, {onto_head}"
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} holds {what}: {paths}"
     hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
@@ -30,8 +30,8 @@ class TargetFull(TargetError, code="target.disk"):
     message = "no room beside {path}: {needed} bytes needed, {free} free"
     hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"
 class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
-    message = "commit {commit} cannot be rolled back: {why}"
-    hint = "see the target's history; nothing was changed"
+    message = "cannot roll back {commit}: {why}"
+    hint = "nothing was changed; `reshard rollback` undoes what reshard published last, while that is kept"
 class ChangedSince(NothingToRollBack, code="target.changed_since"):
     message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
     hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"
@@ -40,7 +40,7 @@ class TargetMoved(TargetError, code="target.moved"):
     hint = "submit it again to {name}, with a token and an operator who let you write there"
 class TargetNotFound(TargetError, code="target.not_found"):
     message = "{repo} is not on {endpoint}"
-    hint = "a pull request needs an existing repository: have its owner make it, or a token that may and no --pr"
+    hint = "a pull request needs an existing repository: ask its owner to create it, or publish without --pr"
 
 
 class ResourceError(ReshardError, code="resource", exit_code=8, blames_worker=True):

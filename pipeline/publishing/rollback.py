@@ -33,17 +33,17 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     try:
         since = list(target.history(head, commit))
     except HistoryRewritten:
-        raise NothingToRollBack(commit=commit, why=f"it is not in the history of {target.place}") from None
+        raise NothingToRollBack(commit=f"commit {commit}", why=f"it is not in the history of {target.place}") from None
     for later in since:
         if publication.undoes(later) == commit:
             return later.id
     ours, *before = list(islice(target.history(commit, None), 2))
     published = publication.read(ours)
     if published is None:
-        raise NothingToRollBack(commit=commit, why="reshard did not make it")
+        raise NothingToRollBack(commit=f"commit {commit}", why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
-        raise NothingToRollBack(commit=commit, why=f"{target.place} keeps nothing of what was before it")
+        raise NothingToRollBack(commit=f"commit {commit}", why=f"{target.place} keeps nothing of what was before it")
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}
     changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]

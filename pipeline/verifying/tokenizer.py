@@ -136,7 +136,7 @@ def compare_tokenizers(meta_loader: MetaLoader, output: Path, source: Path | Non
         _, mismatch, errors = filecmp.cmpfiles(source, output, sorted({*ours, *theirs}), shallow=False)
         differing = tuple(sorted([*mismatch, *errors]))
         if not differing:
-            return TokenizerVerdict("equal_files", f"{len(ours)} files are the same byte for byte")
+            return TokenizerVerdict("equal_files", f"all files are the same byte for byte ({len(ours)})")
     folders = [str(folder.resolve()) for folder in (source, output) if folder is not None]
     answer: dict[str, Any] = meta_loader.ask("tokenizers", json.dumps({"folders": folders}))
     return TokenizerVerdict(**answer, differing=differing)

@@ -70,10 +70,10 @@ def test_each_code_has_its_models_what_to_do_and_the_command_after_that() -> Non
     gated, weights = page.index("### `source.gated`: 2 models"), page.index("### `source.no_weights`: 1 model")
     assert gated < weights, "the most frequent first"
     assert "`reshard catalog retry mirror --only source.gated`" in page[gated:weights]
-    assert "* them/e is gated, and this token's owner has not been given access; ask" in page[gated:weights]
-    assert "ask for access on https://hub/them/d" in page and "ask for access on https://hub/them/e" in page
+    assert "* them/e is gated, and this token's owner has not been given access; sign in" in page[gated:weights]
+    assert "sign in to https://hub/them/d" in page and "sign in to https://hub/them/e" in page
     assert (
-        "check that it is the repository of a model. Then `reshard catalog retry mirror --only source.no_weights`"
+        "check that it is the place of a model. Then `reshard catalog retry mirror --only source.no_weights`"
         in page[weights:]
     )
     assert "* them/f has no weights that reshard reads; it has GGUF files (job `j1`)" in page

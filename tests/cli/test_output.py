@@ -50,6 +50,18 @@ def test_the_last_column_is_wrapped_between_words_and_under_itself(
     assert "".join(rest[3:]).replace(" ", "") == f"url{long}by"
 
 
+def test_a_last_column_without_room_beside_the_others_is_below_its_row(
+    terminal: Callable[[Callable[[], object]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [("JOB", "STATE", "SOURCE -> TARGET"), ("hbyeu8ypup", "failed, access.no_write", WORDS)]
+    head, below, row, *words = terminal(lambda: Output().result({}, lines(rows))).splitlines()
+    assert head.split() == ["JOB", "STATE"] and below == "    SOURCE -> TARGET"
+    assert row == "hbyeu8ypup  failed, access.no_write"
+    assert all(line.startswith("    ") and len(line) <= 40 for line in words)
+    assert " ".join(line.strip() for line in words) == WORDS
+
+
 def test_nothing_is_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     Output().result({}, lines([("note", WORDS)]))

@@ -91,6 +91,23 @@ def test_every_phase_has_a_line_of_its_own_on_a_terminal_that_can_show_it(
         assert re.search(r"copying \S+ 1 of 2 files, 50 bytes of 100 bytes.*; waiting: rate limited, 40 s", shown_last)
 
 
+def test_a_phase_has_one_line_of_eighty_columns(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves out the rate before the line breaks."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(theirs, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        with bar(Output()) as shown:
+            shown.show("copying", 0, 26_200_000_000, (0, 131))
+            clock.now += 60
+            shown.show("copying", 12_400_000_000, 26_200_000_000, (12, 131))
+    seen = b"".join(iter(lambda: read(ours), b"")).decode()
+    os.close(ours)
+    last = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", seen).splitlines()
+    assert any(line.rstrip().endswith("12 of 131 files, 12.4 GB of 26.2 GB, 1 min 7 s left") for line in last), last
+
+
 @pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])
 def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
     with bar(output) as shown:

@@ -136,6 +136,28 @@ def test_a_source_that_is_resharded_in_place_needs_no_flag(model: Path, on_hub: 
     assert read_checkpoint(from_hub(on_hub.endpoint, repo)) == tensors == read_checkpoint(from_folder(model))
 
 
+@pytest.mark.parametrize("kind", ["folder", "hub"])
+def test_the_same_in_place_again_finds_it_done_and_leaves_what_it_replaced_to_be_brought_back(
+    kind: str, model: Path, on_hub: Namespace, go: Run
+) -> None:
+    before = contents(model)
+    place = str(model) if kind == "folder" else upload(on_hub, "model", model)
+    first = go(place, place, size=SIZE, dtype="float16").published
+    again = go(place, place, size=SIZE, dtype="float16").published
+    assert (again.commit, again.found) == (first.commit, True)
+    if kind == "folder":
+        rollback(open_target(parse_place(place), Options(), Context.from_env()), first.commit)
+        assert contents(model) == before
+    assert not go(place, place, size=2 * SIZE, dtype="float16").published.found, "asked for otherwise, it is done"
+
+
+def test_files_that_stay_as_they_are_in_place_are_not_among_what_is_overwritten(model: Path, go: Run) -> None:
+    (model / "LICENSE").write_text("MIT")
+    for size in (SIZE, 2 * SIZE):
+        plan = go(model, model, size=size).plan
+        assert plan.replaced and not {"LICENSE", "config.json"} & {*plan.occupied, *(f.path for f in plan.replaced)}
+
+
 def test_a_pull_request_takes_nothing_and_needs_no_flag(model: Path, on_hub: Namespace, go: Run) -> None:
     held = hold(on_hub, "held", OTHER)
     head = on_hub.admin.head(held)

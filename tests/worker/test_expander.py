@@ -139,6 +139,13 @@ def test_a_catalog_says_why_it_waits_until_its_hub_is_back(
     assert catalogs.get("mirror").note is None
 
 
+def test_a_model_that_is_not_there_says_how_the_catalog_goes_on(hub: HubProcess, store: JobStore) -> None:
+    one = Definition(name="mirror", text="name: mirror\nentries:\n- {repo: them/none, to: us/none}\n")
+    [(_, error)], _ = expanded(one, Context.from_env(), Cursor(store))
+    assert error is not None and "`reshard catalog retry mirror`" in error.next_step
+    assert "same command" not in error.next_step
+
+
 def test_what_is_cancelled_meanwhile_is_asked_about_no_more(hub: HubProcess, store: JobStore) -> None:
     hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": 300}})
     catalogs = Cursor(store)

@@ -40,6 +40,9 @@ def expanded(definition: Definition, context: Context, catalogs: Cursor) -> tupl
     for (one, entry), standing in zip(wanted, standings, strict=True):
         if standing == "unknown" and stands(one, context):
             catalogs.remember(definition.name, entry)
+    for one, _ in wanted:
+        if one.error is not None:
+            one.error.facts |= {"again": f"`reshard catalog retry {definition.name}`", "where": " where control runs"}
     return [(entry, one.error) for one, entry in wanted], found.empty
 
 

@@ -56,7 +56,7 @@ def devices(
             paths[block] |= {files[tensor] for tensor, parameter in stored.items() if parameter == origin}
     unplaced = len(source) - len(stored)
     if unplaced:
-        notes.append(f"{unplaced} tensors belong to no parameter of the class and to no device")
+        notes.append(f"tensors that belong to no parameter of the class, and so to no device: {unplaced}")
     return {
         "result": "planned",
         "reason": f"{len(placed)} blocks of {model_class.__name__}",
