@@ -70,14 +70,14 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
     if not sys.stdout.isatty():
         return "\n".join((indent + layout.format(*row)).rstrip() for row in rows)
-    below = console(sys.stdout).width - start < WRAP_MIN  # then the last column has lines of its own
+    width = console(sys.stdout).width
+    below = start + min(widths[-1], WRAP_MIN) > width  # then the last column has lines of its own
     start = len(indent) + 4 if below else start
-    room = max(WRAP_MIN, console(sys.stdout).width - start)
+    room = max(WRAP_MIN, width - start)
     shown = []
     for row in rows:
-        first, *more = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
-        if below:
-            first, more = "", [first, *more]
+        wrapped = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)
+        first, *more = ["", *wrapped] if below else wrapped or [""]
         shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 

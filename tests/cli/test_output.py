@@ -62,6 +62,12 @@ def test_a_last_column_without_room_beside_the_others_is_below_its_row(
     assert " ".join(line.strip() for line in words) == WORDS
 
 
+def test_a_short_last_column_stays_beside_the_others(terminal: Callable[[Callable[[], object]], str]) -> None:
+    rows = [("model-00001-of-00003", "9,000 bytes", "above"), ("model-00002-of-00003", "7,000 bytes", "")]
+    told = [" ".join(line.split()) for line in terminal(lambda: Output().result({}, lines(rows))).splitlines()]
+    assert told == [" ".join(filter(None, row)) for row in rows]
+
+
 def test_nothing_is_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     Output().result({}, lines([("note", WORDS)]))
