@@ -16,6 +16,7 @@ from tests.benchmarks.scale import Scale
 from tests.support.measured import measured
 
 COPY, SCRIPT, TRANSFORMERS = "cp and sync", "a careful script", "transformers"
+FOLDERS = "MB from folder to folder"
 OURS, CLASS, KNOWN = "reshard", "reshard, model class checked", "reshard, model class known"
 
 
@@ -42,7 +43,7 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         _peer("huggingface_hub", "huggingface_hub", model, scale, least),
     ]
     costs = race(contenders, scale.runs, folder)
-    yield Race(f"{size / MB:,.0f} MB from folder to folder", costs)
+    yield Race(f"{size / MB:,.0f} {FOLDERS}", costs)
     wall = {name: cost.wall for name, cost in costs.items()}
     yield Figure("folder to folder, to cp and sync", wall[OURS] / wall[COPY], "x", 1.35, "aim")
     yield Figure("folder to folder, to cp and sync, at most", wall[OURS] / wall[COPY], "x", 1.8, "must")

@@ -1,11 +1,13 @@
-"""What a benchmark found, as build/bench.json and as the page docs/benchmarks.md with its bars."""
+"""What a benchmark found: build/bench.json, the page docs/benchmarks.md with its bars, and a sentence of README.md."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -15,14 +17,17 @@ from typing import Any
 
 from reshard.pipeline.limits import MB
 from tests.benchmarks.figures import Figure, Race
+from tests.benchmarks.folders import CLASS, COPY, FOLDERS, OURS, TRANSFORMERS
 from tests.benchmarks.race import Cost
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+HEADLINE = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
 DATA, PAGE, BARS = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "benchmarks.svg"
 MEASURED = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "hf_xet", "celery", "redis")
 WIDTH, LABEL, ROW, GAP = 820, 330, 20, 34  # pixels
 RACE_HEAD = "| | seconds | processor seconds | peak of the largest process |\n| --- | --- | --- | --- |"
-OURS, OTHERS = "#2563eb", "#94a3b8"
+BLUE, GREY = "#2563eb", "#94a3b8"  # ours, and the others
 
 
 def line(one: Figure | Race) -> str:
@@ -64,6 +69,21 @@ def write(figures: Sequence[Figure], races: Sequence[Race], path: Path) -> None:
         place.write_text(json.dumps(facts, indent=2) + "\n")
     PAGE.write_text(page(facts))
     BARS.write_text(bars(facts["races"]))
+    README.write_text(HEADLINE.sub(lambda _: headline(facts) + "\n", README.read_text()))
+
+
+def headline(facts: Mapping[str, Any]) -> str:
+    """The ratios that a person asks for first, in lines of README.md."""
+    race = next(race for race in facts["races"] if race["name"].endswith(FOLDERS))
+    costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
+    ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
+    text = (
+        f"A reshard costs about what a copy costs: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
+        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory. With the model's class checked it takes"
+        f" {checked.wall / peer.wall:.2f} of the time of transformers' load and save, which needs"
+        f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
+    )
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def page(facts: Mapping[str, Any]) -> str:
@@ -108,7 +128,7 @@ def bars(races: Sequence[Mapping[str, Any]]) -> str:
         for name, cost in race["costs"].items():
             y += ROW
             long = max(1, round((WIDTH - LABEL - 70) * cost["wall"] / most))
-            fill = OURS if name.startswith("reshard") else OTHERS
+            fill = BLUE if name.startswith("reshard") else GREY
             drawn += [
                 f'<text x="{LABEL - 8}" y="{y + 13}" class="name">{escape(name)}</text>',
                 f'<rect x="{LABEL}" y="{y + 2}" width="{long}" height="{ROW - 5}" fill="{fill}"/>',
