@@ -50,7 +50,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         if context and what == context.get_help():  # typed without anything behind it
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
-        what = what.replace(": Value error, ", ": ")  # pydantic's, before the words of an option's own parser
+        # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
+        what = what.replace(": Value error, ", ": ")
         error = UsageError(what=what.removesuffix("."), command=context.command_path if context else name)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:

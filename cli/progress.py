@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
+from math import inf
 
 from reshard.cli.output import Output, console, count, human_bytes, lasted
 
-PHASE, WIDE = 18, 100  # columns of the longest phase, and of a terminal that has room for a long bar
+PHASE = 18  # columns of the longest phase
+WIDE = 100  # columns of a terminal that has room for a long bar
+LONG_BAR, SHORT_BAR = 20, 8  # columns
+GAPS = 3  # columns between phase, bar and figures, and one at the end
 LINE_EVERY = 10.0  # seconds between plain lines; a log wants few, and a person some sign of life
 
 
@@ -55,10 +59,10 @@ class _Terminal(Bar):
         phase = rich.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=PHASE))
         figures = rich.TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1))
         shown = console(sys.stderr)
-        width = 20 if shown.width >= WIDE else 8
+        width = LONG_BAR if shown.width >= WIDE else SHORT_BAR
         columns = (phase, rich.BarColumn(width, table_column=Column(no_wrap=True, min_width=width)), figures)
         self._progress = rich.Progress(*columns, console=shown, transient=True)
-        self._room = shown.width - PHASE - width - 3  # columns for the figures
+        self._room = shown.width - PHASE - width - GAPS  # columns for the figures
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()
         self._figures = self._why = ""
@@ -144,7 +148,7 @@ class _Rate:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def text(self, done: int, total: int, files: tuple[int, int], room: int = 1000) -> str:
+    def text(self, done: int, total: int, files: tuple[int, int], room: float = inf) -> str:
         """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is and has ``room``."""
         if not total:
             return ""

@@ -11,7 +11,6 @@ from tests.benchmarks import llama
 from tests.benchmarks.figures import COMMAND, Figure, Race
 from tests.benchmarks.race import Contender, once, python, race
 from tests.benchmarks.scale import Scale
-from tests.pipeline.jobs import MAPPED
 from tests.support.giants import deepseek_v3_fp8, save_sparse
 from tests.support.hub import HubProcess
 from tests.support.measured import measured
@@ -35,7 +34,7 @@ def xet(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         env = _env(hub, "xet")
         hub.admin.log(reset=True)
         options = {"size": scale.file, "transport": "xet"}
-        limits = (LISTED, MAPPED)  # the kernel ends what goes beyond either
+        limits = (LISTED, MEMORY_FLOOR_XET)  # the kernel ends what goes beyond either
         cost = measured(f"{JOBS}:do_run_within", *limits, MODEL, "you/first", options, env=_homes(folder, env))
         sent = hub.admin.totals()["xet"]["up"] - cost.result["headers"]
         yield Figure("over Xet, uploaded for each seam", sent / cost.result["seams"] / MB, "MB", 0.15, "must")

@@ -64,6 +64,13 @@ def test_a_run_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Nam
     assert (done.code, waits) == (0, ["rate limited, 1 s", None]), done.err
 
 
+def test_a_plan_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Namespace, source: str) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    namespace.admin.fault("GET /api/models/.*", "status", status=429, headers={"Retry-After": "1"}, times=1)
+    done = reshard("plan", source, env=env)
+    assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
+
+
 @pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])
 def test_what_is_uploaded_is_what_the_transport_needs(
     reshard: Run, namespace: Namespace, source: str, transport: str, most: float

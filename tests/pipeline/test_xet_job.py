@@ -13,7 +13,6 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.utils import disable_progress_bars
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from tests.pipeline.jobs import MAPPED
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.measured import Measured, measured
 from tests.support.models import save_single
@@ -50,7 +49,7 @@ class Site:
         self.space.admin.log(reset=True)
         options = {"size": SIZE, "transport": "xet"}
         return measured(
-            "tests.pipeline.jobs:do_run_within", DISK, MAPPED, self.repo, self.space.repo(target), options,
+            "tests.pipeline.jobs:do_run_within", DISK, MEMORY_FLOOR_XET, self.repo, self.space.repo(target), options,
             env=env,
         )  # fmt: skip
 
