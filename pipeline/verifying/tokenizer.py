@@ -37,20 +37,29 @@ def check_tokenizers(
 ) -> list[Check]:
     """Of every folder with a tokenizer: whether it is the source's, or alone, whether it loads.
 
-    Equal bytes pass; other bytes that behave the same are inconclusive, with the keys that differ.
+    Equal bytes pass. Other bytes that behave the same are inconclusive, with the keys that differ, and so are those
+    whose behaviour could not be looked at.
     """
     folders = sorted({*_tokenizers(output.files()), *(_tokenizers(source.files()) if source else ())})
     return [_check_folder(folder, output, source, meta_loader, tmpdir) for folder in folders]
 
 
 def compared_by_behaviour(theirs: Mapping[str, StoredFile], ours: Mapping[str, StoredFile]) -> set[str]:
-    """The paths of both sides that `check_tokenizers` judges, where the source has a tokenizer."""
+    """The paths of both sides that `check_tokenizers` judges, where the source has a tokenizer.
+
+    Those of a tokenizer that is too large to be loaded are compared as any other file.
+    """
     before, after = _tokenizers(theirs), _tokenizers(ours)
-    paths = {path for folder, files in before.items() for path in (*files, *after.get(folder, ()))}
+    judged = {folder: {*files, *after.get(folder, ())} for folder, files in before.items()}
+    paths = {path for files in judged.values() if not _too_large(files, theirs, ours) for path in files}
     unread = {path for path in paths if named_like(path, _VOCABULARIES)}
     for listing in (theirs, ours):
         paths -= {path for path in unread & listing.keys() if join(dirname(path), "tokenizer.json") in listing}
     return paths
+
+
+def _too_large(paths: Iterable[str], *listings: Mapping[str, StoredFile]) -> bool:
+    return any(path in listing and listing[path].size > TOKENIZER_MAX for path in paths for listing in listings)
 
 
 def _tokenizers(paths: Iterable[str]) -> dict[str, list[str]]:
@@ -74,8 +83,11 @@ def _check_folder(
         return Check(name, "inconclusive", level, "the source has none to compare it with", figures)
     if source and ours.keys() == theirs.keys() and all(same_by_hash(ours[path], theirs[path]) for path in ours):
         return Check(name, "passed", level, "every file has the source's hash", figures)
-    if any(file.size > TOKENIZER_MAX for listed in files for file in listed.values()):
-        return Check(name, "skipped", level, f"a file of it is larger than {TOKENIZER_MAX:,} bytes", figures)
+    if source and not ours:
+        return Check(name, "failed", level, "", figures, (f"{name}: none of its files is there",))
+    if _too_large({*ours, *theirs}, *files):
+        reason = f"a file of it is larger than {TOKENIZER_MAX:,} bytes: it is not loaded"
+        return Check(name, "skipped", level, reason, figures)
     with tempfile.TemporaryDirectory(prefix="reshard-tokenizer-", dir=tmpdir) as scratch:
         folders = [Path(scratch, str(number)) for number in range(len(sides))]
         for side, paths, to in zip(sides, files, folders, strict=True):
@@ -88,7 +100,9 @@ def _check_folder(
     reasons = "; ".join([found.reason, *differences])
     if found.result == "failed":
         return Check(name, "failed", level, "", figures, (f"{name}: {reasons}",))
-    results: dict[str, Result] = {"equal_files": "passed", "loads": "passed", "skipped": "skipped"}
+    results: dict[str, Result] = {"equal_files": "passed", "loads": "passed"}
+    if not source:
+        results["skipped"] = "skipped"
     return Check(name, results.get(found.result, "inconclusive"), level, reasons, figures)
 
 

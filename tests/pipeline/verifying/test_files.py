@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.errors import DiskFull
-from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.limits import CONFIG_MAX, TOKENIZER_MAX
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.verifying import meta_load
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.json_difference import json_difference
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -130,6 +131,55 @@ def test_a_tokenizer_that_only_the_output_has_is_not_compared(pair: tuple[Path, 
     give_tokenizers(output)
     (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
     assert (check.result, check.reason) == ("inconclusive", "the source has none to compare it with")
+
+
+@pytest.mark.parametrize(
+    ("change", "result", "said"),
+    [
+        (lambda output: write(output / "tokenizer.json", {}), "inconclusive", "tokenizer.json says something else"),
+        (
+            lambda output: write(output / "added_tokens.json", {}),
+            "inconclusive",
+            "added_tokens.json is on one side",
+        ),
+        (lambda output: (output / "tokenizer.json").unlink(), "inconclusive", "tokenizer.json is on one side only"),
+        (lambda output: [file.unlink() for file in output.glob("*token*")], "failed", "none of its files is there"),
+    ],
+    ids=["changed", "added", "lost", "all lost"],
+)
+def test_a_tokenizer_whose_behaviour_nobody_can_look_at_passes_only_byte_for_byte(
+    change: Callable[[Path], object], result: str, said: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where reshard is installed without torch and transformers."""
+    output, source = pair
+    give_tokenizers(output, source)
+    monkeypatch.setattr(meta_load, "find_spec", lambda name: None)
+
+    def tokenizer() -> Check:
+        with closing(MetaLoader()) as without:
+            return check_tokenizers(source_of(output), source_of(source), without, None)[0]
+
+    assert tokenizer().result == "passed"
+    change(output)
+    check = tokenizer()
+    assert check.result == result
+    assert said in "; ".join([check.reason, *check.findings])
+
+
+def test_a_tokenizer_that_is_too_large_to_load_is_compared_byte_for_byte(
+    pair: tuple[Path, Path], meta_loader: MetaLoader
+) -> None:
+    output, source = pair
+    give_tokenizers(output, source)
+    for folder in pair:
+        with (folder / "vocab.txt").open("wb") as file:
+            file.truncate(TOKENIZER_MAX + 1)
+    (check,) = check_tokenizers(source_of(output), source_of(source), meta_loader, None)
+    assert check.result == "skipped"
+    assert compared(output, source).result == "passed"
+    write(output / "tokenizer.json", {})
+    (finding,) = compared(output, source).findings
+    assert finding.startswith("tokenizer.json says something else")
 
 
 # --------------------------------------------------------------------------------------------------------- added
