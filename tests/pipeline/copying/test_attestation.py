@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.checkpoint.discover import find_checkpoints
@@ -48,6 +49,19 @@ def records_of(folder: Path) -> list[tuple[Path, Record]]:
     return [(folder / opened.files[record.file].path, record) for record in checkpoint.records]
 
 
+def chunks_by_torch(folder: Path, prefix: str = "") -> list[tuple[str, range]]:
+    """By torch's own metadata: the file and the place in it of every chunk of a weight that has bytes."""
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    found = []
+    for index, place in metadata.storage_data.items():
+        saved = metadata.state_dict_metadata[index.fqn]
+        if index.fqn.startswith(prefix) and isinstance(saved, TensorStorageMetadata):
+            (chunk,) = [chunk for chunk in saved.chunks if chunk.offsets == index.offset]
+            if chunk.sizes.numel():
+                found.append((place.relative_path, range(place.offset, place.offset + place.length)))
+    return found
+
+
 @contextmanager
 def flipped(path: Path, at: int) -> Iterator[None]:
     """One bit of one byte is another one."""
@@ -81,6 +95,10 @@ def test_a_flip_in_any_chunk_of_a_distributed_checkpoint_is_told_and_nothing_pub
     assert figures["records"] == figures["records_compared"] == len(records)
     full = [(path, record) for path, record in records if record.stop > record.start]
     assert len(full) > 8 and len({path for path, _ in full}) > 1
+    chunks = chunks_by_torch(saved / layout, "model." if layout == "trainer" else "")
+    for name, span in chunks:
+        assert len([path for path, record in full if path.name == name and record.start in span]) == 1
+    assert len(full) == len(chunks)
     for path, record in full:
         with flipped(path, (record.start + record.stop) // 2):
             with pytest.raises(SourceCorrupt, match=f"{path.name}, record .* at byte {record.start}, "):
