@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
@@ -434,6 +435,22 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     assert sockets(child) < before + 4  # what jobs of but one transport leave behind would come to
     of_control = 3  # to send wakes, and to read the jobs whose end it logs, which it had not done before
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
+
+
+def test_a_child_that_grew_beyond_the_memory_limit_is_replaced_after_its_unit(site: Site, tmp_path: Path) -> None:
+    header = build_header(((f"layers.{i}.weight", "F32", (0,)) for i in range(100_000)), {"format": "pt"})
+    (tmp_path / "large").write_bytes(header)
+    repo = site.space.repo("many")
+    site.space.admin.create_repo(repo)
+    site.space.admin.import_files(repo, {"model.safetensors": tmp_path / "large"})
+    worker = site.machine.worker(concurrency=1, RESHARD_MEMORY_LIMIT=str(MEMORY_FLOOR))
+    wait_for(worker.children, "its child")
+    (first,) = worker.children()
+    request = Request(source=Hub(repo=repo), target=Hub(repo=site.space.repo("cut")), options=Options(size=SIZE))
+    job = site.store.submit(request).id
+    wait_for(lambda: worker.children() and first not in worker.children(), "another child")
+    assert site.ended(job).state == JobState.done
+    assert {event["attempt"] for _, event in site.store.events(job) if event["kind"] == "claimed"} == {"1"}
 
 
 GARBAGE = (
