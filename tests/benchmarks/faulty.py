@@ -38,11 +38,12 @@ def faulty(folder: Path, scale: Scale) -> Iterator[Figure]:
             yield Figure(f"{scale.faulty} jobs, two of three at fault: {way}", together / alone, "x", 3, "must")
 
 
-def _seconds(folder: Path, env: dict[str, str], at_fault: list[dict[str, str]], count: int) -> float:
+def _seconds(folder: Path, env: dict[str, str], at_fault: list[tuple[list[str], dict[str, str]]], count: int) -> float:
     """Until the last job is done, by one good worker and those that are at fault."""
     with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine, JobStore.at(broker.url) as store:
         machine.control()
-        workers = [machine.launch("worker", worker_command(2), **environment) for environment in [*at_fault, {}]]
+        commands = [*at_fault, (worker_command(2), dict[str, str]())]
+        workers = [machine.launch("worker", command, **environment) for command, environment in commands]
         for worker in workers:
             machine.await_sign_of(worker)
         start = time.perf_counter()

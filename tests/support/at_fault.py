@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reshard.worker.local import worker_command
+
 WAYS = ("folder", "full", "token", "no token", "credentials")
+FULL = 'ulimit -f 128 && exec "$@"'  # no file may have more than 64 KiB: the kernel's own way to say there is no room
 
 
-def spoil(way: str, folder: Path) -> dict[str, str]:
-    """The environment of a worker that is at fault in one of WAYS; what it needs for that is put into ``folder``."""
-    if way == "token":
-        return {"HF_TOKEN": "hf_revoked"}
-    if way == "no token":
-        return {"HF_TOKEN": ""}
-    if way == "credentials":
-        (folder / "bad.toml").write_text("[[credential]\n")
-        return {"RESHARD_CREDENTIALS": str(folder / "bad.toml")}
-    if way == "full":
-        return {"RESHARD_DISK_LIMIT": "1B", "HF_HUB_DISABLE_XET": "1"}
-    assert way == "folder"
-    (folder / "spoilt").write_text("a file where the folder should be")
-    return {"RESHARD_TMPDIR": str(folder / "spoilt" / "tmp"), "TMPDIR": str(folder)}
+def spoil(way: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a worker that is at fault in one of WAYS; ``folder`` gets what it needs for that."""
+    command, env = worker_command(2), dict[str, str]()
+    match way:
+        case "token":
+            env["HF_TOKEN"] = "hf_revoked"
+        case "no token":
+            env["HF_TOKEN"] = ""
+        case "credentials":
+            (folder / "bad.toml").write_text("[[credential]\n")
+            env["RESHARD_CREDENTIALS"] = str(folder / "bad.toml")
+        case "full":
+            command, env["HF_HUB_DISABLE_XET"] = ["sh", "-c", FULL, "sh", *command], "1"
+        case "folder":
+            (folder / "spoilt").write_text("a file where the folder should be")
+            env |= {"RESHARD_TMPDIR": str(folder / "spoilt" / "tmp"), "TMPDIR": str(folder)}
+    return command, env

@@ -248,8 +248,8 @@ def fault(site: Site, worker: Proc) -> Any:
 
 def started(site: Site, tmp_path: Path, way: str, faulty: int) -> list[Proc]:
     """So many workers that are at fault in this way, and a good one."""
-    environments: list[dict[str, str]] = [*(spoil(way, tmp_path) for _ in range(faulty)), {}]
-    workers = [site.machine.launch("worker", worker_command(2), **environment) for environment in environments]
+    commands = [*(spoil(way, tmp_path) for _ in range(faulty)), (worker_command(2), {})]
+    workers = [site.machine.launch("worker", command, **environment) for command, environment in commands]
     for worker in workers:
         site.machine.await_sign_of(worker)
     return workers
