@@ -437,6 +437,16 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 
 
+def test_what_an_operator_may_delete_after_a_clock_jumped_back_harms_no_job(site: Site) -> None:
+    """docs/failures.md names the keys."""
+    _, job = site.copier()
+    keys = [*site.client.keys("reshard:process:*"), *site.client.keys("reshard:pace:*"), b"reshard:yielding"]
+    assert site.client.delete(*keys) >= 2
+    site.space.admin.clear_faults()
+    site.assert_published_once(job)
+    assert {event["attempt"] for _, event in site.store.events(job) if event["kind"] == "claimed"} == {"1"}
+
+
 def test_a_child_that_grew_beyond_the_memory_limit_is_replaced_after_its_unit(site: Site, tmp_path: Path) -> None:
     header = build_header(((f"layers.{i}.weight", "F32", (0,)) for i in range(100_000)), {"format": "pt"})
     (tmp_path / "large").write_bytes(header)
