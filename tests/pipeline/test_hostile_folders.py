@@ -56,8 +56,8 @@ def long_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code", "why"),
     [
-        (loop, "source.no_folder", "symbolic links"),
-        (deep, "source.no_folder", "too long"),
+        (loop, "source.link_loop", "symbolic links"),
+        (deep, "source.path_too_long", "too long"),
         (below("model.safetensors.index.json"), "checkpoint.path_taken", "needs a folder"),
         (below("model-00001-of-00003.safetensors"), "checkpoint.path_taken", "needs a folder"),
         (below("README.md"), "checkpoint.path_taken", "needs a folder"),

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
-from reshard.pipeline.errors import FolderNotFound, ResourceError, SourceChanged, UnsafePath
+from reshard.pipeline.errors import FolderNotFound, LinkLoop, PathTooLong, ResourceError, SourceChanged, UnsafePath
 from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
@@ -39,7 +39,7 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     found: dict[str, FileStat] = {}
 
     def failed(error: OSError) -> NoReturn:
-        raise FolderNotFound(path=str(error.filename or root), why=error.strerror or str(error)) from error
+        raise _unreadable(error, error.filename or root) from error
 
     for folder, subfolders, names in os.walk(root, onerror=failed):
         prefix = Path(folder).relative_to(root).as_posix()
@@ -68,8 +68,13 @@ def _stat(file: Path, homes: Sequence[Path], root: Path, path: str) -> FileStat 
     except UnicodeEncodeError as error:
         raise FolderNotFound(path=repr(path), why="its name is not UTF-8") from error
     except OSError as error:
-        raise FolderNotFound(path=str(file), why=error.strerror or str(error)) from error
+        raise _unreadable(error, file) from error
     return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def _unreadable(error: OSError, path: Path | str) -> FolderNotFound:
+    kind = {errno.ELOOP: LinkLoop, errno.ENAMETOOLONG: PathTooLong}.get(error.errno or 0, FolderNotFound)
+    return kind(path=str(path), why=error.strerror or str(error))
 
 
 def digest_of(listing: Mapping[str, FileStat]) -> str:
