@@ -329,7 +329,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_copy_costs_nothing(site: Site) ->
 
 def test_receipts_of_a_copy_that_ends_while_the_broker_is_away_are_kept(site: Site) -> None:
     site.slow(rate=400_000)
-    worker = site.machine.worker()
+    worker = site.machine.worker(concurrency=1)  # so that no claim is on its way when the broker dies
     job = site.submit()
     site.copying(job)
     site.broker.kill()
