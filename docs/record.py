@@ -1,18 +1,20 @@
 """Writes what docs show of the terminal, from real runs against a Hub on this machine.
 
-python docs/record.py           writes docs/run.svg and docs/when-it-says-no.md
+python docs/record.py           writes docs/run.svg, docs/when-it-says-no.md, and the console blocks of the pages below
 python docs/record.py --check   fails when one of them is not what the command says today
 
-Addresses, ids, times and paths of the machine differ from run to run: the page has stand-ins for them, and they do not
-count when the recording is compared.
+Addresses, ids, times and paths of the machine differ from run to run: the pages have stand-ins for them, and they do
+not count when the recording is compared.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import pty
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,8 +34,18 @@ from tests.support.models import save_model
 
 HERE = Path(__file__).parent
 RECORDING, REFUSALS = HERE / "run.svg", HERE / "when-it-says-no.md"
+# Pages whose console blocks show what their commands say, in the order in which these are typed.
+SHOWN = tuple(HERE / page for page in ("quickstart.md", "guides/catalogs.md", "guides/schedules.md"))
 COLUMNS = 80
 RECORDED = f"reshard run {SOURCE} --to you/all-MiniLM-L6-v2-30MB --size 30MB"
+
+MIRROR = """\
+name: mirror
+defaults: {to: "you/{name}-{size}", size: 10kB}
+entries:
+  - repo: them/model
+  - repo: them/gguf
+"""
 
 # What a person does, and the command that says no to it.
 MISTAKES = {
@@ -65,13 +77,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder).resolve()
         with _hub() as hub:
-            recording, page = _record(hub, here), _refusals(hub, here)
-    if "--check" in sys.argv:
-        stale = [path.name for path, made in ((RECORDING, recording), (REFUSALS, page)) if not _same(path, made)]
-        sys.exit(f"out of date: {', '.join(stale)}; run `make docs`" if stale else 0)
-    for path, made in ((RECORDING, recording), (REFUSALS, page)):
-        if not _same(path, made):
-            path.write_text(made)
+            made = {RECORDING: _record(hub, here), REFUSALS: _refusals(hub, here)} | _pages(hub, here)
+    stale = {path: text for path, text in made.items() if not _same(path, text)}
+    if stale and "--check" in sys.argv:
+        sys.exit(f"out of date: {', '.join(path.name for path in stale)}; run `make docs`")
+    for path, text in stale.items():
+        path.write_text(text)
 
 
 def _same(path: Path, made: str) -> bool:
@@ -115,19 +126,24 @@ def _environment(hub: HubProcess, here: Path) -> dict[str, str]:
 
 def _record(hub: HubProcess, here: Path) -> str:
     """The main job on a terminal, as it looks when it has ended: an SVG."""
+    said, code = _on_terminal(RECORDED, _environment(hub, here), here)
+    if code:
+        sys.exit(f"`{RECORDED}` ended with {code}:\n{said}")
+    shown = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    shown.print(Text.from_ansi(f"$ {RECORDED}\n{said}"))
+    return shown.export_svg(title="reshard", unique_id="reshard")
+
+
+def _on_terminal(typed: str, env: Mapping[str, str], here: Path) -> tuple[str, int]:
+    """What stands on a terminal when the command has ended, colours included, and its exit code."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        shlex.split(RECORDED), env=_environment(hub, here), cwd=here, stdout=theirs, stderr=theirs
-    ) as running:
+    with subprocess.Popen(shlex.split(typed), env=env, cwd=here, stdout=theirs, stderr=theirs) as running:
         os.close(theirs)
         seen = b""
         while chunk := _next(ours):
             seen += chunk
-    if running.returncode:
-        sys.exit(f"`{RECORDED}` ended with {running.returncode}:\n{seen.decode()}")
-    shown = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
-    shown.print(Text.from_ansi(f"$ {RECORDED}\n" + _screen(seen.decode())))
-    return shown.export_svg(title="reshard", unique_id="reshard")
+    os.close(ours)
+    return _screen(seen.decode()), running.returncode
 
 
 def _next(terminal: int) -> bytes:
@@ -155,6 +171,34 @@ def _screen(written: str) -> str:
         elif part != "\r" and not part.startswith("\x1b[?"):
             rows[row] += part
     return "\n".join(rows).rstrip()
+
+
+def _pages(hub: HubProcess, here: Path) -> dict[Path, str]:
+    """The pages of SHOWN, with what the commands in their console blocks say now."""
+    (here / "mirror.yaml").write_text(MIRROR)
+    env = _environment(hub, here)
+    stand_ins = {
+        re.escape(str(here)): "/home/you",
+        re.escape(hub.endpoint): "https://hub.example",
+        re.escape(f"{getpass.getuser()}@{socket.gethostname()}"): "you@laptop",
+        r"(?<=job )[a-z2-9]{10}\b|^[a-z2-9]{10}(?=  )": "jhpex43z9e",
+        r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d\b": "Jun 15 22:00",
+        r"^\d+ tensors, .*?(?=^(?:published|wrote) )": "...\n",  # of a run: the page has a plan already
+    }
+
+    def said(block: re.Match[str]) -> str:
+        rows = []
+        for typed in re.findall(r"^\$ (.+)$", block[0], re.MULTILINE):
+            shown = Text.from_ansi(_on_terminal(typed, env, here)[0]).plain
+            for ours, theirs in stand_ins.items():
+                shown = re.sub(ours, theirs, shown, flags=re.MULTILINE | re.DOTALL)
+            rows += [f"$ {typed}", *(row.rstrip() for row in shown.splitlines())]
+        return "\n".join(["```console", *rows, "```"])
+
+    try:
+        return {page: re.sub(r"```console\n.*?\n```", said, page.read_text(), flags=re.DOTALL) for page in SHOWN}
+    finally:
+        subprocess.run(["reshard", "down"], env=env, cwd=here, capture_output=True, check=True)
 
 
 def _refusals(hub: HubProcess, here: Path) -> str:
