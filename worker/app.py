@@ -24,7 +24,7 @@ from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.stores.heap import reuse_blocks
 from reshard.pipeline.text import escape_logs
-from reshard.worker import logs, transport
+from reshard.worker import health, logs, transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
@@ -32,7 +32,7 @@ from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.self_check import SelfCheck
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.wakes import QUEUES
-from reshard.worker.settings import HEARTBEAT, settings
+from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD, settings
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,10 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
             f"{host}:{pid}", "worker", version("reshard"), host, pid, worker.concurrency, time.time(), False
         )
         self._client = open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT)
+        self._told = float("-inf")
         self._tell()
+        if (port := settings().health_port) is not None:
+            health.expose(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
         self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
 
     def stop(self, worker: Any) -> None:
@@ -187,8 +190,14 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     def _tell(self) -> None:
         try:
             announce(self._client, replace(self._process, draining=drain.wanted()))
+            self._told = time.monotonic()
         except redis.RedisError as error:
             log.warning("cannot send a heartbeat: %s", error)
+
+    def _unready(self) -> str:
+        if time.monotonic() - self._told > PRESUMED_DEAD:
+            return "the broker does not answer"
+        return "it takes no work: it is drained, rests or ends" if drain.wanted() else ""
 
 
 class Children(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types

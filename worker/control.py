@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from types import FrameType
 
@@ -49,6 +50,8 @@ JANITOR_BATCH = 1000  # jobs that are removed at once, so that the wakes never w
 RECONCILE = 60.0  # seconds between two checks of all jobs of catalogs, for what the stream has lost
 BATCHES = 10  # of events that a follower handles in one pass, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again
+STUCK = 300.0  # seconds of one turn of the loop; its calls of a broker that hangs end after a fraction of that
+SCRAPE_TIMEOUT = 3.0  # seconds for one answer of the broker; Prometheus gives a scrape ten
 
 
 class Control:
@@ -69,15 +72,22 @@ class Control:
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
         self._migrated = False
+        self._turned = time.monotonic()
         self._announced = self._cleaned = self._reconciled = float("-inf")
 
     def stop(self, *_: int | FrameType | None) -> None:
         self._ending.set()
 
+    def stuck(self) -> str:
+        """That the loop stands still, if so; a broker that is away does not stop it."""
+        still = time.monotonic() - self._turned
+        return f"its loop has not turned for {still:.0f} s" if still > STUCK else ""
+
     def run(self) -> None:
         """Until ``stop``; waits for a broker that is away, or full, or whatever else it says."""
         self._notifier.start(self._ending)
         while not self._ending.is_set():
+            self._turned = time.monotonic()
             try:
                 self.look(LISTEN)
             except (redis.RedisError, QueueError) as error:
@@ -126,11 +136,20 @@ class Control:
         return len(delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
 
 
+def unreachable(client: redis.Redis) -> str:
+    try:
+        client.ping()
+        return ""
+    except redis.RedisError as error:
+        return f"the broker does not answer: {error}"
+
+
 def main(settings: Settings) -> None:
     """The process `reshard control`; raises BrokerUnsupported, and waits for a broker that is away."""
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
-    from reshard.worker.followers.metrics import expose
+    from reshard.worker.followers.metrics import registry
+    from reshard.worker.health import expose
 
     logs.configure(settings.log_format)
     url = broker_url(settings)
@@ -141,7 +160,9 @@ def main(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:
-        expose(url, settings.metrics_port, settings.metrics_address)
+        client = open_redis(url, SCRAPE_TIMEOUT)
+        where = settings.metrics_port, settings.metrics_address
+        expose(*where, healthy=control.stuck, ready=partial(unreachable, client), metrics=registry(client))
     log.info("control is running")
     control.run()
 

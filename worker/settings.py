@@ -89,6 +89,7 @@ class Settings(BaseSettings):
     # catalogs, and two controls on one machine would want the same port.
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     metrics_address: str = "127.0.0.1"
+    health_port: int | None = Field(default=None, ge=1, le=65535)  # where a worker answers probes, on the same address
 
     # What control tells notices to. Both may hold a token.
     notify_command: SecretStr | None = None  # words as a shell splits them, but no shell

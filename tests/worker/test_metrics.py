@@ -22,9 +22,10 @@ from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.metrics import serve
+from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, Schedules
+from reshard.worker.health import serve
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
@@ -70,7 +71,7 @@ def scrape(port: int) -> Scrape:
 def serving(url: str) -> Iterator[int]:
     """The port at which the broker's figures are."""
     client = open_redis(url, timeout=1)
-    server = serve(client, 0, "127.0.0.1")
+    server = serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "", metrics=registry(client))
     URLS[server.server_port] = url
     try:
         yield server.server_port
@@ -295,8 +296,8 @@ def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pyte
     folder = tmp_path_factory.mktemp("metrics")
     with Broker(folder) as broker, Machine(folder, broker.url, RESHARD_METRICS_PORT=str(port)) as machine:
         first, second = machine.control(), machine.control()
-        assert f"metrics on http://127.0.0.1:{port}/metrics" in first.said()
-        assert f"cannot serve metrics on 127.0.0.1:{port}" in second.said()
+        assert f"health and metrics on http://127.0.0.1:{port}" in first.said()
+        assert f"cannot serve health on 127.0.0.1:{port}" in second.said()
         seen = wait_for(lambda: scrape(port), "the answer")
         assert seen.one("reshard_processes", "control") == 2
         assert second.alive()

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, cast
-from wsgiref.simple_server import WSGIServer
 
 import redis
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -24,15 +23,13 @@ from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.notices import HOOKS
-from reshard.worker.queue.jobs import Process, open_redis
+from reshard.worker.queue.jobs import Process
 from reshard.worker.queue.scripts import PREFIX, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
-
-TIMEOUT = 3.0  # seconds for one answer of the broker; Prometheus gives a scrape ten
 
 
 class Metrics(Collector):
@@ -148,21 +145,11 @@ class Metrics(Collector):
         yield _gauges("broker_memory_limit_bytes", "What it may use; 0: no limit.", "", [(memory["maxmemory"],)])
 
 
-def serve(client: redis.Redis, port: int, address: str) -> WSGIServer:
-    """Answer scrapes in a thread of its own; port 0 takes a free one. Raises OSError when the port is taken."""
-    registry = CollectorRegistry()
-    registry.register(Metrics(client))
-    server, _ = start_http_server(port, address, registry)
-    return server
-
-
-def expose(url: str, port: int, address: str) -> None:
-    """Serve what the broker at ``url`` knows; where the port is taken, control goes on without."""
-    try:
-        serve(open_redis(url, TIMEOUT), port, address)
-        log.info("metrics on http://%s:%s/metrics", address, port)
-    except OSError as error:
-        log.warning("cannot serve metrics on %s:%s: %s", address, port, error.strerror)
+def registry(client: redis.Redis) -> CollectorRegistry:
+    """All figures of the broker that ``client`` asks."""
+    made = CollectorRegistry()
+    made.register(Metrics(client))
+    return made
 
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]

@@ -1,0 +1,84 @@
+"""Probes of real processes over HTTP: alive whatever the broker does, ready only while work gets done."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from reshard.worker import control, health
+from reshard.worker.control import Control
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.settings import PRESUMED_DEAD, Settings
+from tests.support.procs import Broker, Machine, wait_for
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as said:
+            return said.status, said.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with_it(tmp_path: Path) -> None:
+    ports = {"RESHARD_HEALTH_PORT": free_port(), "RESHARD_METRICS_PORT": free_port()}
+    environment = {name: str(port) for name, port in ports.items()}
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, **environment) as machine:
+        machine.control()
+        machine.worker(concurrency=1)
+        for port in ports.values():
+            assert answer(port, "/healthz") == answer(port, "/readyz") == (200, "ok")
+            assert answer(port, "/") == answer(port, "/healthz/x") == answer(port, "/favicon.ico")
+            assert answer(port, "/")[0] == 404
+        assert answer(ports["RESHARD_METRICS_PORT"], "/metrics")[0] == 200
+        assert answer(ports["RESHARD_HEALTH_PORT"], "/metrics") == (404, "there is only /healthz, /readyz")
+        broker.kill()
+        for port in ports.values():
+            wait_for(lambda port=port: answer(port, "/readyz")[0] == 503, "its not being ready", 2 * PRESUMED_DEAD)
+            assert answer(port, "/readyz")[1].startswith("the broker does not answer")
+            assert answer(port, "/healthz") == (200, "ok")
+        broker.start()
+        for port in ports.values():
+            wait_for(lambda port=port: answer(port, "/readyz")[0] == 200, "its being ready again")
+
+
+def test_a_drained_worker_is_alive_and_not_ready(tmp_path: Path) -> None:
+    port = free_port()
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, RESHARD_HEALTH_PORT=str(port)) as machine:
+        worker = machine.worker(concurrency=1)
+        with JobStore.at(broker.url) as store:
+            (name,) = [process.name for process in store.processes() if process.pid == worker.pid]
+        assert machine.run("fleet", "drain", name).returncode == 0
+        wait_for(lambda: answer(port, "/readyz")[0] == 503, "its not being ready")
+        assert answer(port, "/readyz")[1] == "it takes no work: it is drained, rests or ends"
+        assert answer(port, "/healthz") == (200, "ok")
+
+
+def test_a_control_whose_loop_stands_still_is_not_healthy(
+    store: JobStore, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Control(store, leases, Settings(broker_url=store.url))
+    assert process.stuck() == ""
+    monkeypatch.setattr(control, "STUCK", -1.0)
+    assert process.stuck().startswith("its loop has not turned for")
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health._Handler, "timeout", 0.05)
+    server = health.serve(0, "127.0.0.1", healthy=lambda: "", ready=lambda: "")
+    try:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        server.shutdown()
+        server.server_close()
