@@ -35,6 +35,7 @@ from reshard.worker.followers.notices import Notifier, hooks
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
+from reshard.worker.local import check_installed
 from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
@@ -145,11 +146,12 @@ def unreachable(client: redis.Redis) -> str:
 
 
 def main(settings: Settings) -> None:
-    """The process `reshard control`; raises BrokerUnsupported, and waits for a broker that is away."""
+    """The process `reshard control`; raises ExtraMissing and BrokerUnsupported, and waits for a broker that is away."""
+    check_installed("celery")
+    if settings.metrics_port is not None:
+        check_installed("prometheus_client")
     from reshard.worker.app import send
     from reshard.worker.broker import broker_url
-    from reshard.worker.followers.metrics import registry
-    from reshard.worker.health import expose
 
     logs.configure(settings.log_format)
     url = broker_url(settings)
@@ -160,6 +162,9 @@ def main(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:
+        from reshard.worker.followers.metrics import registry
+        from reshard.worker.health import expose
+
         client = open_redis(url, SCRAPE_TIMEOUT)
         where = settings.metrics_port, settings.metrics_address
         expose(*where, healthy=control.stuck, ready=partial(unreachable, client), metrics=registry(client))

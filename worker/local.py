@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from reshard.pipeline.errors import QueueError
+from reshard.pipeline.errors import ExtraMissing
 from reshard.worker import broker
 from reshard.worker.daemon import Daemon
 from reshard.worker.queue.jobs import JobStore, without_password
@@ -37,7 +37,8 @@ class Service:
 
 
 def up(settings: Settings) -> Service:
-    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``check_server``."""
+    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``become_worker``."""
+    check_installed("celery")  # before anything is started, the broker first
     names = ("broker", "control", "worker")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
     env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}
@@ -63,6 +64,12 @@ def down(settings: Settings) -> tuple[str, ...]:
     return tuple(stopped)
 
 
+def check_installed(package: str) -> None:
+    """Raises ExtraMissing unless ``package``, of the extra `worker`, is there."""
+    if find_spec(package) is None:
+        raise ExtraMissing(package=package)
+
+
 def worker_command(concurrency: int) -> list[str]:
     """What `reshard worker` becomes."""
     return [
@@ -78,9 +85,8 @@ def control_command() -> list[str]:
 
 
 def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
-    """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does."""
-    if find_spec("celery") is None:
-        raise QueueError(what="celery is not installed: run `pip install 'reshard[worker]'`")
+    """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does, and ExtraMissing."""
+    check_installed("celery")
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
         store.check_server()
