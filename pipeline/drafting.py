@@ -65,7 +65,7 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    return _draft(request, source, target, meta_loader, replaces=True, submitted=None)[0]
+    return _draft(request, source, target, meta_loader, shows=True, submitted=None)[0]
 
 
 @_collector_paused()
@@ -79,7 +79,7 @@ def plan(
     and TargetDrifted for what they changed. So for what was submitted later and is published already: a broker restored
     from a backup has forgotten that.
     """
-    made, known = _draft(request, source, target, meta_loader, request.options.overwrite, submitted)
+    made, known = _draft(request, source, target, meta_loader, shows=False, submitted=submitted)
     if made.published is not None:
         return made
     if request.options.require == "model":
@@ -104,10 +104,10 @@ def _draft(
     source: Source,
     target: Target,
     meta_loader: MetaLoader | None,
-    replaces: bool,
+    shows: bool,
     submitted: int | None,
 ) -> tuple[Plan, Known]:
-    """``replaces``: the plan is made although others changed the target."""
+    """``shows``: the plan is made whatever others put or changed in the target."""
     _refuse_nested_folders(request)
     state = target.state()
     _check_visibility(request, source, target, state)
@@ -116,6 +116,7 @@ def _draft(
     key = keyed(source.pin)
     last = None if state.head is None else _last_publication(target, state.head)
     options = request.options
+    replaces = shows or _replaces(request, source.pin, target, state.head, last)
     believed = None if options.force else last  # our last commit, unless it is to be doubted
     published = believed.commit if believed is not None and _answers(believed, keyed, source.pin, target) else None
     untouched = published is not None and published == state.head
@@ -156,6 +157,20 @@ def _draft(
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
+
+
+def _replaces(
+    request: Request, pin: Pin, target: Target, head: str | None, last: publication.Publication | None
+) -> bool:
+    """Whether what others put or changed goes.
+
+    What recurs was once allowed to take the target. Since then it holds our publication, and nobody has looked at what
+    others did there; in place that is the source.
+    """
+    if not (request.options.overwrite and request.recurring):
+        return request.options.overwrite
+    taken = last is not None and (last.endpoint, last.source) == (pin.endpoint, pin.repo)
+    return not taken or head is None or _same(target.at(head).pin, pin)
 
 
 def _answers(last: publication.Publication, keyed: Callable[[Pin], str], pin: Pin, target: Target) -> bool:

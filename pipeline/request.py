@@ -157,6 +157,7 @@ class Request(Strict):
     options: Options = Options()
     priority: Priority = "interactive"
     asked_by: str = ""  # who submitted it, for the record
+    recurring: bool = False  # nobody looks each time: `overwrite` lasts until the target is this source's
 
     @classmethod
     def of(cls, source: str, target: str, **options: Any) -> Request:
@@ -172,6 +173,11 @@ class Request(Strict):
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
         return cls(source=parse_place(source), target=parse_place(target), options=chosen)
 
+    def submitted_for(self, what: str) -> Request:
+        """This, as ``what``, a schedule or a catalog, submits it again and again."""
+        # Said only where it matters, as a worker of an older release refuses what it does not know.
+        return self.model_copy(update={"asked_by": what, "recurring": self.options.overwrite})
+
     def key(self) -> str:
         """The same for requests that come to the same commit.
 
@@ -183,7 +189,7 @@ class Request(Strict):
         return key_of(
             self.model_dump(
                 mode="json",
-                exclude={"priority": True, "asked_by": True, "source": place, "target": place},
+                exclude={"priority": True, "asked_by": True, "recurring": True, "source": place, "target": place},
                 exclude_defaults=True,
             )
         )

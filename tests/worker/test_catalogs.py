@@ -96,6 +96,14 @@ def test_no_more_than_so_many_are_at_work_and_all_get_their_turn(
     assert request == "bulk"
 
 
+def test_jobs_of_a_catalog_say_that_they_recur_where_that_matters(catalogs: Cursor, store: JobStore) -> None:
+    wanted = definition(2)
+    text = wanted.text.replace("- repo: them/m1", "- {repo: them/m1, overwrite: true}")
+    begin(catalogs, wanted.model_copy(update={"text": text}))
+    requests = [store.get(job).request for job in jobs(catalogs)]
+    assert {(request.options.overwrite, request.recurring) for request in requests} == {(False, False), (True, True)}
+
+
 def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, store: JobStore) -> None:
     wanted = definition(3)
     begin(catalogs, wanted)

@@ -20,6 +20,7 @@ from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.leases import Leases
@@ -219,6 +220,51 @@ def test_source_bytes_that_stay_wrong_end_the_job_though_every_copy_seals_someth
         assert tries < 20
     assert bench.job.error is not None and bench.job.error["code"] == "proof.source_corrupt"
     assert bench.job.shards_done == 0
+
+
+def nights(bench: Bench, source: Path, target: Path) -> Callable[[], Job]:
+    """A schedule that may overwrite; each call is the end of a night."""
+    bench.store.cancel(bench.id)  # which would have the target
+    schedules = Schedules(bench.store)
+    options = Options(size=SIZE, overwrite=True)
+    request = Request(source=parse_place(str(source)), target=parse_place(str(target)), options=options)
+    schedules.add(Schedule(name="nightly", cron="@daily", request=request))
+
+    def night() -> Job:
+        bench.id = str(schedules.run("nightly").job)
+        bench.until(lambda job: job.state.ended)
+        return bench.job
+
+    return night
+
+
+def test_a_schedule_that_may_overwrite_takes_a_target_once_and_then_leaves_what_others_change(bench: Bench) -> None:
+    save_sharded(bench.target, numbered(arrays(4, 1000), 1))
+    night = nights(bench, bench.source, bench.target)
+    assert night().state == JobState.done
+    assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+    changed = min(bench.target.glob("*.safetensors"))
+    changed.write_bytes(b"what others made of it")
+    for _ in range(2):
+        assert night().state == JobState.failed
+        assert bench.job.error is not None and bench.job.error["code"] == "target.drift"
+        assert changed.read_bytes() == b"what others made of it"
+    bench.store.retry(bench.id, onto_head=True)  # a person has looked
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done, bench.job.error
+    assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))
+    assert night().state == JobState.done
+
+
+def test_a_schedule_that_may_overwrite_goes_on_with_what_its_source_becomes_in_place(bench: Bench) -> None:
+    night = nights(bench, bench.source, bench.source)
+    assert night().state == JobState.done
+    for path in bench.source.glob("*.safetensors"):
+        path.unlink()
+    save_sharded(bench.source, numbered(arrays(24, 4000, seed=1), 4))
+    wanted = read_checkpoint(from_folder(bench.source))
+    assert night().state == JobState.done, bench.job.error
+    assert read_checkpoint(from_folder(bench.source)) == wanted
 
 
 def test_an_object_that_the_store_lost_is_copied_again(bench: Bench) -> None:

@@ -179,7 +179,7 @@ class Cursor(Catalogs):
                 continue
             again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
             job = self._go_on(again.decode()) if again else ""
-            request = entry.request.model_copy(update={"asked_by": f"catalog {name}"})
+            request = entry.request.submitted_for(f"catalog {name}")
             answer = self._admit_one(definition, run, number, job, submission(request))
             if answer == "stop":
                 return

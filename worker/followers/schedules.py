@@ -284,8 +284,10 @@ class Schedules:
 
 def _submitted(schedule: Schedule) -> Sequence[str]:
     """The job that it fires, as it is queued; nothing of a catalog."""
-    asked = {"priority": PRIORITY, "asked_by": f"schedule {schedule.name}"}
-    return submission(schedule.request.model_copy(update=asked)) if schedule.request else ()
+    if schedule.request is None:
+        return ()
+    asked = schedule.request.submitted_for(f"schedule {schedule.name}")
+    return submission(asked.model_copy(update={"priority": PRIORITY}))
 
 
 def runs_key(name: str) -> str:

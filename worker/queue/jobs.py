@@ -232,6 +232,7 @@ class JobStore:
         request = ""
         if onto_head:
             asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
+            asked.pop("recurring", None)  # this time a person says so
             request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
         answer, what = texts(self.run("retry", id, int(anew or onto_head), request))
         if answer == "missing":
