@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -40,16 +39,14 @@ from reshard.pipeline.errors import (
     SourceCorrupt,
     TargetError,
     TempDirUnusable,
-    TokenMissing,
     TooManyAttempts,
 )
-from reshard.pipeline.places import Hub, state_dir
+from reshard.pipeline.places import state_dir
 from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
 from reshard.pipeline.stores.connect import Context, open_target
-from reshard.pipeline.stores.hub_api import Refusal
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS
@@ -170,7 +167,7 @@ class Step:
 
     def _run(self) -> None:
         self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
-        policy.check(self._request, self._settings, lambda target: namespaces(target, self._context))
+        policy.check(self._request, self._settings, lambda target: policy.namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
             "plan": self._plan,
             "check": self._check,
@@ -367,26 +364,6 @@ def _given_up(lease: Lease, last: dict[str, Any] | None) -> TooManyAttempts:
 
 
 # -------------------------------------------------------------------------------------------------- of this process
-
-
-ACCOUNT_AGE = 60.0  # seconds until an organisation is looked for that the token's owner may have joined meanwhile
-_accounts: dict[tuple[str, str], tuple[float, list[str]]] = {}  # by endpoint and credential: when asked, and the answer
-
-
-def namespaces(target: Hub, context: Context) -> list[str]:
-    """The namespaces of the token that would write to ``target``: its owner's and its organisations'."""
-    api = context.api(target, "write")
-    if api.credential is None:
-        raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", who="worker")
-    asked, names = _accounts.get((api.endpoint, api.credential.id), (float("-inf"), []))
-    if target.namespace not in names and time.monotonic() - asked >= ACCOUNT_AGE:
-        try:
-            account = api.whoami()
-        except Refusal as refusal:
-            raise refusal.as_target(target.repo) from refusal
-        names = [account.name, *(org.name for org in account.orgs)]
-        _accounts[api.endpoint, api.credential.id] = time.monotonic(), names
-    return names
 
 
 @cache

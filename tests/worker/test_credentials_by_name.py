@@ -13,10 +13,9 @@ from reshard.pipeline.errors import CredentialScope, CredentialUnknown, SourceNo
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_source
-from reshard.worker.fleet.policy import check
+from reshard.worker.fleet import policy
 from reshard.worker.settings import Settings
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-from tests.support.procs import Broker
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -43,14 +42,12 @@ def lab(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.fixture
-def guard(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Guard:
+def guard() -> Guard:
     """What a worker asks before it does anything."""
-    monkeypatch.setenv("RESHARD_BROKER_URL", broker.url)  # the module that a worker loads cannot do without
-    from reshard.worker.steps import namespaces
 
     def asked(request: Request, settings: Settings) -> None:
         context = Context.from_env()
-        check(request, settings, lambda target: namespaces(target, context))
+        policy.check(request, settings, lambda target: policy.namespaces(target, context))
 
     return asked
 
@@ -97,8 +94,6 @@ def test_a_token_for_every_namespace_widens_no_list_and_no_ownership(
 def test_an_organisation_that_was_joined_later_is_found(
     lab: str, namespace: Namespace, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reshard.worker import steps
-
     joined = request(Hub(repo="them/model"), Hub(repo=f"org-{lab}/cut"))
     with pytest.raises(TargetNotAllowed):
         guard(joined, Settings())
@@ -107,7 +102,7 @@ def test_an_organisation_that_was_joined_later_is_found(
     with pytest.raises(TargetNotAllowed):  # not asked for each job that is refused
         guard(joined, Settings())
     assert namespace.admin.log() == []
-    monkeypatch.setattr(steps, "ACCOUNT_AGE", 0.0)
+    monkeypatch.setattr(policy, "ACCOUNT_AGE", 0.0)
     guard(joined, Settings())
 
 

@@ -5,16 +5,22 @@ A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over bo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed
+from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed, TokenMissing
 from reshard.pipeline.places import Folder, Hub, check_repo, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credentials
+from reshard.pipeline.stores.hub_api import Refusal
 from reshard.worker.settings import Settings
+
+ACCOUNT_AGE = 60.0  # seconds until an organisation is looked for that the token's owner may have joined meanwhile
+_accounts: dict[tuple[str, str], tuple[float, list[str]]] = {}  # by endpoint and credential: when asked, and the answer
 
 
 def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[str]]) -> None:
@@ -73,3 +79,19 @@ def _matches(repo: str, patterns: Iterable[str]) -> bool:
 
 def _said(allowed: Sequence[str]) -> str:
     return ", ".join(allowed) if allowed else "none"
+
+
+def namespaces(target: Hub, context: Context) -> list[str]:
+    """The namespaces of the token that would write to ``target``: its owner's and its organisations'."""
+    api = context.api(target, "write")
+    if api.credential is None:
+        raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", who="worker")
+    asked, names = _accounts.get((api.endpoint, api.credential.id), (float("-inf"), []))
+    if target.namespace not in names and time.monotonic() - asked >= ACCOUNT_AGE:
+        try:
+            account = api.whoami()
+        except Refusal as refusal:
+            raise refusal.as_target(target.repo) from refusal
+        names = [account.name, *(org.name for org in account.orgs)]
+        _accounts[api.endpoint, api.credential.id] = time.monotonic(), names
+    return names
