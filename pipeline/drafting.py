@@ -254,17 +254,19 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
     return Before(head, files, indexes, published, (last.endpoint, last.source) if last else None)
 
 
-def refuse_without_room(made: Plan, target: Target, disk: ScratchSpace | None = None) -> None:
-    """Raises TargetFull, or DiskFull for ``disk``, where what ``made`` needs at least is not free; nothing is written.
-
-    A queue gives no ``disk``: each copy looks at its own worker's when it begins.
-    """
+def refuse_without_room(made: Plan, target: Target) -> None:
+    """Raises TargetFull where a folder has not the room that ``made`` needs; nothing is written."""
     before = target.at(made.base).files() if made.base else {}
-    need, room = needs(made, target.place.kind == "hub", before), target.room()
-    if disk is not None and need.least_disk > disk.room():
-        raise DiskFull(path=str(disk.path), needed=need.least_disk, free=disk.room())
-    if room is not None and need.target > room:
-        raise TargetFull(path=str(target.place), needed=need.target, free=room)
+    need, room = needs(made, target.place.kind == "hub", before).target, target.room()
+    if room is not None and need > room:
+        raise TargetFull(path=str(target.place), needed=need, free=room)
+
+
+def refuse_without_disk(made: Plan, target: Target, disk: ScratchSpace) -> None:
+    """Raises DiskFull where ``disk`` has not what copying the shards of ``made`` needs at least; nothing is read."""
+    need = needs(made, target.place.kind == "hub", {}).least_disk
+    if need > disk.room():
+        raise DiskFull(path=str(disk.path), needed=need, free=disk.room())
 
 
 def _same(one: Pin, other: Pin) -> bool:

@@ -24,7 +24,7 @@ from uuid import uuid4
 from reshard.pipeline.check import Check, prior_checks
 from reshard.pipeline.copying.loop import Attested, Moved, copy
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_room
+from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_disk, refuse_without_room
 from reshard.pipeline.errors import (
     DigestsDiffer,
     ObjectLost,
@@ -62,6 +62,7 @@ __all__ = [
     "exposed",
     "plan",
     "publish",
+    "refuse_without_disk",
     "refuse_without_room",
     "run",
     "source_of",
@@ -143,7 +144,8 @@ def run(
     watcher.planned(made)
     if made.published is not None:
         return Report(made, Published(made.published, target.branch, found=True), (), {}, Moved())
-    refuse_without_room(made, target, context.disk)
+    refuse_without_disk(made, target, context.disk)
+    refuse_without_room(made, target)
 
     journal = Journal.open(context.state_dir, journal_key(made, address(target)))
     journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)

@@ -195,6 +195,8 @@ class Step:
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
         digests = [shard.digest for shard in shards.values()]
         receipts = self._keeper.patiently(lambda: self._leases.receipts(self._job, digests))
+        todo = tuple(shard for shard in shards.values() if shard.digest not in receipts)
+        pipeline.refuse_without_disk(replace(plan, shards=todo), target, self._context.disk)
         token, keeper = self._lease.token, self._keeper
         source, sink = self._source(plan), target.sink(token)
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
@@ -20,18 +21,20 @@ from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.keeper import LeaseKeeper
-from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.jobs import Job, JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
 from tests.support.checker import from_folder, read_checkpoint
+from tests.support.giants import save_sparse
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
-from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.models import add_friends, arrays, numbered, save_sharded, save_single
 from tests.support.procs import Broker
-from tests.worker.conftest import SIZE, age
+from tests.worker.conftest import SIZE, age, another
 
 __all__ = ["hub", "hub_process", "namespace"]
 
@@ -220,6 +223,52 @@ def test_source_bytes_that_stay_wrong_end_the_job_though_every_copy_seals_someth
         assert tries < 20
     assert bench.job.error is not None and bench.job.error["code"] == "proof.source_corrupt"
     assert bench.job.shards_done == 0
+
+
+def test_a_target_folder_without_room_ends_a_job_before_a_byte_is_copied(bench: Bench) -> None:
+    """The source is holes: it has more bytes than any disk of this machine."""
+    count = shutil.disk_usage(bench.folder).free // 10**11 + 1
+    save_sparse(bench.folder / "giant", ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count)), count)
+    there = parse_place(str(bench.folder / "giant")), parse_place(str(bench.folder / "cut"))
+    bench.id = bench.store.submit(Request(source=there[0], target=there[1], options=Options(size=2 * 10**11))).id
+    bench.step()
+    assert bench.job.error is not None and bench.job.error["code"] == "target.disk"
+    assert not (bench.folder / "cut").exists()
+
+
+def test_a_worker_without_disk_for_a_group_hands_it_over_before_it_reads(
+    bench: Bench, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first shard would fit and the second does not."""
+    monkeypatch.setenv("HF_ENDPOINT", namespace.endpoint)
+    monkeypatch.setenv("HF_TOKEN", namespace.token)
+    model = bench.folder / "uneven"
+    save_single(model, {name: np.zeros(size, np.uint8) for name, size in (("a", 6000), ("b", 6000), ("c", 50_000))})
+    target = Hub(repo=namespace.repo("cut"))
+    options = Options(size=10_000, transport="http")
+    bench.id = bench.store.submit(Request(source=parse_place(str(model)), target=target, options=options)).id
+    bench.until(lambda job: job.state == JobState.copying and "check" not in todo(bench))
+    for name in ("worker-a", "worker-b"):
+        announce(bench.store.redis, Process(f"{name}:1", "worker", "1", name, 1, 2, 0.0, False))
+
+    monkeypatch.setenv("RESHARD_DISK_LIMIT", "10kB")
+    namespace.admin.log(reset=True)
+    bench.leases = another(bench.store, "worker-a:1.10")
+    assert bench.step() == "group:00000"
+    assert bench.job.last_error is not None and bench.job.last_error["code"] == "resource.disk"
+    assert not [entry for entry in namespace.admin.log() if "lfs" in entry["path"]]
+    age(bench.store, bench.id, 1000)
+    assert bench.leases.claim(bench.id) is None
+
+    monkeypatch.delenv("RESHARD_DISK_LIMIT")
+    bench.leases = another(bench.store, "worker-b:1.10")
+    bench.until(lambda job: job.state.ended)
+    assert bench.job.state == JobState.done, bench.job.error
+
+
+def todo(bench: Bench) -> list[str]:
+    """The units of the job that wait."""
+    return [unit.decode() for unit in bench.store.redis.zrange(job_key(bench.id, "todo"), 0, -1)]
 
 
 def nights(bench: Bench, source: Path, target: Path) -> Callable[[], Job]:
