@@ -317,6 +317,48 @@ def test_cancel_stops_a_copy_before_its_next_shard(site: Site) -> None:
     site.assert_published_once(job)
 
 
+# A worker that asks the store for its answer after each shard, as a large model's does.
+SETTLES = """
+from celery.__main__ import main
+from reshard.pipeline.copying import loop
+
+loop.SETTLE = 1
+main()
+"""
+
+
+def test_what_was_sealed_before_a_cancel_is_neither_read_nor_sent_again(site: Site) -> None:
+    """Of four groups with six shards each, the first is done and the second is in its middle."""
+    python, _, _, *arguments = worker_command(1)
+    tenth = site.space.admin.fault("^PUT /_lfs/", "hold", skip=9, when="request")
+    worker = site.machine.start("worker", [python, "-c", SETTLES, *arguments])
+    job = site.submit(transport="http")
+    site.space.admin.wait_for_fault(tenth, waiting=1)
+    wait_for(lambda: site.store.get(job).shards_done >= 9, "nine seals")
+    site.store.cancel(job)
+    wait_for(lambda: "stopped: cancel" in worker.said(), "the copier's stop")
+    seen = site.store.get(job)
+    assert (seen.state, seen.shards, seen.shards_done) == (JobState.cancelled, 24, 9)
+    sent = objects(site)
+
+    site.space.admin.log(reset=True)
+    site.space.admin.clear_faults()
+    site.store.retry(job)
+    site.ended(job)
+    read = {
+        name for e in site.space.admin.log() for name in re.findall(rf"_cdn/models/{site.source}/.*/(.*)\?", e["path"])
+    }
+    # The file that was under way is hashed as a whole, so it is read from its start.
+    assert read == {f"model-0000{number}-of-00004.safetensors" for number in (2, 3, 4)}
+    assert len(sent) == 9 and len(objects(site)) == 15 and not sent & objects(site)
+    site.assert_published_once(job)
+
+
+def objects(site: Site) -> set[str]:
+    """The hashes of what was sent to the store."""
+    return {found[1] for e in site.space.admin.log() if (found := re.match(r"/_lfs/.*/(\w{64})\?size", e["path"]))}
+
+
 def test_a_broker_that_dies_in_the_middle_of_a_copy_costs_nothing(site: Site) -> None:
     worker, job = site.copier()
     site.broker.kill()
