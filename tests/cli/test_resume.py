@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from reshard.pipeline.limits import SETTLE
 from tests.cli.conftest import COMMAND, Run
 from tests.support.giants import Spec, save_sparse
+from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
@@ -24,7 +26,6 @@ from tests.support.procs import wait_for
 __all__ = ["hub", "hub_process", "namespace"]
 
 MB = 1000**2
-WEIGHTS = r"^GET /_cdn/.*\.safetensors"
 SHARD = 50 * MB  # bytes; of --size 51MB, which holds five tensors and a header
 SEAL = max(SHARD, 256 * MB)  # bytes; as docs/failures.md promises
 UNDER_WAY = 2  # shards: one is filled while another is brought to the disk
@@ -61,32 +62,61 @@ def kill(arguments: list[str], clean: dict[str, str], target: Path, reached: flo
     assert running.returncode == -signal.SIGKILL, said
 
 
-def test_ctrl_c_says_what_is_kept_and_what_to_type(
-    reshard: Run, clean: dict[str, str], namespace: Namespace, tmp_path: Path
-) -> None:
+@dataclass
+class Held:
+    """A run of a model in two files that the Hub makes wait where the test says."""
+
+    source: str
+    target: Path
+    space: HubAdmin
+    env: dict[str, str]
+
+    def interrupt(self, where: str, skip: int = 0) -> str:
+        """What it says when someone presses Ctrl-C there."""
+        rule = self.space.fault(where, "hold", skip=skip, when="request")
+        command = [COMMAND, "run", self.source, "--to", str(self.target), "--size", "4100B"]
+        # A shell's background job ignores the signal, and so would this command if the tests are one.
+        heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        running = subprocess.Popen(
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+        )
+        self.space.wait_for_fault(rule, waiting=1)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+        assert running.returncode == 130 and "Traceback" not in said, said
+        assert not self.target.exists()
+        self.space.clear_faults()
+        return said
+
+
+@pytest.fixture
+def held(clean: dict[str, str], state: Path, namespace: Namespace, tmp_path: Path) -> Held:
     save_sharded(tmp_path / "model", numbered(arrays(4, 4000), 2))
     files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-    source, out, space = namespace.repo("source"), tmp_path / "out", namespace.admin
+    source, space = namespace.repo("source"), namespace.admin
     space.create_repo(source)
     space.put_files(source, files, lfs=[name for name in files if name.endswith(".safetensors")])
     clean |= {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "HF_HUB_DISABLE_XET": "1"}
-    space.log(reset=True)
-    assert reshard("plan", source, "--to", out, env=clean).code == 0
-    read = [r for r in space.log() if re.search(WEIGHTS, f"{r['method']} {r['path']}")]
-    copying = space.fault(WEIGHTS, "hold", skip=len(read), when="request")
+    return Held(source, tmp_path / "out", space, clean)
 
-    command, pipe = [COMMAND, "run", source, "--to", str(out)], subprocess.PIPE
-    # A shell's background job ignores the signal, and so would this command if the tests are one.
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    running = subprocess.Popen(command, env=clean, stdout=pipe, stderr=pipe, text=True, preexec_fn=heeds)
-    space.wait_for_fault(copying, waiting=1)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
-    assert "interrupted: nothing was published; run the same command again" in said and "Traceback" not in said
-    assert not out.exists()
-    space.clear_faults()
-    assert reshard("run", source, "--to", out, env=clean).code == 0
+
+@pytest.mark.parametrize("number, kept", [(1, 0), (2, 4)])
+def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, reshard: Run, held: Held) -> None:
+    """The Hub holds the bytes of the first or of the second file back, once it is planned."""
+    weights = f"^GET /_cdn/.*model-0000{number}-of"
+    held.space.log(reset=True)
+    assert reshard("plan", held.source, "--to", held.target, "--size", "4100B", env=held.env).code == 0
+    planned = [r for r in held.space.log() if re.search(weights, f"{r['method']} {r['path']}")]
+    said = held.interrupt(weights, skip=len(planned))
+    ends = f"nothing was published; run the same command again to go on ({kept} of 8 files copied)"
+    assert f"interrupted: {ends}" in " ".join(said.split())
+    done = reshard("run", held.source, "--to", held.target, "--size", "4100B", env=held.env)
+    assert done.code == 0
+    assert (f"{kept} files of 8 copied by an earlier run" in done.err) is bool(kept)
+
+
+def test_ctrl_c_while_it_is_planned_says_that_nothing_was_copied(held: Held) -> None:
+    assert "interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
 
 
 def test_what_is_sealed_at_once_is_what_the_docs_say() -> None:
