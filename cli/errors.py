@@ -13,7 +13,7 @@ from typing import Any
 
 from typer import Abort, TyperException
 
-from reshard.cli.output import Output, console, wrapped
+from reshard.cli.output import Output, console
 from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.text import printable
 
@@ -64,7 +64,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         message, hint = (printable(" ".join(text.split())) for text in (str(error), hint))
         shown = console(sys.stderr)
         for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
-            shown.print(wrapped(line, sys.stderr), soft_wrap=True)
+            shown.print(line)
     return error.exit_code
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from textwrap import fill, wrap
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from reshard.pipeline.text import printable, printable_json, printable_lines
 
 SCHEMA = 1  # of every document; raised when a field goes or changes its meaning, not when one is added
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
+_FIGURE = re.compile(r"(?<![^\s(])(\d[\d.,]*) (?=[^\W\d]|%)")  # a number before its unit
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,26 @@ def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: st
     room = max(WRAP_MIN, width - start)
     shown = []
     for row in rows:
-        wrapped = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False)
-        first, *more = ["", *wrapped] if below else wrapped or [""]
+        words = _broken(row[-1], room)
+        first, *more = ["", *words] if below else words or [""]
         shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 
 
-def wrapped(text: str, stream: Any) -> str:
-    """The text, on a terminal in lines that break between words, those after the first indented."""
-    if not stream.isatty():
-        return text
-    width = max(WRAP_MIN, console(stream).width)
-    return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _broken(text: str, width: int, indent: str = "", hanging: str = "") -> list[str]:
+    """The text in lines of ``width`` columns that end between words; a number stays with its unit."""
+    joined = _FIGURE.sub("\\1\0", text)  # which no printable text has
+    found = wrap(
+        joined, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in found]
+
+
+def _hanging(row: str, width: int) -> list[str]:
+    """The row as it is where it fits, else broken, with what follows indented under it."""
+    text = row.lstrip()
+    indent = row[: len(row) - len(text)]
+    return [row] if len(row) <= width else _broken(text, width, indent, f"{indent}  ")
 
 
 def json_line(data: Mapping[str, Any]) -> str:
@@ -115,10 +125,21 @@ _COLOURS = Theme({"good": "green", "bad": "red", "weak": "yellow"})
 
 
 class _Console(Console):
-    """Escapes the text that it is given to print: names in it come from outside."""
+    """Escapes the text that it is given to print, as names in it come from outside.
+
+    On a terminal it breaks lines between words only, and indents what follows under its line.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable_lines(text) if isinstance(text, str) else text for text in objects), **options)
+        if any(isinstance(text, str) for text in objects):
+            options["soft_wrap"] = True  # a word too long for a line is the terminal's to break
+        super().print(*(self._laid_out(text) if isinstance(text, str) else text for text in objects), **options)
+
+    def _laid_out(self, text: str) -> str:
+        rows = printable_lines(text).split("\n")
+        if self.file.isatty():
+            rows = [line for row in rows for line in _hanging(row, max(WRAP_MIN, self.width))]
+        return "\n".join(rows)
 
 
 def console(stream: Any) -> Console:
@@ -126,10 +147,7 @@ def console(stream: Any) -> Console:
 
     NO_COLOR (https://no-color.org) takes the colours off a terminal, too.
     """
-    is_terminal = stream.isatty()
-    return _Console(
-        file=stream, markup=False, emoji=False, soft_wrap=not is_terminal, highlighter=_Words(), theme=_COLOURS
-    )
+    return _Console(file=stream, markup=False, emoji=False, highlighter=_Words(), theme=_COLOURS)
 
 
 def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reshard.cli.output import Output, console, lines, wrapped
+from reshard.cli.output import Output, console, lines
 from tests.cli.test_progress import read
 
 STYLE = r"\x1b\[[0-9;]*m"
@@ -47,7 +47,7 @@ def test_the_last_column_is_wrapped_between_words_and_under_itself(
     assert rest[0] == "note  the temporary folder of this"
     assert all(line.startswith("      ") for line in rest[1:3]) and max(map(len, rest[:3])) <= 40
     assert " ".join(line[6:] for line in rest[:3]) == WORDS
-    assert "".join(rest[3:]).replace(" ", "") == f"url{long}by"
+    assert rest[3:] == ["url", f"  {long}", "by"]
 
 
 def test_a_last_column_without_room_beside_the_others_is_below_its_row(
@@ -66,6 +66,42 @@ def test_a_short_last_column_stays_beside_the_others(terminal: Callable[[Callabl
     rows = [("model-00001-of-00003", "9,000 bytes", "above"), ("model-00002-of-00003", "7,000 bytes", "")]
     told = [" ".join(line.split()) for line in terminal(lambda: Output().result({}, lines(rows))).splitlines()]
     assert told == [" ".join(filter(None, row)) for row in rows]
+
+
+def test_a_path_longer_than_a_line_stays_whole_in_every_column(
+    terminal: Callable[[Callable[[], object]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = f"text_encoder_with_a_long_name/{'x' * 43}.safetensors"
+    assert len(path) == 85
+    files = [(path, "9,000 bytes", "1 tensor", ""), ("b", "7 bytes", "1 tensor", "above --size")]
+
+    def show() -> None:
+        Output().result({}, "\n".join([lines(files, {1, 2}, "  "), lines([("largest", f"{path}, 9,000 bytes")]), path]))
+
+    assert terminal(show).splitlines() == [
+        f"  {path}",
+        "    9,000 bytes  1 tensor",
+        "  b",
+        "    7 bytes  1 tensor",
+        "      above --size",
+        "largest",
+        f"  {path},",
+        "         9,000 bytes",
+        path,
+    ]
+
+
+def test_a_line_too_long_is_indented_and_a_number_stays_with_its_unit(
+    terminal: Callable[[Callable[[], object]], str],
+) -> None:
+    head = "published https://hub/us/m: 3 files, 90.9 MB, 1 min 34 s, 4 checks passed"
+    text = terminal(lambda: Output().result({}, f"{head}\n  (9,000 bytes)"))
+    assert text.splitlines() == [
+        "published https://hub/us/m: 3 files,",
+        "  90.9 MB, 1 min 34 s, 4 checks passed",
+        "  (9,000 bytes)",
+    ]
 
 
 def test_nothing_is_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +126,7 @@ def test_an_error_is_broken_between_words_and_indented_on_a_terminal(
     terminal: Callable[[Callable[[], object]], str],
 ) -> None:
     url = "http://127.0.0.1:8000/" + "x" * 40
-    shown = terminal(lambda: console(sys.stdout).print(wrapped(f"hint: {WORDS} {url}", sys.stdout), soft_wrap=True))
+    shown = terminal(lambda: console(sys.stdout).print(f"hint: {WORDS} {url}"))
     first, *rest = shown.splitlines()
     assert first.startswith("hint: the temporary") and all(line.startswith("  ") for line in rest)
     assert " ".join(line.strip() for line in (first, *rest)) == f"hint: {WORDS} {url}"
