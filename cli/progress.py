@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
 
@@ -65,7 +67,8 @@ class _Terminal(Bar):
         self._room = shown.width - PHASE - width - GAPS  # columns for the figures
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()
-        self._figures = self._why = ""
+        self._figures: Callable[[int], str] = lambda room: ""
+        self._why = ""
         self.enter_context(self._progress)
 
     def show(
@@ -77,19 +80,25 @@ class _Terminal(Bar):
                 self._progress.update(self._task, total=1, completed=1, figures=lasted(self._rate.seconds))
             self._phase, self._rate = phase, _Rate(done)
             self._task = self._progress.add_task(phase, total=None, figures=self._why)
-        self._figures = figures or self._rate.text(done, total, files, self._room)
+        self._figures = lambda room: figures or self._rate.text(done, total, files, room)
         self._progress.update(self._task, completed=done, total=total or None)
         self._draw()
 
     def waits(self, why: str) -> None:
-        self._why = f"waiting: {why}" if why else ""
+        self._why = f"waiting: {re.sub('https?://', '', why)}" if why else ""
         if why and not self._phase:
             self.show("waiting")
         if self._phase:
             self._draw()
 
     def _draw(self) -> None:
-        self._progress.update(self._task, figures="; ".join(filter(None, (self._figures, self._why))))
+        beside = len(f"; {self._why}") if self._why else 0
+        if len(self._why) > self._room:  # it takes more than one line anyway
+            beside = 0
+        figures = self._figures(self._room - beside)
+        if beside and len(figures) > self._room - beside:
+            figures = ""
+        self._progress.update(self._task, figures="; ".join(filter(None, (figures, self._why))))
 
     def say(self, text: str) -> None:
         self._progress.console.print(text)
@@ -152,11 +161,12 @@ class _Rate:
         """``3 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left``; as much of it as there is and has ``room``."""
         if not total:
             return ""
-        written = [f"{files[0]:,} of {count(files[1], 'file')}"] if files[1] else []
-        parts = [*written, f"{human_bytes(done)} of {human_bytes(total)}"]
+        moved = f"{human_bytes(done)} of {human_bytes(total)}"
+        parts = [f"{files[0]:,} of {count(files[1], 'file')}", moved] if files[1] else [moved]
+        choices = [parts, [moved]]
         rate = (done - self._first) / self.seconds if self.seconds > 0 else 0.0
         if rate > 0:
             left = f"{lasted((total - done) / rate)} left"
-            whole = ", ".join([*parts, f"{human_bytes(int(rate))}/s", left])
-            return whole if len(whole) <= room else ", ".join([*parts, left])
-        return ", ".join(parts)
+            choices[:0] = [[*parts, f"{human_bytes(int(rate))}/s", left], [*parts, left]]
+        texts = [", ".join(choice) for choice in choices]
+        return next((text for text in texts if len(text) <= room), moved)

@@ -86,13 +86,23 @@ def test_every_phase_has_a_line_of_its_own_on_a_terminal_that_can_show_it(
     else:
         assert re.search(r"planning\W", seen) and "waiting" not in seen.partition("planning")[0]
         before, _, last = seen.rpartition("planning")
-        assert "waiting: http://hub unreachable, try 3 of 6" in before
+        assert "waiting: hub unreachable, try 3 of 6" in before
         shown_last = " ".join(re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", last).split())
         assert re.search(r"copying \S+ 1 of 2 files, 50 bytes of 100 bytes.*; waiting: rate limited, 40 s", shown_last)
 
 
-def test_a_phase_has_one_line_of_eighty_columns(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves out the rate before the line breaks."""
+@pytest.mark.parametrize(
+    ("why", "line"),
+    [
+        ("", "12 of 131 files, 12.4 GB of 26.2 GB, 1 min 7 s left"),
+        ("rate limited, 40 s", "12.4 GB of 26.2 GB; waiting: rate limited, 40 s"),
+        ("https://huggingface.co unreachable, try 3 of 6", "waiting: huggingface.co unreachable, try 3 of 6"),
+    ],
+)
+def test_a_phase_has_one_line_of_eighty_columns(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, why: str, line: str
+) -> None:
+    """It leaves out the rate, and beside a wait more than that, before the line breaks."""
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
@@ -102,10 +112,11 @@ def test_a_phase_has_one_line_of_eighty_columns(clock: Clock, monkeypatch: pytes
             shown.show("copying", 0, 26_200_000_000, (0, 131))
             clock.now += 60
             shown.show("copying", 12_400_000_000, 26_200_000_000, (12, 131))
+            shown.waits(why)
     seen = b"".join(iter(lambda: read(ours), b"")).decode()
     os.close(ours)
-    last = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", seen).splitlines()
-    assert any(line.rstrip().endswith("12 of 131 files, 12.4 GB of 26.2 GB, 1 min 7 s left") for line in last), last
+    last = [row.rstrip() for row in re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", seen).splitlines()]
+    assert last[-1] == "" and re.fullmatch(rf"copying +\S+ {re.escape(line)}", last[-2]), last
 
 
 @pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])
