@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from textwrap import wrap
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -60,19 +60,22 @@ class Output:
             console(sys.stderr).print(text)
 
 
-def lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> str:
+def lines(
+    rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "", stream: TextIO | None = None
+) -> str:
     """Rows under each other with aligned columns, those numbered in ``right`` to the right.
 
     On a terminal the last column is wrapped between words, under its own beginning, or under its row where there is no
-    room beside the others; nothing is ever cut.
+    room beside the others; nothing is ever cut. ``stream`` is where they go, or else stdout.
     """
+    stream = stream or sys.stdout
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
-    if not sys.stdout.isatty():
+    if not stream.isatty():
         return "\n".join((indent + layout.format(*row)).rstrip() for row in rows)
-    width = console(sys.stdout).width
+    width = console(stream).width
     below = start + min(widths[-1], WRAP_MIN) > width  # then the last column has lines of its own
     start = len(indent) + 4 if below else start
     room = max(WRAP_MIN, width - start)

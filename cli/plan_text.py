@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
@@ -79,7 +79,7 @@ def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
     facts = plan_facts(request, plan)
     if output.json:
         output.document({"plan": facts})
-    bar.say(plan_text(facts))
+    bar.say(plan_text(facts, stream=sys.stderr))
 
 
 def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
@@ -105,8 +105,8 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
     return facts
 
 
-def plan_text(facts: dict[str, Any], most: Shown = SHORT) -> str:
-    """The plan for people: figures first, then the files, then what becomes of the rest."""
+def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None = None) -> str:
+    """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
     head = [f"{facts['source']} -> {facts['target']}, {size}"]
     if facts["published"]:
@@ -134,14 +134,14 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT) -> str:
         *(_needs(facts) if "needs" in facts else []),
         *(("note", note) for note in first(facts["notes"], most.notes)),
     ]
-    return "\n".join([*head, *([_files(files, most.files)] if files else []), lines(rest)])
+    return "\n".join([*head, *([_files(files, most.files, stream)] if files else []), lines(rest, stream=stream)])
 
 
-def _files(files: Sequence[dict[str, Any]], most: int) -> str:
+def _files(files: Sequence[dict[str, Any]], most: int, stream: TextIO | None) -> str:
     rows = [_row(file) for file in files]
     if len(rows) > most:
         rows[most - 2 : -1] = [("...", "", "", f"{len(rows) - most + 1:,} more; `reshard plan --all` shows them")]
-    return lines(rows, right={1, 2}, indent="  ")
+    return lines(rows, right={1, 2}, indent="  ", stream=stream)
 
 
 def _row(file: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -127,12 +127,10 @@ def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_bar_for_each_phase(model: Path, tmp_path: Path) -> None:
+def test_a_terminal_gets_a_plan_that_fits_it_and_a_bar_for_each_phase(model: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300B"]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "120"}
-    ) as run:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "80"}) as run:
         os.close(theirs)
         seen = b""
         while chunk := read(ours):
@@ -140,6 +138,7 @@ def test_a_terminal_gets_a_bar_for_each_phase(model: Path, tmp_path: Path) -> No
     os.close(ours)
     assert run.returncode == 0
     assert b"copying" in seen and b"checking the model" in seen
+    assert re.search(rb"moves     reads [^\r]+\r\n {10}\S", seen), seen  # the plan fits the terminal that it goes to
     assert b"\x1b[" in seen
 
 
