@@ -87,8 +87,8 @@ class _View:
         self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
         show_plan(self._request, plan, self._output, self._bar)
 
-    def resumed(self, shards: int) -> None:
-        self._files = shards
+    def resumed(self, shards: int, bytes_: int) -> None:
+        self._files, self._done = shards, bytes_
         self._bar.say(f"{count(shards, 'file')} of {self._shards:,} copied by an earlier run")
 
     @property

@@ -38,6 +38,7 @@ from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish, weights
 from reshard.pipeline.publishing.history import address
@@ -106,15 +107,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied, how many are
-    copied by now, bytes read, and each step by name.
+    """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied and of how many
+    bytes of the source, how many are copied by now, bytes read, and each step by name.
 
     ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
     """
 
     exposing: Callable[[Source], None] = lambda source: None
     planned: Callable[[Plan], None] = lambda plan: None
-    resumed: Callable[[int], None] = lambda shards: None
+    resumed: Callable[[int, int], None] = lambda shards, bytes_: None
     sealed: Callable[[int], None] = lambda shards: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
@@ -150,7 +151,8 @@ def run(
     journal = Journal.open(context.state_dir, journal_key(made, address(target)))
     journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)
     if kept := len(journal.receipts):
-        watcher.resumed(kept)
+        noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s))
+        watcher.resumed(kept, sum(place.stop - place.start for part in noted for place in part.ranges))
 
     def moved(count: int) -> None:
         watcher.moved(count)

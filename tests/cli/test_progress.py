@@ -14,6 +14,8 @@ import pytest
 from reshard.cli import progress
 from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
+from reshard.cli.run import _View
+from reshard.pipeline.request import Request
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 
 __all__ = ["hub", "hub_process", "namespace"]
@@ -117,6 +119,18 @@ def test_a_phase_has_one_line_of_eighty_columns(
     os.close(ours)
     last = [row.rstrip() for row in re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", seen).splitlines()]
     assert last[-1] == "" and re.fullmatch(rf"copying +\S+ {re.escape(line)}", last[-2]), last
+
+
+def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(Output()) as shown:
+        view = _View(Request.of("us/model", "/out"), Output(), shown)
+        view._total, view._shards = 100_000_000, 12
+        view.resumed(5, 40_000_000)
+        view.step("copy")
+    assert capsys.readouterr().err.splitlines() == [
+        "5 files of 12 copied by an earlier run",
+        "copying: 5 of 12 files, 40.0 MB of 100.0 MB",
+    ]
 
 
 @pytest.mark.parametrize("output", [Output(json=True), Output(quiet=True)])

@@ -44,12 +44,15 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Runs:
-    """Runs of one request, each ended at a byte of its copy or left alone; ``resumed`` is what the last one found."""
+    """Runs of one request, each ended at a byte of its copy or left alone.
+
+    The last one found ``resumed`` shards, of ``noted`` bytes.
+    """
 
     def __init__(self, source: str, target: str, meta_loader: MetaLoader) -> None:
         self.request = asked(source, target, size=SIZE)
         self.meta_loader = meta_loader
-        self.resumed = 0
+        self.resumed = self.noted = 0
 
     def run(self, until: float = 1e9) -> Report:
         """Until this part of the source was read."""
@@ -61,10 +64,10 @@ class Runs:
             if left <= 0:
                 raise Killed
 
-        def resumed(shards: int) -> None:
-            self.resumed = shards
+        def resumed(shards: int, bytes_: int) -> None:
+            self.resumed, self.noted = shards, bytes_
 
-        self.resumed = 0
+        self.resumed = self.noted = 0
         return run(self.request, Context.from_env(), Watcher(moved=moved, resumed=resumed), self.meta_loader)
 
     def killed(self, until: float) -> None:
@@ -90,6 +93,7 @@ def test_a_folder_is_gone_on_with_and_at_most_a_few_shards_are_read_again(
     # One was being written, one waited for its sync, and what is under way between threads is a shard more.
     assert runs.resumed >= SHARDS * part - 3
     assert report.moved.read <= whole * (1 - part) + 3 * SIZE
+    assert runs.noted == pytest.approx(runs.resumed * 2_000_000, rel=0.001)  # tensors, without the headers
     assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(model))
     assert runs.run().published.found and runs.resumed == 0
 
