@@ -174,11 +174,11 @@ def asked_by() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def read_in_place(**typed: Any) -> Request:
-    """``read_request`` for which a missing --to means the source itself."""
+def read_plan(**typed: Any) -> tuple[Request, bool]:
+    """``read_request``, and whether a --to was given; without one, the target is the source itself."""
     place = parse_place(typed["source"])
     itself = place.path if isinstance(place, Folder) else "/".join(filter(None, (place.endpoint, place.repo)))
-    return read_request(**typed | {"to": typed["to"] or itself})
+    return read_request(**typed | {"to": typed["to"] or itself}), typed["to"] is not None
 
 
 def read_limits(
@@ -283,8 +283,8 @@ def _optional(parameter: Parameter, help: str | None = None) -> Parameter:
 _own = [p for p in _parameters(read_request).values() if p.kind is not Parameter.VAR_KEYWORD]
 _sign(read_request, [*_own, *_of_options()])
 _REQUEST, _LIMITS = _parameters(read_request), _parameters(read_limits)
-_in_place = _REQUEST | {"to": _optional(_REQUEST["to"], "Target (default: SRC).")}
-_sign(read_in_place, list(_in_place.values()))
+_plan = _REQUEST | {"to": _optional(_REQUEST["to"], "Target; without it, only the cut is planned.")}
+_sign(read_plan, list(_plan.values()))
 _file = Annotated[Path | None, value("FILE", "Submit this catalog, as it is now, instead of SRC.")]
 _either = _REQUEST | {name: _optional(_REQUEST[name]) for name in ("source", "to")}
 _either["catalog"] = Parameter("catalog", Parameter.KEYWORD_ONLY, default=None, annotation=_file)

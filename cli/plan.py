@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from reshard.cli.arguments import flag, read_in_place, read_output, takes, value
+from reshard.cli.arguments import flag, read_output, read_plan, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError
+from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Request
 
+NOWHERE = Folder(path="/nonexistent/reshard")  # what a plan without --to is made for: nothing is there
 
-@takes(request=read_in_place, output=read_output)
+
+@takes(asked=read_plan, output=read_output)
 def plan(
     *,
-    request: Request,
+    asked: tuple[Request, bool],
     max_memory: Annotated[
         str | None, value("DEVICE=SIZE,...", "Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.")
     ] = None,
@@ -28,24 +31,30 @@ def plan(
 ) -> None:
     """Show what a job would write and delete; change nothing.
 
+    Without --to it shows only how SRC would be cut.
+
     Example: reshard plan openai-community/gpt2 --size 200MB
     """
     from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, source_of
     from reshard.pipeline.stores.connect import Context, open_target, own_limiters
+    from reshard.pipeline.stores.folder.target import FolderTarget
 
+    request, has_target = asked
+    if not has_target:  # and nothing to commit to
+        request = request.model_copy(update={"options": request.options.model_copy(update={"pr": False})})
     placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
         source = source_of(request, context)
-        target = open_target(request.target, request.options, context)
+        target = open_target(request.target, request.options, context) if has_target else FolderTarget(NOWHERE)
         made = draft(request, source, target)
-        facts = plan_facts(request, made)
+        facts = plan_facts(request, made) | ({} if has_target else {"target": None, "undo": None})
         if not made.published:
-            facts |= needs_facts(made, source, target, context)
+            facts |= needs_facts(made, source, target if has_target else None, context)
     text = plan_text(facts, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)

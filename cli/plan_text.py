@@ -108,7 +108,8 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
 def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
-    head = [f"{facts['source']} -> {facts['target']}, {size}"]
+    goes = f" -> {facts['target']}" if facts["target"] else ""
+    head = [f"{facts['source']}{goes}, {size}"]
     if facts["published"]:
         return f"{head[0]}\npublished already, in commit {facts['published']}: nothing to do"
     files = facts["files"]
@@ -155,6 +156,8 @@ def _moves(facts: dict[str, Any]) -> str:
     expected = facts["forecast"]
     times = f", {expected['amplification']:.2f} times what is written" if expected["written"] else ""
     reads = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
+    if facts["target"] is None:
+        return reads
     seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
     if target == "file":
         return f"{reads}, writes {expected['uploaded']:,} bytes"
@@ -210,20 +213,21 @@ def _drift(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     return [("warning", warning), *(("drift", path) for path in first(facts["drift"], most))]
 
 
-def needs_facts(plan: Plan, source: Source, target: Target, context: Context) -> dict[str, Any]:
-    """What the job needs, and what to think of before it runs."""
+def needs_facts(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:
+    """What the job needs, of ``target`` where there is one, and what to think of before it runs."""
     from reshard.pipeline.limits import CONFIG_MAX
     from reshard.pipeline.planning.estimate import licence, needs, warnings
     from reshard.pipeline.planning.model import CARD
 
-    before = target.at(plan.base).files() if plan.base else {}
-    need = needs(plan, target.place.kind == "hub", before)
+    before = target.at(plan.base).files() if target and plan.base else {}
+    need = needs(plan, target is not None and target.place.kind == "hub", before)
+    need = need if target else need._replace(target=0)
     card = source.files().get(CARD)
     text = None
     if card and plan.pin.endpoint:
         head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
         text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    warned = warnings(plan, need, source.visibility, text, context.disk.room(), target.room())
+    warned = warnings(plan, need, source.visibility, text, context.disk.room(), target.room() if target else None)
     return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}
 
 

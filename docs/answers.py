@@ -138,7 +138,7 @@ class Plan(Answer):
     """What will be written, carried, deleted and kept."""
 
     source: str
-    target: str
+    target: str | None = Field(description="null where only the cut is planned")
     undo: str | None = Field(description="the target as `reshard rollback` takes it")
     commit: str | None = Field(description="of the source")
     base: str | None = Field(description="the target's commit that the plan was made for")

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import read_in_place, read_output, read_request, takes
+from reshard.cli.arguments import read_output, read_plan, read_request, takes
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
@@ -103,12 +103,17 @@ def test_a_command_takes_the_options_of_its_readers() -> None:
 
 
 def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
-    typed = {p.name: p.default for p in inspect.signature(read_in_place).parameters.values()}
+    typed = {p.name: p.default for p in inspect.signature(read_plan).parameters.values()}
     url = "https://hub.example/a/model/tree/v2"
-    assert read_in_place(**typed | {"source": "a/model@v1"}).target == Hub(repo="a/model")
-    assert read_in_place(**typed | {"source": url}).target == Hub(repo="a/model", endpoint="https://hub.example")
-    assert read_in_place(**typed | {"source": "/folder"}).target == Folder(path="/folder")
-    assert read_in_place(**typed | {"source": "a/model", "to": "b/model"}).target == Hub(repo="b/model")
+    for source, itself in (
+        ("a/model@v1", Hub(repo="a/model")),
+        (url, Hub(repo="a/model", endpoint="https://hub.example")),
+        ("/folder", Folder(path="/folder")),
+    ):
+        request, has_target = read_plan(**typed | {"source": source})
+        assert (request.target, has_target) == (itself, False)
+    request, has_target = read_plan(**typed | {"source": "a/model", "to": "b/model"})
+    assert (request.target, has_target) == (Hub(repo="b/model"), True)
 
 
 def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:

@@ -40,10 +40,16 @@ def test_a_plan_as_json_has_every_file_with_its_exact_size(reshard: Run, model: 
     assert [left["path"] for left in facts["left_out"]] == ["optimizer.pt"]
 
 
-def test_a_plan_without_a_target_is_of_cutting_in_place(reshard: Run, model: Path) -> None:
+def test_a_plan_without_a_target_is_of_the_cut_alone(reshard: Run, model: Path) -> None:
     (facts,) = reshard("plan", model, "--size", "3300B", "--json").documents
-    assert facts["deletes"] == ["model.safetensors"]
-    assert "tokenizer.json" not in facts["deletes"]
+    (whole,) = reshard("plan", model, "--to", model, "--size", "3300B", "--json").documents
+    assert whole["deletes"] == ["model.safetensors"] and whole["in_place"] and whole["needs"]["target"]
+    assert facts["files"] == whole["files"] and len(facts["files"]) == 4
+    assert facts["target"] is None and not facts["deletes"] and not facts["in_place"] and not facts["needs"]["target"]
+    said = reshard("plan", model, "--size", "3300B").out
+    assert re.match(rf"{model}@\w+, files of at most 3,300 bytes\n", said), said
+    for of_a_target in ("deletes", "overwrites", "warning", "writes", "beside", "rollback", "->  "):
+        assert of_a_target not in said, said
 
 
 def test_a_plan_names_the_largest_file_and_tensor_and_says_how_much_is_read_for_them(
