@@ -12,7 +12,7 @@ from urllib.parse import quote
 from reshard.cli.output import ago, count, human_bytes, lasted, lines, some, when
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
@@ -61,18 +61,40 @@ def summary(
     return f"{done} {where}: {', '.join([*figures, *(f'{number} {result}' for result, number in results.items())])}"
 
 
+def undoable(request: Request) -> str | None:
+    """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
+    if request.options.pr:
+        return None
+    if request.target.kind == "folder":
+        return str(request.target)
+    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
+
+
+def brings_back(undo: str, is_folder: bool) -> str:
+    """What undoes a publication; a repository's history keeps the state before, a folder only the last one."""
+    return f"`reshard rollback {undo}` brings it back{' until the next run' if is_folder else ''}"
+
+
+def undo_rows(request: Request, in_place: bool) -> list[tuple[str, str]]:
+    """How a job is undone that changed what others had put into its own source, as rows of label and text."""
+    undo = undoable(request) if in_place else None
+    is_folder = request.target.kind == "folder"
+    return [("undo", f"the source itself was changed; {brings_back(undo, is_folder)}")] if undo else []
+
+
 def in_short(
     target: Hub | Folder,
     published: Mapping[str, Any],
     moved: tuple[int, int, int],
     bytes_: Mapping[str, Sequence[str]],
     checks: Checks,
+    undo: Sequence[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
     """What else is worth a line at the end of a job, as rows of label and text.
 
     ``moved`` are the bytes of weights that were read, sent, and found in the target's store.
     """
-    rows = []
+    rows = [*undo]
     if target.kind == "hub":
         read, sent, there = map(human_bytes, moved)
         rows.append(("commit", f"{published['commit'][:12]} on {published['ref']}"))

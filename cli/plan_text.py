@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from reshard.cli.job_text import brings_back, undoable
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
-from reshard.pipeline.request import SINGLE, Request, branch_of
+from reshard.pipeline.request import SINGLE, Request
 
 if TYPE_CHECKING:
     from reshard.pipeline.protocols import Source, Target
@@ -37,7 +38,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     return {
         "source": str(plan.pin),
         "target": str(request.target),
-        "undo": None if plan.options.pr else _undoable(request),
+        "undo": undoable(request),
         "commit": plan.pin.commit,
         "base": plan.base,
         "digest": plan.digest,
@@ -65,13 +66,6 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "may_replace": plan.options.overwrite or plan.options.pr or plan.in_place,
         **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "occupied", "notes")},
     }
-
-
-def _undoable(request: Request) -> str:
-    """The target as `reshard rollback` takes it."""
-    if request.target.kind == "folder":
-        return str(request.target)
-    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
 
 
 def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
@@ -192,12 +186,13 @@ def _occupied(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     """What of the target others put there, and what becomes of it."""
     if not facts["occupied"]:
         return []
-    goes = f"`reshard rollback {facts['undo']}` brings it back until the next run"
+    goes = "a pull request replaces it only when it is merged"
+    if facts["undo"] is not None:
+        goes = brings_back(facts["undo"], facts["transports"]["target"] == "file")
     if facts["in_place"]:
-        return [("warning", f"this changes the source itself ({some(facts['occupied'], most)}); {goes}")]
-    if facts["undo"] is None:
-        goes = "a pull request replaces it only when it is merged"
-    elif not facts["may_replace"]:
+        changed = some([file["path"] for file in facts["replaced"]], most)
+        return [("warning", f"this changes the source itself ({changed}); {goes}")]
+    if not facts["may_replace"]:
         goes = "a run refuses (exit code 7) unless --overwrite is given"
     what = f"{count(len(facts['occupied']), 'file')} in the target that reshard did not publish for this source"
     return [("warning", f"{what}: {some(facts['occupied'], most)}; {goes}")]

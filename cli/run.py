@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reshard.cli.arguments import Verbose, read_output, read_request, takes
-from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, source_bytes, summary
+from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, source_bytes, summary, undo_rows
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
 from reshard.pipeline.errors import ProofError
@@ -55,10 +55,12 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
             raise
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
     plan, published, checks = report.plan, facts["published"], facts["checks"]
+    undo = undo_rows(request, plan.in_place and bool(plan.occupied))
     if verbose:
-        rows = [moved(**facts["moved"], verb=sent(request.target)), *outcome(checks, facts["source_bytes"], published)]
+        rows = [*undo, moved(**facts["moved"], verb=sent(request.target))]
+        rows += outcome(checks, facts["source_bytes"], published)
     else:
-        rows = in_short(request.target, published, report.moved, facts["source_bytes"], checks)
+        rows = in_short(request.target, published, report.moved, facts["source_bytes"], checks, undo)
     size = sum(shard.size for shard in plan.shards)
     head = summary(request.target, published, weight_files(plan), size, facts["seconds"], checks)
     output.result(facts, ended(head, rows), report.published.commit)

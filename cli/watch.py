@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_bytes, summary
+from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_bytes, summary, undo_rows
 from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
@@ -52,11 +52,12 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
     assert published is not None, "a job that is done has published"
     bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
     target, checks = job.request.target, job.checks
+    undo = undo_rows(job.request, follower.in_place)
     if verbose:
-        rows = [moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(target))]
+        rows = [*undo, moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(target))]
         rows += outcome(checks, bytes_, published)
     else:
-        rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks)
+        rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks, undo)
     head = summary(target, published, job.shards, job.bytes, job.since - job.created, checks)
     output.result(job.to_dict() | {"source_bytes": bytes_}, ended(head, rows), published["commit"])
 
@@ -109,6 +110,7 @@ class _Follower:
         self._queue, self._id, self._output, self._bar = queue, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
+        self.in_place = False  # and changes what others had put there
         self._waits = _Waits(output, shown)
 
     def look(self) -> Job | None:
@@ -124,6 +126,7 @@ class _Follower:
         # The plan goes some time after the job is done.
         if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
             self.read = tuple(file.path for file in plan.files)
+            self.in_place = plan.in_place and bool(plan.occupied)
             show_plan(job.request, plan, self._output, self._bar)
         if job.state == JobState.copying and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))

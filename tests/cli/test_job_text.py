@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
+from unittest.mock import ANY
 
 import pytest
 
-from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary, took
+from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
 from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import NoWeights
@@ -68,6 +69,25 @@ def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> N
     rows = in_short(Folder(path="/out"), published, moved, levels, PASSED)
     assert rows == [("source", "2 files checked by sha256, 1 file as delivered")]
     assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "says"),
+    [
+        ("us/m", {}, "`reshard rollback us/m@main` brings it back"),
+        ("us/m", {"branch": "cut"}, "`reshard rollback us/m@cut` brings it back"),
+        ("/us/m", {}, "`reshard rollback /us/m` brings it back until the next run"),
+        ("us/m", {"pr": True}, None),
+    ],
+)
+def test_the_end_of_a_job_in_place_says_how_it_is_undone(
+    target: str, options: dict[str, Any], says: str | None
+) -> None:
+    request = Request.of(target, target, **options)
+    rows = undo_rows(request, in_place=True)
+    assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
+    assert in_short(request.target, {"ref": "", "commit": ""}, (0, 0, 0), {}, SKIPPED * 9, rows)[:1] == (rows or ANY)
+    assert undo_rows(request, in_place=False) == []
 
 
 def test_a_failed_job_is_listed_with_its_error_code() -> None:

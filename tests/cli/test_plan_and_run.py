@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from reshard.cli.plan_text import _occupied
 from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
 
@@ -143,6 +145,29 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
         "model-00001-of-00002.safetensors",
     ]
     assert reshard("rollback", tmp_path / "nothing").code == 7
+
+
+def test_a_plan_and_a_run_in_place_say_how_they_are_undone(reshard: Run, model: Path) -> None:
+    typed = (model, "--to", model, "--size", "3300B")
+    back = f"`reshard rollback {model}` brings it back until the next run"
+    said = reshard("plan", *typed).out
+    assert f"warning   this changes the source itself (model.safetensors); {back}\n" in said, said
+    done = reshard("run", *typed)
+    assert re.search(rf"^  undo +the source itself was changed; {back}$", done.out, re.MULTILINE), done
+
+
+@pytest.mark.parametrize(
+    ("undo", "transport", "says"),
+    [
+        ("us/m@main", "lfs", "`reshard rollback us/m@main` brings it back"),
+        ("/us/m", "file", "`reshard rollback /us/m` brings it back until the next run"),
+        (None, "lfs", "a pull request replaces it only when it is merged"),
+    ],
+)
+def test_a_plan_in_place_says_what_brings_the_source_back(undo: str | None, transport: str, says: str) -> None:
+    facts = {"occupied": ["a", "b"], "replaced": [{"path": "a"}], "in_place": True, "may_replace": True}
+    facts |= {"undo": undo, "transports": {"target": transport}}
+    assert _occupied(facts, 8) == [("warning", f"this changes the source itself (a); {says}")]
 
 
 def test_a_tensor_larger_than_the_size_is_named(reshard: Run, model: Path) -> None:
