@@ -31,13 +31,13 @@ def plan(
 ) -> None:
     """Show what a job would write and delete; change nothing.
 
-    Without --to it shows only how SRC would be cut.
+    Without --to it shows only how SRC would be cut. Where a disk lacks the room, it ends with the error of a run.
 
     Example: reshard plan openai-community/gpt2 --size 200MB
     """
     from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
-    from reshard.pipeline.reshard import draft, source_of
+    from reshard.pipeline.reshard import draft, refuse_without_room, source_of
     from reshard.pipeline.stores.connect import Context, open_target, own_limiters
     from reshard.pipeline.stores.folder.target import FolderTarget
 
@@ -60,3 +60,5 @@ def plan(
         facts["device_maps"] = device_facts(made, source, memory, placed)
         text = "\n".join([text, *map(device_text, facts["device_maps"])])
     output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))
+    if has_target and not made.published:  # whether shards wait on this disk shows only once the target is there
+        refuse_without_room(made, target, context.disk if made.transports.target else None)

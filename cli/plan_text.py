@@ -211,7 +211,7 @@ def _drift(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
 def needs_facts(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:
     """What the job needs, of ``target`` where there is one, and what to think of before it runs."""
     from reshard.pipeline.limits import CONFIG_MAX
-    from reshard.pipeline.planning.estimate import licence, needs, warnings
+    from reshard.pipeline.planning.estimate import Room, licence, needs, warnings
     from reshard.pipeline.planning.model import CARD
 
     before = target.at(plan.base).files() if target and plan.base else {}
@@ -222,7 +222,9 @@ def needs_facts(plan: Plan, source: Source, target: Target | None, context: Cont
     if card and plan.pin.endpoint:
         head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
         text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    warned = warnings(plan, need, source.visibility, text, context.disk.room(), target.room() if target else None)
+    scratch, free = Room(str(context.disk.path), context.disk.room()), target.room() if target else None
+    room = Room(str(target.place), free) if target and free is not None else None
+    warned = warnings(plan, need, source.visibility, text, scratch, room)
     return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}
 
 

@@ -138,12 +138,19 @@ def licence(card: str | None) -> str | None:
     return match["licence"] if match else None
 
 
+class Room(NamedTuple):
+    """Bytes that may be written to a folder's disk."""
+
+    path: str
+    free: int
+
+
 def warnings(
-    plan: Plan, need: Needs, visibility: Visibility, card: str | None, free: int, room: int | None
+    plan: Plan, need: Needs, visibility: Visibility, card: str | None, scratch: Room, target: Room | None
 ) -> list[str]:
     """What a person should think of before the job runs.
 
-    ``card`` is the source's model card; bytes are ``free`` for temporary files, and there is ``room`` in a folder.
+    ``card`` is the source's model card; ``scratch`` is for temporary files, and ``target`` a folder that is written.
     """
     found = []
     if plan.pin.endpoint is not None and visibility != "public":
@@ -156,10 +163,13 @@ def warnings(
             found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
         elif size > HUB_HTTP_MAX:
             found.append(f"{path} has {size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}")
-    if need.disk > free:
-        found.append(f"{need.disk:,} bytes are needed on the disk for temporary files, and {free:,} are free")
-    if room is not None and need.target > room:
-        found.append(f"{need.target:,} bytes are needed beside the target, and {room:,} are free: a run refuses")
+    if need.disk > scratch.free:
+        lack = f"{need.disk:,} bytes are needed, and {scratch.free:,} are free"
+        found.append(f"{lack} in {scratch.path}, for temporary files")
+    if target is not None and need.target > target.free:
+        found.append(
+            f"{need.target:,} bytes are needed, and {target.free:,} are free beside {target.path}: a run refuses"
+        )
     if need.api_calls > HUB_CALLS_MAX or need.resolver_calls > HUB_RESOLVES_MAX:
         limit = f"{HUB_CALLS_MAX:,} calls and {HUB_RESOLVES_MAX:,} files in {HUB_WINDOW:.0f} s"
         found.append(f"the Hub allows an account without a plan {limit}; the job will wait for it")

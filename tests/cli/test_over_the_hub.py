@@ -71,6 +71,17 @@ def test_a_plan_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Na
     assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
 
 
+def test_a_plan_without_room_for_shards_that_wait_is_shown_and_ends_as_a_run_would(
+    reshard: Run, namespace: Namespace, model: Path
+) -> None:
+    env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "RESHARD_DISK_LIMIT": "1kB"}
+    target = namespace.repo("narrow")
+    namespace.admin.create_repo(target)
+    done = reshard("plan", model, "--to", target, "--transport", "http", env=env)
+    assert (done.code, "error[resource.disk]: " in done.err) == (8, True), done.err
+    assert "and 1,000 are free in " in done.out
+
+
 @pytest.mark.parametrize(("transport", "most"), [("xet", 2 * 4 * SEAM), ("http", ROWS * 1.1 * MB)])
 def test_what_is_uploaded_is_what_the_transport_needs(
     reshard: Run, namespace: Namespace, source: str, transport: str, most: float

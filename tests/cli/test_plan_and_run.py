@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 from reshard.cli.plan_text import _occupied
 from tests.cli.conftest import Run
 from tests.pipeline.stores.conftest import write_files
+from tests.support.giants import save_sparse
 
 
 def test_a_plan_shows_what_would_be_written_and_writes_nothing(reshard: Run, model: Path, tmp_path: Path) -> None:
@@ -195,6 +197,18 @@ def test_a_run_ends_with_what_was_checked_and_where_it_is(reshard: Run, model: P
             with safe_open(out / path, "np") as shard:
                 assert (shard.get_tensor(name) == source.get_tensor(name)).all()
         assert set(weight_map) == set(source.keys())
+
+
+def test_a_plan_into_a_disk_without_room_is_shown_and_ends_as_a_run_would(reshard: Run, tmp_path: Path) -> None:
+    count = shutil.disk_usage(tmp_path).free // 10**11 + 1
+    save_sparse(tmp_path / "giant", ((f"layers.{i}.weight", "U8", (10**11,)) for i in range(count)), count)
+    typed = (tmp_path / "giant", "--to", tmp_path / "out", "--size", "200GB")
+    shown, run = reshard("plan", *typed), reshard("run", *typed)
+    assert shown.code == run.code == 7 and f"are free beside {tmp_path}/out: a run refuses" in shown.out
+    (planned, refused) = ([line for line in done.err.splitlines() if line.startswith("error")] for done in (shown, run))
+    assert planned[0].startswith(f"error[target.disk]: no room beside {tmp_path}/out: ")
+    assert planned[0].partition(" needed")[0] == refused[0].partition(" needed")[0]
+    assert reshard("plan", tmp_path / "giant", "--size", "200GB").code == 0
 
 
 def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from reshard.pipeline.errors import DiskFull, TargetFull
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
-from reshard.pipeline.planning.estimate import Needs, licence, needs, warnings
+from reshard.pipeline.planning.estimate import Needs, Room, licence, needs, warnings
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
@@ -26,6 +26,7 @@ from tests.support.models import save_model
 
 SIZE = 20_000
 NOTHING = Needs(0, 0, 0, 0, 0, 0, 0)
+AMPLE = Room("/scratch", 10**9)
 
 
 def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Plan, Needs]:
@@ -101,7 +102,7 @@ def plan(tmp_path: Path, on_hub: Namespace) -> Plan:
 def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | None, plan: Plan) -> None:
     assert licence(card) == said
     warned = [] if said else ["the source states no licence"]
-    assert warnings(plan, NOTHING, "public", card, 10**9, None) == warned
+    assert warnings(plan, NOTHING, "public", card, AMPLE, None) == warned
 
 
 def test_a_file_that_the_hub_or_some_clients_would_not_take_is_a_warning(plan: Plan) -> None:
@@ -111,7 +112,7 @@ def test_a_file_that_the_hub_or_some_clients_would_not_take_is_a_warning(plan: P
         shards=(replace(shard, size=HUB_FILE_MAX + 1), replace(shard, path="fits", size=HUB_FILE_MAX)),
         carried=(replace(friend, size=HUB_HTTP_MAX + 1), replace(friend, path="small", size=HUB_HTTP_MAX)),
     )
-    assert warnings(large, NOTHING, "public", "---\nlicense: mit\n---\n", 10**9, None) == [
+    assert warnings(large, NOTHING, "public", "---\nlicense: mit\n---\n", AMPLE, None) == [
         f"{shard.path} has 200,000,000,001 bytes, and the Hub takes files of at most 200,000,000,000",
         "fits has 200,000,000,000 bytes: clients without hf_xet download at most 50,000,000,000",
         f"{friend.path} has 50,000,000,001 bytes: clients without hf_xet download at most 50,000,000,000",
@@ -119,11 +120,20 @@ def test_a_file_that_the_hub_or_some_clients_would_not_take_is_a_warning(plan: P
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
-    gated, _ = warnings(plan, NOTHING, "gated", None, 10**9, None)
+    gated, _ = warnings(plan, NOTHING, "gated", None, AMPLE, None)
     assert "the source is gated" in gated and "private unless --public" in gated
-    told = warnings(plan, Needs(0, 100, 0, 0, 2000, 9, 0), "public", None, 99, None)
-    assert any("100 bytes are needed" in warning for warning in told)
+    told = warnings(plan, Needs(0, 0, 0, 0, 2000, 9, 0), "public", None, AMPLE, None)
     assert any("1,000 calls" in warning for warning in told)
+
+
+def test_a_disk_without_room_is_a_warning_that_names_its_folder(plan: Plan) -> None:
+    def told(scratch: int, target: int) -> list[str]:
+        rooms = Room("/scratch", scratch), Room("/out", target)
+        return warnings(plan, Needs(0, 100, 0, 200, 0, 0, 0), "public", "---\nlicense: mit\n---\n", *rooms)
+
+    assert told(100, 200) == []
+    assert told(99, 200) == ["100 bytes are needed, and 99 are free in /scratch, for temporary files"]
+    assert told(100, 199) == ["200 bytes are needed, and 199 are free beside /out: a run refuses"]
 
 
 def test_a_folder_without_room_is_refused_before_a_byte_is_written(tmp_path: Path, go: Run) -> None:
