@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from posixpath import basename, join
 
-from reshard.pipeline.check import first
+from reshard.pipeline.check import first, some
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
@@ -27,7 +27,7 @@ from reshard.pipeline.errors import (
     TargetNotFound,
     TargetOccupied,
 )
-from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX
+from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
 from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
@@ -331,7 +331,9 @@ def _refuse_occupied(request: Request, made: Plan, last: publication.Publication
     what = "files that reshard did not publish"
     if last is not None and (last.endpoint, last.source) != (pin.endpoint, pin.repo):
         what = f"a publication of {last.source}"
-    raise TargetOccupied(target=str(request.target), what=what, paths=first(made.occupied))
+    ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
+    paths = [f"{path} ({ends[path]})" for path in made.occupied if path in ends] or made.occupied
+    raise TargetOccupied(target=str(request.target), what=what, paths=", ".join(some(paths, OCCUPIED_SHOWN)))
 
 
 def _refuse_nested_folders(request: Request) -> None:

@@ -103,6 +103,7 @@ RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its lo
 RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
 RELOAD_CACHE = 64  # verdicts kept, in memory and on disk; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
+OCCUPIED_SHOWN = 5  # files of others that an error names; a plan lists all
 TOKENIZER_MAX = 256 * MIB  # bytes; of one file of a tokenizer that is fetched to be loaded; the largest known has 34 MB
 READ_AGAIN_MAX = 20  # tensors that differ and are read again to say where; of another model a few say enough
 SHARED_MAX = 100  # commits of main among which a branch of ours may have begun

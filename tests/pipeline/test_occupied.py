@@ -60,8 +60,17 @@ def test_a_folder_with_another_model_is_refused_and_stays(model: Path, other: Pa
     with pytest.raises(TargetOccupied) as refused:
         go(model, other, size=SIZE)
     assert contents(other) == OTHER
-    assert "files that reshard did not publish: README.md and 2 more" in str(refused.value)
+    told = "files that reshard did not publish: config.json (overwritten), model.safetensors (deleted)"
+    assert str(refused.value).endswith(told)
     assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
+
+
+def test_five_files_that_would_be_replaced_are_named(model: Path, other: Path, go: Run) -> None:
+    write_files(other, {f"model-0000{n}-of-00009.safetensors": b"other weights" for n in range(1, 10)})
+    with pytest.raises(TargetOccupied) as refused:
+        go(model, other, size=SIZE)
+    told = str(refused.value)
+    assert told.count("(overwritten)") == 1 and told.count("(deleted)") == 4 and told.endswith(", and 6 more"), told
 
 
 @pytest.mark.parametrize("held", [*OTHER, "pytorch_model.bin", "model.safetensors.index.json", "unet/config.json"])
@@ -89,7 +98,7 @@ def test_a_file_that_its_owner_added_is_not_replaced_when_the_source_gets_one_of
     write_files(tmp_path / "out", {"notes.txt": b"mine"})
     go(model, tmp_path / "out", size=2 * SIZE)
     write_files(model, {"notes.txt": b"theirs"})
-    with pytest.raises(TargetOccupied, match=r"did not publish: notes\.txt$"):
+    with pytest.raises(TargetOccupied, match=r"did not publish: notes\.txt \(overwritten\)$"):
         go(model, tmp_path / "out", size=SIZE)
     assert (tmp_path / "out" / "notes.txt").read_bytes() == b"mine"
 
@@ -208,7 +217,7 @@ def test_a_manifest_speaks_for_weights_and_for_no_other_file(model: Path, on_hub
     go(repo, target, size=SIZE)
     on_hub.admin.put_files(target, {"config.json": b'{"their": "own"}'})
     HfApi(on_hub.endpoint, on_hub.token).super_squash_history(target)
-    with pytest.raises(TargetOccupied, match=r"did not publish: config\.json$"):
+    with pytest.raises(TargetOccupied, match=r"did not publish: config\.json \(overwritten\)$"):
         go(repo, target, size=2 * SIZE)
 
 
