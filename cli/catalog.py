@@ -14,7 +14,7 @@ from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, read_limits, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
-from reshard.cli.output import Output, ago, count, finds_none, first, human_bytes, lasted, lines, succeeded
+from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.cli.queue import Queue, open_queue
 from reshard.pipeline.errors import (
     CatalogFailed,
@@ -218,7 +218,7 @@ def status(
     if name:
         output.result(found[0].to_dict(), lines(_status(found[0])), found[0].state)
         return
-    rows = [(s.definition.name, s.state, ago(s.since), succeeded(s.success), _counts(s)) for s in found]
+    rows = [(s.definition.name, s.state, when(s.since), succeeded(s.success), _counts(s)) for s in found]
     text = lines([LIST_HEAD, *rows]) if rows else "no catalogs"
     output.listing([seen.to_dict() for seen in found], text, [name for name, *_ in rows])
 
@@ -334,9 +334,9 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
     definition, groups = seen.definition, seen.failures()
     return [
         ("catalog", f"{definition.name}, {definition.digest[:12]}"),
-        ("state", f"{seen.state}, {ago(seen.since)}{f': {seen.note}' if seen.note else ''}"),
+        ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("last success", succeeded(seen.success)),
-        ("asked by", f"{definition.asked_by}, {ago(seen.started)}"),
+        ("asked by", f"{definition.asked_by}, {dated(seen.started)}"),
         ("models", f"{seen.entries:,}: {_counts(seen)}"),
         moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),
         *_listed("warning", seen.empty, finds_none),

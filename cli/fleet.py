@@ -11,7 +11,7 @@ from typer import Option, Typer
 from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.help import SectionedGroup
-from reshard.cli.output import Output, ago, count, human_bytes, lines
+from reshard.cli.output import Output, count, human_bytes, lines, when
 from reshard.cli.queue import (
     START,
     bulk_text,
@@ -51,7 +51,7 @@ def status(output: Output) -> None:
     for process in processes:
         if process.kind == "worker":
             units, state = claims.get(process.name, []), worker_state(process, seen.drained, seen.resting)
-            table.append((process.name, state, ago(process.started), f"{process.concurrency:,}", process.version))
+            table.append((process.name, state, when(process.started), f"{process.concurrency:,}", process.version))
             faults = [fault_text(seen.resting[process.name])] if process.name in seen.resting else []
             below.append(lines([(text,) for text in (*faults, *(f"has {unit}" for unit in units))], indent="  "))
             workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})

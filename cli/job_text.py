@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from reshard.cli.output import ago, count, human_bytes, lasted, lines, some, when
+from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
@@ -157,14 +157,14 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     error = ReshardError.from_dict(job.error) if job.error else None
     return [
         ("job", job.id),
-        ("state", f"{progress_text(job)}, since {when(job.since)} ({ago(job.since)})"),
+        ("state", f"{progress_text(job)}, since {dated(job.since)}"),
         *([("took", took(job))] if job.state.ended else []),
         ("source", str(request.source)),
         ("size", f"{request.options.size:,} bytes a file"),
-        ("asked by", f"{request.asked_by}, {when(job.created)} ({ago(job.created)})"),
+        ("asked by", f"{request.asked_by}, {dated(job.created)}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
-        *(("worker", f"{claim.worker} has {claim.unit}, {ago(claim.since)}") for claim in job.claims),
+        *(("worker", f"{claim.worker} has {claim.unit} since {dated(claim.since)}") for claim in job.claims),
         *(("waits", why) for why in (waits, job.note) if why),
         *([("trouble", f"{job.last_error['message']} (tried again)")] if job.last_error and not error else []),
         *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),

@@ -193,6 +193,11 @@ def when(moment: float) -> str:
     return datetime.fromtimestamp(moment).astimezone().strftime("%b %d %H:%M")
 
 
+def dated(moment: float) -> str:
+    """``Jun 01 22:00 (3 h ago)``; ``moment`` is in seconds since the epoch."""
+    return f"{when(moment)} ({ago(moment)})"
+
+
 def lasted(seconds: float) -> str:
     """``48 s``, ``7 min 20 s``, ``3 h 12 min``."""
     whole = round(seconds)
@@ -204,7 +209,7 @@ def lasted(seconds: float) -> str:
 
 def succeeded(moment: float | None) -> str:
     """When something last ended well; ``moment`` in seconds since the epoch."""
-    return "none yet" if moment is None else ago(moment)
+    return "none yet" if moment is None else when(moment)
 
 
 human_bytes = decimal  # ``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from reshard.cli.output import Output, ago, count
+from reshard.cli.output import Output, count, dated
 from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _lacking(processes: Sequence[Process]) -> str | None:
 
 def process_text(process: Process, drained: Collection[str], resting: Mapping[str, Fault]) -> str:
     """A process by its name, with a worker's state, and since when it runs."""
-    text = f"{process.version}, started {ago(process.started)}"
+    text = f"{process.version}, started {dated(process.started)}"
     if process.kind == "worker":
         text = f"{worker_state(process, drained, resting)}, {text}, {count(process.concurrency, 'copy')} at once"
     return f"{process.name}: {text}"
@@ -133,7 +133,7 @@ def worker_state(process: Process, drained: Collection[str], resting: Mapping[st
 
 def fault_text(fault: Fault) -> str:
     """Why a worker rests, and what to do."""
-    return f"began to rest {ago(fault.since)}: {fault.message} ({fault.hint})"
+    return f"began to rest on {dated(fault.since)}: {fault.message} ({fault.hint})"
 
 
 def pause_text(paused: Pause) -> str:

@@ -18,6 +18,7 @@ from docs.answers import ANSWERS, check_document
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 
+WHEN = r"[A-Z][a-z]{2} \d\d \d\d:\d\d"  # a time as tables have it
 TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
 
 

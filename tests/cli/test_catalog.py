@@ -17,7 +17,7 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.records import Definition, entry_of
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
-from tests.cli.conftest import Queue, Run
+from tests.cli.conftest import WHEN, Queue, Run
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, save_single
 
@@ -155,7 +155,7 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert refused.err.startswith(f"error[access.folder]: {tmp_path}/nowhere/report.md cannot be written: No such file")
     head, row = (re.split("  +", line) for line in queue("catalog", "status").out.splitlines())
     assert head == ["CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS"]
-    assert (row[:2], row[3]) == (["mine", "cancelled"], "none yet")
+    assert (row[:2], row[3]) == (["mine", "cancelled"], "none yet") and re.fullmatch(WHEN, row[2])
     assert queue("catalog", "failures", "none").err.startswith("error[queue.no_catalog]: ")
     assert queue("catalog", "remove", "mine").out.startswith("catalog mine is removed; its targets stay as they are")
     assert queue("catalog", "status").out == "no catalogs\n"

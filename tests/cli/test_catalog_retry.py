@@ -13,7 +13,7 @@ from reshard.worker import broker
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings
-from tests.cli.conftest import Queue, Run
+from tests.cli.conftest import WHEN, Queue, Run
 from tests.worker.test_catalogs import begin, definition, rows
 
 
@@ -33,7 +33,11 @@ def queue(reshard: Run, tmp_path: Path) -> Iterator[Queue]:
 
 def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
     assert queue("catalog", "status").out.splitlines()[-1].split()[:2] == ["mirror", "failed"]
-    assert re.search("^state +failed, .* ago: 3 of 3 models failed$", queue("catalog", "status", "mirror").out, re.M)
+    assert re.search(
+        rf"^state +failed since {WHEN} \(.* ago\): 3 of 3 models failed$",
+        queue("catalog", "status", "mirror").out,
+        re.M,
+    )
     said = queue("catalog", "failures", "mirror").out.splitlines()
     assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
     assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"

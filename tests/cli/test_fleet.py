@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
-from tests.cli.conftest import COMMAND, Done, Queue
+from tests.cli.conftest import COMMAND, WHEN, Done, Queue
 from tests.worker.conftest import Wakes, ask
 
 
@@ -111,10 +112,11 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
 
         assert alive("fleet", "drain", "he", "--quiet").out == "here:7\n"
         shown = alive("status").out
-        assert "here:7: drained" in shown and "2 copies at once" in shown
+        assert re.search(rf"here:7: drained, 1, started {WHEN} \(.* ago\), 2 copies at once", shown), shown
         *_, head, row = (line.split() for line in alive("fleet", "status").out.splitlines())
         assert head == ["WORKER", "STATE", "STARTED", "COPIES", "VERSION"]
         assert (row[:2], row[-2:]) == (["here:7", "drained"], ["2", "1"])
+        assert re.fullmatch(WHEN, " ".join(row[2:-2]))
         job = store.submit(ask("drained")).id
         said = "every worker is drained; `reshard fleet undrain here:7` lets it take work again"
         assert alive("status", job, "--json").documents[0]["waits"] == said
