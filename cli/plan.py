@@ -37,7 +37,7 @@ def plan(
     """
     from reshard.cli.devices import device_facts, device_text, read_placement
     from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
-    from reshard.pipeline.reshard import draft, refuse_without_room, source_of
+    from reshard.pipeline.reshard import draft, refuse_without_disk, refuse_without_room, source_of
     from reshard.pipeline.stores.connect import Context, open_target, own_limiters
     from reshard.pipeline.stores.folder.target import FolderTarget
 
@@ -61,4 +61,6 @@ def plan(
         text = "\n".join([text, *map(device_text, facts["device_maps"])])
     output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))
     if has_target and not made.published:  # whether shards wait on this disk shows only once the target is there
-        refuse_without_room(made, target, context.disk if made.transports.target else None)
+        if made.transports.target:
+            refuse_without_disk(made, target, context.disk)
+        refuse_without_room(made, target)
