@@ -53,7 +53,7 @@ def summary(
     """
     where = page(target, published["ref"])
     if published["found"] and not checks:
-        return f"nothing to do: {where} has this already, commit {published['commit']}"
+        return f"nothing to do: {where} has this already, commit {published['commit']}, {lasted(seconds)}"
     results = Counter(check["result"] for check in checks)
     passed = count(results.pop("passed", 0), "check")
     done = "wrote" if target.kind == "folder" else "published"
@@ -158,7 +158,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     return [
         ("job", job.id),
         ("state", f"{progress_text(job)}, since {dated(job.since)}"),
-        *([("took", took(job))] if job.state.ended else []),
+        ("took", f"{took(job)}{'' if job.state.ended else ' so far'}"),
         ("source", str(request.source)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {dated(job.created)}"),
@@ -202,9 +202,15 @@ def report_text(facts: Mapping[str, Any]) -> str:
 
 
 def took(job: Job) -> str:
+    """How long it has been at work."""
+    return lasted(seconds_of(job))
+
+
+def seconds_of(job: Job) -> float:
     """How long it has been at work, since the submit or the last retry where that is known."""
-    began = job.started if job.created < job.started < job.since else job.created
-    return lasted(max(0.0, (job.since if job.state.ended else time.time()) - began))
+    end = job.since if job.state.ended else time.time()
+    began = job.started if job.created < job.started < end else job.created
+    return max(0.0, end - began)
 
 
 def progress_text(job: Job) -> str:

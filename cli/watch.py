@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import ended, in_short, moved, outcome, sent, source_bytes, summary, undo_rows
+from reshard.cli.job_text import ended, in_short, moved, outcome, seconds_of, sent, source_bytes, summary, undo_rows
 from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
@@ -58,7 +58,7 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
         rows += outcome(checks, bytes_, published)
     else:
         rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks, undo)
-    head = summary(target, published, job.shards, job.bytes, job.since - job.created, checks)
+    head = summary(target, published, job.shards, job.bytes, seconds_of(job), checks)
     output.result(job.to_dict() | {"source_bytes": bytes_}, ended(head, rows), published["commit"])
 
 

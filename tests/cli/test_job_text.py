@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import ANY
 
 import pytest
 
-from reshard.cli.job_text import SHORT_ROWS, in_short, page, summary, took, undo_rows
+from reshard.cli.job_text import SHORT_ROWS, describe, in_short, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
 from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import NoWeights
@@ -51,7 +52,7 @@ def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
 def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
     published = {"ref": "", "found": True, "commit": "c" * 64}
     nothing = summary(Folder(path="/out"), published, 1, 10, 1.0, [])
-    assert nothing == f"nothing to do: /out has this already, commit {'c' * 64}"
+    assert nothing == f"nothing to do: /out has this already, commit {'c' * 64}, 1 s"
     assert summary(Folder(path="/out"), published, 1, 10, 1.0, PASSED).startswith("wrote /out: 1 file, ")
 
 
@@ -131,3 +132,11 @@ def test_what_a_job_took_counts_from_its_last_retry_and_is_never_negative(
 ) -> None:
     request = Request.of("them/m", "us/m")
     assert took(Job("id", JobState.done, request, created=0, since=since, started=started)) == says
+
+
+def test_a_job_at_work_says_how_long_since_its_last_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000.0)
+    job = Job("id", JobState.copying, Request.of("them/m", "us/m"), created=0, since=900, started=900)
+    assert took(job) == "1 min 40 s"
+    assert dict(describe(job))["took"] == "1 min 40 s so far"
+    assert dict(describe(replace(job, state=JobState.failed)))["took"] == "15 min 0 s"

@@ -12,6 +12,8 @@ from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.scripts import PREFIX
 from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
+from tests.worker.conftest import another
+from tests.worker.test_catalogs import finish
 
 
 def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> None:
@@ -59,6 +61,17 @@ def test_the_same_submission_again_is_the_same_job(queue: Queue) -> None:
     busy = queue("submit", "a/model", "--to", "b/same", "--size", "1MB")
     assert busy.code == 11
     assert busy.err.splitlines()[-2].startswith("error[job.target_busy]: ")
+
+
+def test_a_watch_ends_with_the_time_since_the_last_retry(queue: Queue, url: str) -> None:
+    job = queue("submit", "a/model", "--to", "b/retried", "--quiet").out.strip()
+    with JobStore.at(url) as store:
+        finish(another(store), job)
+        ended = round(store.get(job).since * 1000)
+        times = {"created": ended - 7_200_000, "started": ended - 5_000, "since": ended}
+        store.redis.hset(f"reshard:job:{job}", mapping=times)
+    watched = queue("watch", job).out
+    assert watched.startswith("nothing to do: ") and watched.splitlines()[0].endswith(", 5 s"), watched
 
 
 def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: Queue) -> None:
