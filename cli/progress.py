@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
+from threading import RLock, Timer
 
 from reshard.cli.output import Output, console, count, human_bytes, lasted
 
@@ -116,35 +117,68 @@ class _Terminal(Bar):
 
 
 class _Lines(Bar):
-    """A line of progress at most every ``LINE_EVERY`` seconds, and of waits as often, as one may begin at any time."""
+    """A line at most every ``LINE_EVERY`` seconds: how far the work is, and what it waits for.
+
+    What comes between is told with the next line, the phase if it still is the phase, and a wait also if it is over.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._phase = ""
+        self._phase = self._progress = self._wait = ""
+        self._untold = False  # of the wait
         self._rate = _Rate()
-        self._last: dict[str, float] = {}  # by kind of line, when one was written
+        self._last = -inf
+        self._lock = RLock()  # waits are told by whatever thread waits
+        self._timer: Timer | None = None  # tells what nobody comes back to tell
+        self.callback(self._stop)
 
     def show(
         self, phase: str, done: int = 0, total: int = 0, files: tuple[int, int] = (0, 0), figures: str = ""
     ) -> None:
         done = min(done, total)
-        if phase != self._phase:
-            self._phase, self._rate = phase, _Rate(done)
-        figures = figures or self._rate.text(done, total, files)
-        self._write("progress", f"{phase}: {figures}" if figures else phase)
+        with self._lock:
+            if phase != self._phase:
+                self._phase, self._rate = phase, _Rate(done)
+            figures = figures or self._rate.text(done, total, files)
+            self._progress = f"{phase}: {figures}" if figures else phase
+            self._tell()
 
     def waits(self, why: str) -> None:
-        if why:
-            self._write("wait", f"waiting: {why}")
+        with self._lock:
+            if why and self._wait != f"waiting: {why}":
+                self._wait, self._untold = f"waiting: {why}", True
+            elif not why:
+                self._wait = self._wait.replace("waiting", "waited", 1) if self._untold else ""
+            if self._wait:
+                self._tell()
 
     def say(self, text: str) -> None:
         console(sys.stderr).print(text)
 
-    def _write(self, kind: str, line: str) -> None:
-        now = time.monotonic()
-        if now - self._last.get(kind, -LINE_EVERY) >= LINE_EVERY:
-            self._last[kind] = now
-            self.say(line)
+    def _tell(self) -> None:
+        left = LINE_EVERY - (time.monotonic() - self._last)
+        if left <= 0:
+            self._stop()
+            self._last = time.monotonic()
+            self.say("; ".join(filter(None, (self._progress, self._wait))))
+            self._untold = False
+            self._wait = "" if self._wait.startswith("waited") else self._wait
+        elif self._timer is None:
+            self._timer = Timer(left, self._tell_late)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _tell_late(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer = None
+                self._tell()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
 
 class _Rate:

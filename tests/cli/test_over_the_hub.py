@@ -52,11 +52,13 @@ def source(namespace: Namespace, tmp_path: Path) -> str:
     return namespace.repo("source")
 
 
-def test_a_run_tells_what_the_hub_makes_it_wait_for(reshard: Run, namespace: Namespace, model: Path) -> None:
+def test_a_run_tells_what_the_hub_makes_it_wait_for(
+    reshard: Run, namespace: Namespace, source: str, model: Path
+) -> None:
     env = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
     slow: dict[str, Any] = {"status": 429, "headers": {"Retry-After": "1"}, "times": 1}
-    namespace.admin.fault("POST .*/commit/", "status", **slow)
-    done = reshard("run", model, "--to", namespace.repo("limited"), env=env)
+    namespace.admin.fault("GET /api/models/.*", "status", **slow)
+    done = reshard("run", source, "--to", namespace.repo("limited"), env=env)
     assert (done.code, "waiting: rate limited, 1 s" in done.err.splitlines()) == (0, True), done.err
     namespace.admin.fault("POST .*/commit/", "status", **slow)
     done = reshard("run", model, "--to", namespace.repo("again"), "--json", env=env)

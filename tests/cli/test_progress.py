@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,30 @@ class Clock:
         return self.now
 
 
+class Alarm:
+    """A timer that rings when it is told to."""
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        self.seconds, self.ring = seconds, ring
+        self.daemon, self.cancelled = False, False
+        ALARMS.append(self)
+
+    def start(self) -> None:
+        assert self.daemon, "an interrupt would wait for it"
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+ALARMS: list[Alarm] = []
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
+    ALARMS.clear()
     monkeypatch.setattr(progress, "time", made)
+    monkeypatch.setattr(progress, "Timer", Alarm)
     return made
 
 
@@ -43,18 +64,47 @@ def test_there_is_at_most_one_line_every_ten_seconds(clock: Clock, capsys: pytes
             shown.show("copying", int(clock.now * 2_000_000), 100_000_000, (second // 10, 12))
             clock.now += 1
         shown.waits("http://hub unreachable, try 2 of 6")
-        shown.waits("http://hub unreachable, try 3 of 6")
-        clock.now += 10
-        shown.waits("rate limited, 30 s")
         shown.waits("")
+        clock.now += 5
+        shown.waits("rate limited, 30 s")
+        clock.now += 10
         shown.show("publishing")
+        shown.waits("")
+        clock.now += 10
+        shown.show("reading back")
     assert capsys.readouterr().err.splitlines() == [
         "planning",
         "copying: 1 of 12 files, 20.0 MB of 100.0 MB, 2.0 MB/s, 40 s left",
         "copying: 2 of 12 files, 40.0 MB of 100.0 MB, 2.0 MB/s, 30 s left",
-        "waiting: http://hub unreachable, try 2 of 6",
-        "waiting: rate limited, 30 s",
-        "publishing",
+        "copying: 2 of 12 files, 48.0 MB of 100.0 MB, 2.0 MB/s, 26 s left; waiting: rate limited, 30 s",
+        "publishing; waiting: rate limited, 30 s",
+        "reading back",
+    ]
+
+
+def test_what_nobody_comes_back_to_tell_is_told_when_a_line_is_due(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bar(Output()) as shown:
+        shown.waits("rate limited, 1 s")
+        shown.waits("")
+        for phase in ("planning", "copying"):
+            clock.now += 1
+            shown.show(phase)
+        shown.waits("http://hub unreachable, try 2 of 6")
+        clock.now = 10.0
+        ALARMS[-1].ring()
+        shown.waits("http://hub unreachable, try 3 of 6")
+        shown.waits("")
+        clock.now = 20.0
+        ALARMS[-1].ring()
+        shown.show("publishing")
+    assert [alarm.seconds for alarm in ALARMS] == [9.0, 10.0, 10.0]
+    assert ALARMS[-1].cancelled
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting: rate limited, 1 s",
+        "copying; waiting: http://hub unreachable, try 2 of 6",
+        "copying; waited: http://hub unreachable, try 3 of 6",
     ]
 
 
@@ -84,7 +134,7 @@ def test_every_phase_has_a_line_of_its_own_on_a_terminal_that_can_show_it(
     seen = b"".join(iter(lambda: read(ours), b"")).decode()
     os.close(ours)
     if terminal == "dumb":
-        assert seen.splitlines() == ["planning", "waiting: http://hub unreachable, try 3 of 6"]
+        assert seen.splitlines() == ["planning"]
     else:
         assert re.search(r"planning\W", seen) and "waiting" not in seen.partition("planning")[0]
         before, _, last = seen.rpartition("planning")
