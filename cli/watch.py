@@ -139,7 +139,7 @@ class _Follower:
         if "error" in event:
             event["error"] = json.loads(event["error"])
         if self._output.json:
-            self._output.document({"event": event})
+            self._output.document({"event": event | {"at": int(event["at"]) / 1000}})
         elif event["kind"] in {"trouble", "voided"}:
             self._bar.say(f"{event['unit']}: {event['error']['message']}; trying again")
         elif event["kind"] == "lost":

@@ -554,10 +554,18 @@ class Waits(Answer):
     waits: str | None
 
 
-class Event(Answer):
-    """What happened to a job: `kind` says what, `at` when (ms), and the rest depends on the kind."""
+class Happened(BaseModel):
+    """What a field beside these is depends on the kind."""
 
-    event: dict[str, Any]
+    model_config = ConfigDict(extra="allow", strict=True)
+    kind: str
+    at: Moment
+
+
+class Event(Answer):
+    """What happened to a job."""
+
+    event: Happened
 
 
 class Failed(Answer):
