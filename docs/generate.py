@@ -66,7 +66,8 @@ def errors() -> str:
 
 
 def _row(kind: type[ReshardError]) -> str:
-    says, hint = kind.message.replace("|", r"\|"), kind.hint.replace("|", r"\|")
+    usual = kind.hint.replace("{cure}", kind.defaults.get("cure", "{cure}"))
+    says, hint = kind.message.replace("|", r"\|"), usual.replace("|", r"\|")
     return f"| `{kind.code}` | {'yes' if kind.retryable else 'no'} | {says} | {hint} |"
 
 

@@ -56,6 +56,7 @@ MISTAKES = {
     "A dataset": "reshard plan datasets/them/words",
     "An adapter without its base model": "reshard plan them/adapter",
     "GGUF files": "reshard plan them/gguf",
+    "A class that only the repository has": "reshard run them/own-code --to ./out --require model",
     "A file that was not downloaded whole": "reshard plan ./broken",
     "A size in bits": "reshard plan ./mine/model --size 200Mb",
     "A size without a unit": "reshard plan ./mine/model --size 200",
@@ -70,7 +71,11 @@ MISTAKES = {
     "No token": "HF_TOKEN= reshard run ./mine/model --to you/mine",
     "A result that is not its source": "reshard verify ./mine/model --against them/model",
     "A queue that nobody started": "reshard submit them/model --to you/model",
+    "An extra that is not installed": "reshard up",
 }
+
+
+OWN_CODE = '{"architectures": ["OwnLM"], "auto_map": {"AutoModelForCausalLM": "modeling.OwnLM"}}'
 
 
 def main() -> None:
@@ -98,7 +103,10 @@ def _hub() -> Iterator[HubProcess]:
     with HubProcess(users=["them:hf_them", f"sentence-transformers:{PUBLISHER_TOKEN}", "you:hf_you"]) as hub:
         with tempfile.TemporaryDirectory() as folder:
             publish_source(hub, Path(folder))
-            _upload(hub, "them/model", save_model(Path(folder, "model"), 4, 4000, 2))
+            model = save_model(Path(folder, "model"), 4, 4000, 2)
+            _upload(hub, "them/model", model)
+            (model / "config.json").write_text(OWN_CODE)
+            _upload(hub, "them/own-code", model)
         for name in ("adapter", "gguf"):
             hub.admin.create_repo(f"them/{name}")
         hub.admin.put_files("them/adapter", {"adapter_model.safetensors": b"", "adapter_config.json": b"{}"})
@@ -215,7 +223,12 @@ def _refusals(hub: HubProcess, here: Path) -> str:
         " [the reference](reference/errors.md), with their exit codes.",
     ]
     for mistake, typed in MISTAKES.items():
-        said = _refused(typed, _environment(hub, here), here)
+        env = _environment(hub, here)
+        if typed == "reshard up":  # whose packages are there
+            (here / "masked").mkdir()
+            (here / "masked" / "sitecustomize.py").write_text("import sys\nsys.modules['celery'] = None\n")
+            env["PYTHONPATH"] = str(here / "masked")
+        said = _refused(typed, env, here)
         said = said.replace(str(here), "/home/you").replace(hub.endpoint, "https://hub.example")
         page.append(f"## {mistake}\n\n```console\n$ {typed}\n{said}\n```")
     return "\n\n".join(page) + "\n"

@@ -126,6 +126,9 @@ class Folder(Strict):
 Place = Annotated[Hub | Folder, Field(discriminator="kind")]
 
 
+MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
+
+
 def parse_place(value: str) -> Hub | Folder:
     """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``.
 
@@ -139,7 +142,7 @@ def parse_place(value: str) -> Hub | Folder:
         return _from_url(text)
     repo, _, revision = text.partition("@")
     if repo.startswith(("datasets/", "spaces/")) and repo.count("/") > 1:
-        raise BadPlace(value=value, why="this is not a model repository")
+        raise BadPlace(value=value, why="this is not a model repository", cure=MODELS_ONLY)
     if "@" in text and not revision:
         raise BadPlace(value=value, why="nothing follows the @")
     return Hub(repo=_repo(repo, value), revision=revision or None)
@@ -156,7 +159,7 @@ def _from_url(url: str) -> Hub:
         return Hub(repo=_repo(repo, url), revision=at or None)
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=url, why="this is not a model repository")
+        raise BadPlace(value=url, why="this is not a model repository", cure=MODELS_ONLY)
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
@@ -214,7 +217,8 @@ def check_repo(repo: str) -> str:
 def _repo(repo: str, value: str) -> str:
     owner, slash, name = repo.partition("/")
     if not slash:
-        raise BadPlace(value=value, why="an owner is missing (user/repo); a folder starts with ./ or /")
+        cure = f"add its owner (gpt2 is openai-community/gpt2 on the Hub now), or type ./{repo} for a folder here"
+        raise BadPlace(value=value, why="an owner is missing (user/repo)", cure=cure)
     for part in (owner, name):
         if not _NAME.fullmatch(part):
             raise BadPlace(value=value, why=f"{part!r} is not a name that the Hub allows")

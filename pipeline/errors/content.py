@@ -77,9 +77,13 @@ class ReceiptWrong(ProofError, code="proof.receipt"):
 class ReloadFailed(ProofError, code="proof.reload"):
     message = "the reload on the meta device differs from the source's: {why}"
     hint = "nothing was published; {findings}"
-class ModelCheckRequired(ProofError, code="proof.model_required", cure="give a model whose class transformers has"):
+class ModelCheckRequired(
+    ProofError,
+    code="proof.model_required",
+    cure="give a model whose class transformers has; or leave out --require, and its structure is checked",
+):
     message = "--require model, but the reload can only be structural: {why}"
-    hint = "{cure}; or leave out --require"
+    hint = "{cure}"
 class ReadBackDiffers(ProofError, code="proof.read_back"):
     message = "commit {commit} of {place} is not what was planned: {why}"
     hint = "the commit stands; {findings}; if it is wrong, undo it by {undo}"

@@ -20,9 +20,13 @@ class BadSize(UsageError, code="usage.size", option="--size"):
 class SizeTooSmall(UsageError, code="usage.size_too_small"):
     message = "--size {size} bytes is smaller than the header that {tensor} needs ({header} bytes)"
     hint = "the smallest size that works here is {smallest} bytes"
-class BadPlace(UsageError, code="usage.place"):
+class BadPlace(
+    UsageError,
+    code="usage.place",
+    cure="a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /",
+):
     message = "{value}: {why}"
-    hint = "a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /"
+    hint = "{cure}"
 class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     message = "{inner} is {where} {outer}, so that {what}"
     hint = "choose a target folder that neither holds a source nor lies inside one"
@@ -115,9 +119,11 @@ class PublicNotAllowed(AccessError, code="access.public_not_allowed"):
 class FolderNotAllowed(AccessError, code="access.folder_not_allowed"):
     message = "{path} is outside the folders that workers may use ({allowed})"
     hint = "use `reshard run`, which takes folders freely, or ask the operator to set RESHARD_ALLOWED_FOLDERS"
-class FolderNotWritable(AccessError, code="access.folder"):
+class FolderNotWritable(
+    AccessError, code="access.folder", cure="choose another folder, or run as a user who may write there"
+):
     message = "{path} cannot be written: {why}"
-    hint = "choose another folder, or run as a user who may write there"
+    hint = "{cure}"
 class BadCredentials(AccessError, code="access.credentials", blames_worker=True):
     message = "{file}: {why}"
     hint = "each [[credential]] has an endpoint, and either `env` (a variable's name) or `file` (a path)"

@@ -112,11 +112,19 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
             known = ["known from an earlier check of the same"] if verdict.known else []
             made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *known)), figures)
             if plan.options.require == "model" and verdict.level != "model":
-                cure = {"cure": "install what it names"} if "install" in verdict.reason else {}
-                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **cure)
+                raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **_cure(output, verdict.reason))
         checks.append(made)
     meta_loader.enough()
     return checks
+
+
+def _cure(output: Output, why: str) -> dict[str, str]:
+    """What else helps than another model, where something does."""
+    if output.config is None:
+        return {"cure": "--config-from REPO brings the config of the same model; or leave out --require"}
+    if "code in the repository" in why:
+        return {"cure": "no code of a repository is run, so leave out --require, and the structure is checked"}
+    return {"cure": "install what it names; or leave out --require"} if "install" in why else {}
 
 
 def _ask_class(

@@ -135,6 +135,22 @@ def into_a_file(scene: Scene) -> None:
     scene.target = "./file"
 
 
+def below_a_file(scene: Scene) -> None:
+    into_a_file(scene)
+    scene.target += "/out"
+
+
+def its_own_code(scene: Scene) -> None:
+    scene.options += ["--require", "model"]
+    config = {"architectures": ["OwnLM"], "auto_map": {"AutoModel": "own.OwnLM"}}
+    scene.files["config.json"] = json.dumps(config).encode()
+
+
+def no_config(scene: Scene) -> None:
+    scene.options += ["--require", "model"]
+    del scene.files["config.json"]
+
+
 ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     # what is wrong: (how, code, exit code, a part of the line, a part of the hint)
     "no such repository": (not_there, "source.not_found", 3, "nope", "HF_TOKEN"),
@@ -164,7 +180,14 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
         and s.files.update({"adapter_model.safetensors": b"", "adapter_config.json": b"{}"}),
         "source.no_weights", 3, "adapter_model.safetensors", "merged into its base model",
     ),
-    "a dataset": (lambda s: setattr(s, "source", "datasets/a/b"), "usage.place", 2, "not a model", "user/repo"),
+    "a dataset": (lambda s: setattr(s, "source", "datasets/a/b"), "usage.place", 2, "not a model", "only models"),
+    "a name without its owner": (
+        lambda s: setattr(s, "source", "gpt2"), "usage.place", 2, "an owner is missing", "openai-community/gpt2",
+    ),
+    "code of the repository": (
+        its_own_code, "proof.model_required", 6, "code in the repository", "leave out --require",
+    ),
+    "no config": (no_config, "proof.model_required", 6, "no config.json", "--config-from"),
     "a folder without ./": (folder_without_dot, "source.not_found", 3, "mine/model", "./mine/model"),
     "index names a missing file": (lambda s: s.files.pop(FIRST), "checkpoint.absent_file", 5, FIRST, ""),
     "index names a missing tensor": (indexed(ghost=FIRST), "checkpoint.index", 5, "ghost", ""),
@@ -191,7 +214,8 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
     "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
     "Hub unreachable": (unreachable, "hub.unreachable", 9, "127.0.0.1:9", "HF_ENDPOINT"),
-    "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "another folder"),
+    "a target that is a file": (into_a_file, "access.folder", 4, "it is a file", "choose another name"),
+    "a target below a file": (below_a_file, "access.folder", 4, "it is a file", "choose another name"),
     "a folder cannot have branches": (
         lambda s: (s.options.extend(["--branch", "b"]), setattr(s, "target", "./out")), "usage", 2, "folder", "",
     ),

@@ -30,6 +30,9 @@ from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource,
 from reshard.pipeline.stores.folder.swap import Swap, copy_file, link_file, link_tree
 from reshard.pipeline.tensors import StoredFile
 
+OTHER_NAME = "choose another name, of a folder or of nothing yet"
+BELOW = "choose a folder inside it"
+
 
 class FolderTarget:
     """A Target that is a folder, or becomes one with its first commit."""
@@ -51,14 +54,18 @@ class FolderTarget:
 
     def _exists(self) -> bool:
         if self._root.exists() and not self._root.is_dir():
-            raise FolderNotWritable(path=self.place.path, why="it is a file")
+            raise FolderNotWritable(path=self.place.path, why="it is a file", cure=OTHER_NAME)
         return self._root.exists()
 
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
         if self._exists() and self._root.is_mount():
-            raise FolderNotWritable(path=self.place.path, why="it is a mount point, which cannot be swapped")
+            raise FolderNotWritable(
+                path=self.place.path, why="it is a mount point, which cannot be swapped", cure=BELOW
+            )
         existing = next(parent for parent in self._root.parents if parent.exists())
+        if not existing.is_dir():
+            raise FolderNotWritable(path=str(existing), why="it is a file", cure=OTHER_NAME)
         if not os.access(existing, os.W_OK | os.X_OK):
             raise FolderNotWritable(path=str(existing), why="no permission")
         self._swap.sweep()
