@@ -17,9 +17,14 @@ from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
 from reshard.cli.run import _View
 from reshard.pipeline.request import Request
+from reshard.pipeline.planning.model import Plan
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.procs import Broker
+from tests.worker.conftest import ask, broker, claimed, leases, plan, receipts, store, wakes
 
-__all__ = ["hub", "hub_process", "namespace"]
+__all__ = ["broker", "hub", "hub_process", "leases", "namespace", "plan", "store", "wakes"]
 
 
 class Clock:
@@ -191,19 +196,57 @@ def test_nothing_is_shown_to_a_script(output: Output, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_plan_that_fits_it_and_a_bar_for_each_phase(model: Path, tmp_path: Path) -> None:
+PHASES = ["planning", "copying", "checking the model", "publishing", "reading back"]
+
+
+def test_a_terminal_gets_a_plan_that_fits_it_and_a_bar_for_each_phase_in_its_order(model: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [Path(sys.executable).parent / "reshard", "run", model, "--to", tmp_path / "out", "--size", "3300B"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"COLUMNS": "80"}) as run:
         os.close(theirs)
-        seen = b""
+        seen = b"".join(iter(lambda: read(ours), b"")).decode()
+    os.close(ours)
+    assert run.returncode == 0
+    assert [*dict.fromkeys(re.findall("|".join(PHASES), seen))] == PHASES
+    assert re.search(r"moves     reads [^\r]+\r\n {10}\S", seen), seen  # the plan fits the terminal that it goes to
+    assert "\x1b[" in seen
+
+
+def test_who_follows_a_job_sees_the_same_phases(broker: Broker, store: JobStore, leases: Leases, plan: Plan) -> None:
+    ours, theirs = pty.openpty()
+    job, seen = store.submit(ask()).id, b""
+    command = [Path(sys.executable).parent / "reshard", "watch", job]
+    env = os.environ | {"COLUMNS": "120", "TERM": "xterm", "RESHARD_BROKER_URL": broker.url}
+
+    def until(phase: str) -> None:
+        nonlocal seen
+        while phase.encode() not in seen and (chunk := read(ours)):
+            seen += chunk
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as watch:
+        os.close(theirs)
+        first = claimed(leases, job, "plan")
+        until("planning")
+        leases.planned(first, plan)
+        until("copying")
+        check = claimed(leases, job, "check")
+        for number in range(len(plan.groups)):
+            group = claimed(leases, job, f"group:{number:05d}")
+            leases.seal(group, receipts(plan, number))
+            leases.done(group, [{}, []])
+        until("checking the model")
+        leases.done(check, [])
+        publish = claimed(leases, job, "publish")
+        until("publishing")
+        leases.begin(publish)
+        leases.done(publish, {"commit": "abc", "ref": "main", "found": False})
+        until("reading back")
+        leases.done(claimed(leases, job, "confirm"), [])
         while chunk := read(ours):
             seen += chunk
     os.close(ours)
-    assert run.returncode == 0
-    assert b"copying" in seen and b"checking the model" in seen
-    assert re.search(rb"moves     reads [^\r]+\r\n {10}\S", seen), seen  # the plan fits the terminal that it goes to
-    assert b"\x1b[" in seen
+    assert watch.returncode == 0, seen.decode()
+    assert [*dict.fromkeys(re.findall("|".join(PHASES), seen.decode()))] == PHASES
 
 
 def read(terminal: int) -> bytes:
