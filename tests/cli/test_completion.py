@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import Queue, Run
@@ -20,7 +22,7 @@ def job(queue: Queue) -> str:
     return queue("submit", "a/b", "--to", "c/d", "-q").out.strip()
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "cancel", "retry", "rollback"])
+@pytest.mark.parametrize("command", ["status", "watch", "cancel", "retry", "rollback", "delete"])
 def test_a_job_is_completed_by_its_id(command: str, reshard: Run, job: str, url: str) -> None:
     assert job in offered(reshard, f"reshard {command} ", RESHARD_BROKER_URL=url)
     assert offered(reshard, f"reshard {command} {job[:4]}", RESHARD_BROKER_URL=url) == [job]
@@ -32,10 +34,17 @@ def test_zsh_shows_what_a_job_is(reshard: Run, job: str, url: str) -> None:
     assert f'"{job}":"queued, a/b -> c/d"' in reshard(env=env).out
 
 
-def test_schedules_and_catalogs_are_completed_by_their_names(reshard: Run, queue: Queue, url: str) -> None:
+def test_schedules_and_catalogs_are_completed_by_their_names(
+    reshard: Run, queue: Queue, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text("name: mirror\nentries:\n- {repo: a/b, to: g/h}\n")
     assert queue("schedule", "add", "nightly", "a/b", "--to", "e/f", "--cron", "@daily").code == 0
-    assert offered(reshard, "reshard schedule show n", RESHARD_BROKER_URL=url) == ["nightly"]
-    assert offered(reshard, "reshard catalog status n", RESHARD_BROKER_URL=url) == []
+    assert queue("catalog", "submit", tmp_path / "c.yaml").code == 0
+    for noun, name in (("schedule", "nightly"), ("catalog", "mirror")):
+        verb = "show" if noun == "schedule" else "status"
+        for typed in ("", name[:1]):
+            assert offered(reshard, f"reshard {noun} {verb} {typed}", RESHARD_BROKER_URL=url) == [name]
+        assert offered(reshard, f"reshard {noun} {verb} x", RESHARD_BROKER_URL=url) == []
 
 
 def test_nothing_is_offered_and_nothing_said_without_a_broker(reshard: Run) -> None:
