@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -74,3 +75,9 @@ def test_commands_and_options_stand_in_sections_the_common_ones_first() -> None:
     common = CliRunner().invoke(app, ["run", "-h"], terminal_width=COLUMNS).output
     common = common.partition("\nOptions:")[2].partition("\nWeights:")[0]
     assert re.findall(r"^  --(\S+)", common, re.MULTILINE) == ["to", "size", "revision", "dtype", "overwrite"]
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_is_told(flag: str) -> None:
+    done = CliRunner().invoke(app, [flag])
+    assert (done.exit_code, done.output) == (0, f"reshard {version('reshard')}\n")

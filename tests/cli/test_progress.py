@@ -16,8 +16,8 @@ from reshard.cli import progress
 from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
 from reshard.cli.run import _View
-from reshard.pipeline.request import Request
 from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from reshard.pipeline.planning.model import Plan
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.scripts import PREFIX
 from tests.cli.conftest import Queue, Run
 from tests.test_architecture import HEAVY, breaks, loaded_by
-from tests.worker.conftest import another
+from tests.worker.conftest import another, copying, plan, receipts
 from tests.worker.test_catalogs import finish
+
+__all__ = ["plan"]
 
 
 def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> None:
@@ -105,6 +108,19 @@ def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     head, *rows = queue("list", "--all").out.splitlines()
     assert head.split() == ["JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE", "->", "TARGET"]
     assert any(row.startswith(f"{old}  cancelled  ") for row in rows), rows
+
+
+def test_a_list_and_a_status_tell_the_same_percentage(queue: Queue, url: str, plan: Plan) -> None:
+    with JobStore.at(url) as store:
+        leases = another(store)
+        job, group = copying(store, leases, plan)
+        leases.seal(group, receipts(plan, 0)[:1])
+        seen = store.get(job)
+        assert 0 < seen.bytes_done < seen.bytes
+        percent = f"copying {seen.bytes_done * 100 // seen.bytes} % of "
+        (row,) = (line for line in queue("list").out.splitlines() if job in line)
+        assert percent in row and percent in queue("status", job).out
+        store.cancel(job)
 
 
 def test_jobs_that_ended_are_deleted_by_id_and_others_refused_with_all_beside_them(queue: Queue) -> None:
