@@ -59,7 +59,10 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
     else:
         rows = in_short(target, published, (job.read, job.uploaded, job.deduplicated), bytes_, checks, undo)
     head = summary(target, published, job.shards, job.bytes, seconds_of(job), checks)
-    output.result(job.to_dict() | {"source_bytes": bytes_}, ended(head, rows), published["commit"])
+    counts = {name: getattr(job, name) for name in ("read", "uploaded", "deduplicated", "expected")}
+    as_of_a_run = {"target": str(target), "checks": checks, "source_bytes": bytes_, "moved": counts}
+    facts = job.to_dict() | as_of_a_run | {"seconds": round(seconds_of(job), 3)}
+    output.result(facts, ended(head, rows), published["commit"])
 
 
 def follow_catalog(queue: Queue, name: str, output: Output) -> CatalogStatus:

@@ -226,9 +226,13 @@ class JobNow(Job):
 
 
 class JobDone(Job):
-    """A job that was followed to its end."""
+    """A job that was followed to its end, with what a run ends with."""
 
+    target: str
+    checks: list[Check]
     source_bytes: dict[str, list[str]]
+    moved: Moved
+    seconds: Seconds
 
 
 class ProcessNow(Process):

@@ -251,6 +251,10 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         job = done.out.split()[1]
         events = reshard("watch", job, "--json", env=env).documents
         assert events[-1]["state"] == "done"
+        *_, by_run = reshard("run", model, "--to", tmp_path / "by-run-again", "--size", "3300B", "--json").documents
+        assert by_run.keys() <= events[-1].keys()
+        assert {check["name"] for check in by_run["checks"]} == {check["name"] for check in events[-1]["checks"]}
+        assert by_run["moved"].items() <= events[-1]["moved"].items() and events[-1]["seconds"] > 0
         assert events[-1]["source_bytes"] == {"as delivered": ["model.safetensors"]}
 
         (report,) = reshard("status", job, "--report", "--json", env=env).documents
