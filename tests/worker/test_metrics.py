@@ -22,7 +22,7 @@ from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.metrics import registry
+from reshard.worker.followers.metrics import SEEN, registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, Schedules
 from reshard.worker.health import serve
@@ -114,6 +114,50 @@ def test_jobs_are_counted_by_state_and_failures_by_code(store: JobStore, leases:
     assert seen.one("reshard_jobs", "failed") == 0
     assert seen.one("reshard_jobs_ended_total", "failed") == 3
     assert seen.one("reshard_jobs_ended_total", "done") == 0
+
+
+def test_what_could_be_claimed_is_counted_by_queue_with_its_oldest_wait(
+    store: JobStore, leases: Leases, port: int, plan: Plan
+) -> None:
+    queued = store.submit(ask("bulk").model_copy(update={"priority": "bulk"})).id
+    store.submit(ask("asked"))
+    planned(store, leases, plan, ask("begun").model_copy(update={"priority": "bulk"}))
+    units = 1 + len(plan.groups)  # the check, and the groups
+    store.redis.zincrby(f"{PREFIX}bulk:due", -5000, queued)
+    seen = scrape(port)
+    assert seen["reshard_claimable_units"] == {("interactive",): 1, ("started",): units, ("bulk",): 1}
+    assert 5 <= seen.one("reshard_oldest_wait_seconds", "bulk") < 60
+    claimed(leases, queued, "plan")
+    seen = scrape(port)
+    assert seen.one("reshard_claimable_units", "bulk") == seen.one("reshard_oldest_wait_seconds", "bulk") == 0
+
+
+def test_of_many_jobs_in_a_queue_one_unit_each_is_counted(store: JobStore, port: int) -> None:
+    for number in range(2 * SEEN):
+        store.submit(ask(f"job{number}"))
+    assert scrape(port).one("reshard_claimable_units", "interactive") == 2 * SEEN
+
+
+def test_times_of_jobs_steps_and_queues_are_histograms(store: JobStore, leases: Leases, port: int, plan: Plan) -> None:
+    job = store.submit(ask()).id
+    store.redis.hincrby(f"{PREFIX}job:{job}", "created", -20_000)  # it waits for 20 s already
+    lease = claimed(leases, job, "plan")
+    store.redis.hincrby(f"{PREFIX}job:{job}:units", "plan.since", -3000)
+    store.redis.hincrby(f"{PREFIX}job:{job}", "started", -400_000)
+    assert leases.planned(lease, plan) == "ok"
+    store.cancel(job)
+    seen = scrape(port)
+    assert [seen.one("reshard_queued_seconds_bucket", most) for most in ("15.0", "60.0", "+Inf")] == [0, 1, 1]
+    assert [seen.one("reshard_step_seconds_bucket", most, "plan") for most in ("1.0", "5.0", "+Inf")] == [0, 1, 1]
+    assert 3 <= seen.one("reshard_step_seconds_sum", "plan") < 60
+    buckets = [seen.one("reshard_job_seconds_bucket", most, "cancelled") for most in ("300.0", "900.0", "+Inf")]
+    assert buckets == [0, 1, 1] and seen.one("reshard_job_seconds_count", "cancelled") == 1
+
+
+def test_processes_are_counted_by_release(store: JobStore, port: int) -> None:
+    for name, version in (("here:1", "1"), ("here:2", "1"), ("here:3", "2")):
+        announce(store.redis, Process(name, "worker", version, "here", 1, 2, 0.0, False))
+    assert scrape(port)["reshard_build_info"] == {("worker", "1"): 2, ("worker", "2"): 1}
 
 
 def test_bytes_add_up_over_jobs(store: JobStore, leases: Leases, port: int, plan: Plan) -> None:

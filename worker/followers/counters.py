@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import Event, Reader
@@ -13,11 +14,22 @@ from reshard.worker.queue.scripts import PREFIX, Pipeline
 
 TOTALS = f"{PREFIX}totals"
 
+BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)  # seconds: a tiny step to a night
+TIMES = {"finished": "took", "ended": "took", "claimed": "waited"}  # events, and which of their fields has ms
+
 
 def counted(events: Sequence[Event]) -> Counter[str]:
-    """What the events add to which counter: bytes that moved, jobs by state, failures and retries by error code."""
+    """What the events add to which counter: bytes that moved, jobs by state, failures and retries by error code, times.
+
+    A time counts in the first of BUCKETS that it fits into, and in a sum of ms.
+    """
     found: Counter[str] = Counter()
     for event in events:
+        if took := event.fields.get(TIMES.get(event.kind, "")):
+            of_what = {"finished": event.fields.get("unit", "").partition(":")[0], "ended": event.fields.get("state")}
+            times = f"times:{event.kind}:{of_what.get(event.kind, '')}"
+            found[f"{times}:{next((most for most in BUCKETS if int(took) <= most * 1000), inf)}"] += 1
+            found[f"{times}:sum"] += int(took)
         match event.kind:
             case "moved":
                 found.update({what: int(event.fields[what]) for what in ("read", "uploaded", "deduplicated")})

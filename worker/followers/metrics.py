@@ -11,25 +11,27 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, cast
 
 import redis
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
-from reshard.worker.followers.counters import TOTALS
+from reshard.worker.followers.counters import BUCKETS, TOTALS
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.jobs import Process
-from reshard.worker.queue.scripts import PREFIX, known_fields, texts
+from reshard.worker.queue.scripts import PREFIX, job_key, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
+
+SEEN = 100  # jobs of a queue whose units are counted; a scrape costs no more with more of them
 
 
 class Metrics(Collector):
@@ -69,11 +71,40 @@ class Metrics(Collector):
         yield _counters("jobs_ended", "Jobs that ended, each time that they did.", "state", ended)
         yield _counters("job_failures", "Jobs that failed.", "code", _under("failed", totals))
         yield _counters("step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals))
+        for event, name, label, about in (
+            ("claimed", "queued_seconds", "", "From the submission or the retry of a job to its first claim."),
+            ("finished", "step_seconds", "step", "From the last claim of a step to its end."),
+            ("ended", "job_seconds", "state", "From the first claim of a job to its end."),
+        ):
+            yield _histogram(name, about, label, _under(f"times:{event}", totals))
+        yield from self._waiting()
         left = notices.waiting(self._redis).items()
         yield _gauges("notices_waiting", "Notices that are still to be delivered.", "hook", left)
         results = product(HOOKS, ("told", "failed", "dropped"))
         rows = [(hook, result, totals[f"notices:{hook}:{result}"]) for hook, result in results]
         yield _counters("notices", "Notices by what became of them; failed counts tries.", "hook result", rows)
+
+    def _waiting(self) -> Iterator[Metric]:
+        """What a scaler needs; of more than SEEN jobs in a queue, one unit each."""
+        seconds, micros = self._redis.time()
+        now = seconds * 1000 + micros // 1000
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in QUEUES:
+                for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now)):
+                    pipeline.zcount(line, "-inf", last)
+                    pipeline.zrangebyscore(line, "-inf", last, 0, SEEN, withscores=True)
+            answers = pipeline.execute()
+        units, oldest = [], []
+        for number, queue in enumerate(QUEUES):
+            waked, first, due, then = answers[4 * number : 4 * number + 4]
+            name, seen = queue.removeprefix(PREFIX), [*first, *then]
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for job, _ in seen:
+                    pipeline.zcount(job_key(job.decode(), "todo"), "-inf", now)
+                units.append((name, waked + due - len(seen) + sum(pipeline.execute())))
+            oldest.append((name, max([0.0, *(now - since for _, since in seen)]) / 1000))
+        yield _gauges("claimable_units", "Units that a worker could claim now.", "queue", units)
+        yield _gauges("oldest_wait_seconds", "How long the oldest of them waits for a worker.", "queue", oldest)
 
     def _processes(self) -> Iterator[Metric]:
         names = texts(self._redis.smembers(f"{PREFIX}processes"))
@@ -86,12 +117,17 @@ class Metrics(Collector):
             (seconds, _), *answers, resting = pipeline.execute()
         alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
         running, newest = defaultdict(int, worker=0, control=0), defaultdict[str, float](float)
+        built = defaultdict[tuple[str, str], int](int)
         for data, left in zip(answers[::2], answers[1::2], strict=True):
             if data is not None:
-                kind = known_fields(Process, data).kind
+                process = known_fields(Process, data)
+                kind = process.kind
                 running[kind] += 1
+                built[kind, process.version] += 1
                 newest[kind] = max(newest[kind], seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
+        releases = [(kind, version, number) for (kind, version), number in built.items()]
+        yield _gauges("build_info", "These processes by release.", "kind version", releases)
         faulty = len(alive.intersection(texts(resting)))
         yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
         about = "The newest sign of life, of any process of this kind."
@@ -166,13 +202,28 @@ def _family(kind: Family, name: str, about: str, labels: str, rows: Iterable[Seq
 _gauges, _counters = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
+def _histogram(name: str, about: str, label: str, rows: Iterable[tuple[str, float]]) -> Metric:
+    """Rows as counters.py has them: ``WHAT:BUCKET`` or ``WHAT:sum``, and the figure."""
+    counts = defaultdict[str, dict[str, float]](dict)
+    for key, figure in rows:
+        what, _, bucket = key.rpartition(":")
+        counts[what][bucket] = figure
+    made = HistogramMetricFamily(f"reshard_{name}", about, labels=label.split())
+    for what, found in counts.items():
+        upper = [*map(str, BUCKETS), "inf"]
+        buckets = zip([*upper[:-1], "+Inf"], accumulate(found.get(most, 0.0) for most in upper), strict=True)
+        made.add_metric([what] if label else [], [*buckets], found.get("sum", 0.0) / 1000)
+    return made
+
+
 def _moments(name: str, about: str, label: str, moments: Mapping[str, float]) -> Metric:
     """``moments`` in milliseconds since the epoch, as they are kept."""
     return _gauges(name, about, label, [(key, value / 1000) for key, value in sorted(moments.items())])
 
 
 def _under(prefix: str, totals: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted((key.partition(":")[2], value) for key, value in totals.items() if key.startswith(f"{prefix}:"))
+    prefix += ":"
+    return sorted((key.removeprefix(prefix), value) for key, value in totals.items() if key.startswith(prefix))
 
 
 def _numbers(fields: Mapping[bytes, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ if name == 'publish' and get(id, 'state') ~= 'committing' then return { 'lost', 
 redis.call('ZREM', key(id, 'todo'), name)
 redis.call('HDEL', key(id, 'units'), name .. '.token', name .. '.worker', name .. '.bytes', name .. '.error')
 set_unit(id, name, 'done_by', token)
-event(id, 'finished', 'unit', name)
+event(id, 'finished', 'unit', name, 'took', t - (unit(id, name, 'since') or t))
 
 if name == 'plan' then -- what it would do has been done before
   redis.call('HSET', key(id), 'published', result)

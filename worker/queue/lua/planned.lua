@@ -24,6 +24,7 @@ redis.call('HSET', key(id), 'schema', ARGV[3], 'digest', ARGV[4], 'notes', ARGV[
 redis.call('ZREM', key(id, 'todo'), 'plan')
 redis.call('HDEL', key(id, 'units'), 'plan.token')
 set_unit(id, 'plan', 'done_by', token)
+event(id, 'finished', 'unit', 'plan', 'took', t - (unit(id, 'plan', 'since') or t))
 redis.call('ZADD', key(id, 'todo'), 0, 'check')
 for group = 0, tonumber(ARGV[6]) - 1 do
   redis.call('ZADD', key(id, 'todo'), 0, string.format('group:%05d', group))

@@ -145,7 +145,8 @@ local function finish(id, state, t)
   redis.call('ZREM', PREFIX .. 'held', id)
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
-  publish('ended', 'job', id, 'state', state, 'error', get(id, 'error') or '')
+  local started = get(id, 'started')
+  publish('ended', 'job', id, 'state', state, 'error', get(id, 'error') or '', 'took', started and t - started or '')
   bell(id)
 end
 
