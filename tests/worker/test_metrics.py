@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import urllib.request
@@ -24,7 +25,7 @@ from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import SEEN, registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
-from reshard.worker.followers.schedules import LATE, Schedules
+from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
 from reshard.worker.health import serve
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
@@ -36,7 +37,9 @@ from tests.worker.conftest import ask, claimed, followed, planned, receipts
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
 from tests.worker.test_schedules import DAY, Clock, nightly
 
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+ROOT = Path(__file__).parents[2]
+OPERATIONS = ROOT / "docs/operations.md"
+RULES, DASHBOARD = ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/reshard.json"
 
 
 class Scrape(dict[str, dict[tuple[str, ...], float]]):
@@ -353,8 +356,7 @@ def test_the_documentation_has_every_figure_and_no_other(store: JobStore, port: 
 
 
 def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: Leases, port: int) -> None:
-    (block,) = re.findall(r"```yaml\n(groups:.*?)```", OPERATIONS.read_text(), re.DOTALL)
-    rules = [rule for group in yaml.safe_load(block)["groups"] for rule in group["rules"]]
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     begin(Cursor(store), definition(1))
     finish(leases, jobs(Cursor(store))[0])
     jobs(Cursor(store))
@@ -364,9 +366,30 @@ def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: L
     families = list(text_string_to_metric_families(page(port)))
     labels = {figure(family): {name for sample in family.samples for name in sample.labels} for family in families}
     for rule in rules:
-        (name,) = re.findall(r"reshard_[a-z_]+", rule["expr"])
-        asked = re.findall(r'(?<=max by \()\w+|\w+(?==")', rule["expr"])
-        assert asked and set(asked) <= labels[name], rule["alert"]
+        names = set(re.findall(r"reshard_[a-z_]+", rule["expr"]))
+        asked = {*re.findall(r'(?<=max by \()\w+|\w+(?=!?=")', rule["expr"])}
+        assert names <= labels.keys() and all(asked <= labels[name] for name in names), rule["alert"]
+        said = {*re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])}
+        assert said <= asked, rule["alert"]
+
+
+def test_the_dashboard_asks_for_figures_and_labels_that_there_are(store: JobStore, leases: Leases, port: int) -> None:
+    begin(Cursor(store), definition(1))
+    finish(leases, jobs(Cursor(store))[0])
+    fail(leases, store.submit(ask("bad")).id)
+    leases.again(claimed(leases, store.submit(ask()).id, "plan"), HubUnreachable(endpoint="h", what="x").to_dict(), 10)
+    announce(store.redis, Process("here:1", "worker", "1", "here", 1, 2, 0.0, False))
+    Schedules(store).add(nightly())
+    store.redis.hset(SUCCESS, nightly().name, 1)
+    scrape(port)  # the followers have heard of all this
+    families = text_string_to_metric_families(page(port))
+    labels = {s.name: set(s.labels) for family in families for s in family.samples}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            (name,) = set(re.findall(r"reshard_[a-z_]+", target["expr"]))
+            by = set(re.findall(r"\w+", "".join(re.findall(r"by \((.*?)\)", target["expr"]))))
+            assert by <= labels[name], panel["title"]
+            assert {*re.findall(r"{{(\w+)}}", target["legendFormat"])} <= by, panel["title"]
 
 
 def figure(family: Metric) -> str:
