@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_REQUEST_ID = re.compile(r"[\w.:=-]{1,100}", re.ASCII)
 WHO = "process that copies"  # where a token must be set, in messages
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 
@@ -82,6 +84,9 @@ class Refusal(Exception):
         self.code = response.headers.get("x-error-code", "") if own else ""
         # What another host says is not repeated: it may be one that only this machine can reach.
         self.why = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
+        request = response.headers.get("x-request-id", "") if own else ""
+        if _REQUEST_ID.fullmatch(request):  # by which the Hub's operator finds it
+            self.why += f" (request {request})"
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         self.endpoint = call.endpoint
         self.signed_in = call.credential is not None

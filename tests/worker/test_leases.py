@@ -33,6 +33,12 @@ def test_a_doubled_wake_finds_nothing(store: JobStore, leases: Leases) -> None:
     assert another(store).claim(job) is None
 
 
+def test_a_log_line_of_a_unit_names_its_job_attempt_and_worker(store: JobStore, leases: Leases) -> None:
+    job = store.submit(ask()).id
+    expected = {"job": job, "unit": "plan", "attempt": 1, "worker": "worker-a"}
+    assert claimed(leases, job, "plan").fields == expected
+
+
 def test_a_wake_for_a_job_that_is_not_there_finds_nothing(leases: Leases, wakes: Wakes) -> None:
     assert leases.claim("nosuchjob") is None
     assert wakes.take() == []

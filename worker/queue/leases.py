@@ -47,11 +47,12 @@ class Lease:
     state: JobState  # when it was claimed
     dead: str | None  # the token of an owner who never handed back
     bulk: bool
+    worker: str
 
     @property
     def fields(self) -> dict[str, Any]:
         """Of a log line."""
-        return {"job": self.job, "unit": self.unit, "attempt": self.attempts}
+        return {"job": self.job, "unit": self.unit, "attempt": self.attempts, "worker": self.worker}
 
     @property
     def kind(self) -> Kind:
@@ -98,7 +99,8 @@ class Leases(Wakes):
         if not unit:
             return None
         last_error = json.loads(error) if error else None
-        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, priority == "bulk")
+        bulk = priority == "bulk"
+        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker)
 
     @staticmethod
     def _unknown(request: str | bytes) -> str:

@@ -280,6 +280,19 @@ def test_no_commit_leaves_the_namespace(
     assert hub.head(f"{team}/there") == base
 
 
+def test_what_the_hub_refuses_is_told_with_its_id_of_the_request(context: Context, repo: str, hub: HubAdmin) -> None:
+    hub.fault("POST .*/commit/main", "status", status=418)
+    with pytest.raises(HubRefused, match=r"\(request hub-\d+\)"):
+        target_at(repo, context).commit(SMALL, hub.head(repo))
+
+
+def test_what_is_no_id_of_a_request_is_not_repeated(context: Context, repo: str, hub: HubAdmin) -> None:
+    hub.fault("POST .*/commit/main", "status", status=418, headers={"X-Request-Id": "a word; and another"})
+    with pytest.raises(HubRefused) as refused:
+        target_at(repo, context).commit(SMALL, hub.head(repo))
+    assert "another" not in str(refused.value)
+
+
 def test_a_rename_in_circles_ends(context: Context, repo: str, hub: HubAdmin) -> None:
     hub.fault("POST .*/commit/main", "status", status=307, headers={"Location": "/again"})
     with pytest.raises(HubError, match="307"):

@@ -166,7 +166,7 @@ class _Connection:
                 entry.status = response.status
                 entry.up = request.body.received
                 entry.down = 0 if head_only else body.length
-                response.headers["X-Request-Id"] = f"hub-{entry.n}"
+                response.headers.setdefault("X-Request-Id", f"hub-{entry.n}")
                 self.server.log.add(entry)
             try:
                 self._send(response, head_only, close=not lives, effects=effects)
