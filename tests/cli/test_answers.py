@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from docs.answers import ANSWERS
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.cursor import Cursor
@@ -17,6 +19,7 @@ from tests.worker.test_catalogs import begin, definition, fail, jobs
 __all__ = ["hub", "hub_process", "namespace"]
 
 
+@pytest.mark.slow
 def test_every_command_answers_as_it_is_documented(
     queue: Queue, url: str, clean: dict[str, str], namespace: Namespace, model: Path, tmp_path: Path
 ) -> None:

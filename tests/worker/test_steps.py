@@ -124,8 +124,10 @@ def test_who_watches_hears_what_the_hub_makes_a_worker_wait_for(
     bench.settings = Settings(allowed_folders=(bench.folder,), allowed_sources=("them",))
     bench.id = bench.store.submit(Request(source=Hub(repo="them/none"), target=parse_place(f"{bench.folder}/x"))).id
     bench.step()
-    assert [why for why in told if why] == ["rate limited, 1 s", f"{namespace.endpoint} answers 503, try 3 of 6"]
-    assert told[1::2] == ["", ""]
+    # A wait that ends a moment early, by another clock, is told again for the rest.
+    limited, unreachable = "rate limited, 1 s", f"{namespace.endpoint} answers 503, try 3 of 6"
+    assert list(dict.fromkeys(told)) == [limited, "", unreachable]
+    assert set(told[1::2]) == {""}
 
 
 def test_what_a_worker_may_not_use_ends_the_job(bench: Bench) -> None:
