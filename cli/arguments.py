@@ -178,7 +178,7 @@ def read_plan(**typed: Any) -> tuple[Request, bool]:
     """``read_request``, and whether a --to was given; without one, the target is the source itself."""
     place = parse_place(typed["source"])
     itself = place.path if isinstance(place, Folder) else "/".join(filter(None, (place.endpoint, place.repo)))
-    return read_request(**typed | {"to": typed["to"] or itself}), typed["to"] is not None
+    return read_request(**typed | {"to": itself if typed["to"] is None else typed["to"]}), typed["to"] is not None
 
 
 def read_limits(

@@ -182,7 +182,9 @@ def _follow(queue: Queue, name: str, output: Output) -> None:
     seen = follow_catalog(queue, name, output)
     took = lasted(seen.since - seen.started)
     output.result(
-        seen.to_dict(), f"catalog {name} {seen.state}: {seen.entries:,} models: {_counts(seen)}; {took}", seen.state
+        seen.to_dict(),
+        f"catalog {name} {seen.state}: {count(seen.entries, 'model')}: {_counts(seen)}; {took}",
+        seen.state,
     )
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
     if seen.state == "failed":

@@ -62,9 +62,11 @@ def status(output: Output) -> None:
 
 
 def _table(rows: Sequence[Sequence[str]], below: Sequence[str]) -> list[str]:
-    """The lines of a table of workers, with what is ``below`` each; no row wraps, as a version is one word."""
-    aligned = zip(lines([WORKERS_HEAD, *rows]).split("\n"), ["", *below], strict=True)
-    return ["", *(line for row, under in aligned for line in (row, under) if line)]
+    """The lines of a table of workers, with what is ``below`` each."""
+    shown = lines([WORKERS_HEAD, *rows]).split("\n")
+    high = len(shown) // (1 + len(rows))  # one line, or a second one for the version, which is one word
+    parts = ["\n".join(shown[at : at + high]) for at in range(0, len(shown), high)]
+    return ["", *(text for row, under in zip(parts, ["", *below], strict=True) for text in (row, under) if text)]
 
 
 @command("pause")

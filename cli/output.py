@@ -69,6 +69,8 @@ def lines(
     room beside the others; nothing is ever cut. ``stream`` is where they go, or else stdout.
     """
     stream = stream or sys.stdout
+    if not rows:
+        return ""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))

@@ -286,6 +286,14 @@ def test_a_target_that_changed_while_we_worked_is_told_and_left_alone(scene: Sce
     assert scene.space.admin.head(scene.target) == head
 
 
+@pytest.mark.parametrize("command", ["plan", "run", "submit"])
+def test_a_target_that_is_empty_as_of_a_variable_that_is_not_set_is_refused(
+    reshard: Run, model: Path, command: str
+) -> None:
+    done = reshard(command, model, "--to", "")
+    assert (done.code, done.err[:18]) == (2, "error[usage.place]"), done.err
+
+
 @pytest.mark.parametrize("token", ["", "their own"])
 def test_a_plan_without_a_target_needs_no_leave_to_write(scene: Scene, reshard: Run, token: str) -> None:
     lfs = [path for path in scene.files if path.endswith(".safetensors")]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from reshard.cli.fleet import _table
 from reshard.cli.output import Output, console, lines
 from tests.cli.test_progress import read
 
@@ -35,6 +36,20 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return shown
+
+
+def test_no_rows_are_nothing(terminal: Callable[[Callable[[], object]], str]) -> None:
+    assert terminal(lambda: Output().result({}, lines([]) or "no failures")) == "no failures\n"
+
+
+@pytest.mark.parametrize("name", ["here:1", "gpu-worker-07.eu-west-1.compute.internal:30735"])
+def test_a_table_of_workers_is_whole_however_long_their_names_are(
+    terminal: Callable[[Callable[[], object]], str], name: str
+) -> None:
+    idle, busy = (name, "takes work", "Nov 23 00:06", "2", "0.1.0"), ("b:2", "resting", "Nov 23 00:06", "2", "0.1.0")
+    shown = terminal(lambda: Output().result({}, "\n".join(_table([idle, busy], [lines([]), "  has plan"]))))
+    assert shown.endswith("\n  has plan\n")
+    assert [word for word in shown.split() if word in {name, "b:2", "0.1.0"}] == [name, "0.1.0", "b:2", "0.1.0"]
 
 
 def test_the_last_column_is_wrapped_between_words_and_under_itself(
