@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from reshard.pipeline.errors import TargetDrifted
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -14,9 +16,20 @@ from tests.worker.test_workers import SIZE, Site, site
 __all__ = ["hub", "hub_process", "namespace", "site"]
 
 
+# In one step, as a snapshot of the server is: control may be at work, and a job is always in one of its lists.
+DUMP_ALL = """
+local kept = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  kept[#kept + 1] = key
+  kept[#kept + 1] = redis.call('DUMP', key)
+end
+return kept
+"""
+
+
 def backup(store: JobStore) -> dict[bytes, bytes]:
-    dumps = {key: store.redis.dump(key) for key in store.redis.keys("*")}
-    return {key: dump for key, dump in dumps.items() if dump is not None}  # control takes some meanwhile
+    kept = cast("list[bytes]", store.redis.eval(DUMP_ALL, 0))
+    return dict(zip(kept[::2], kept[1::2], strict=True))
 
 
 def restore(store: JobStore, kept: dict[bytes, bytes]) -> None:
