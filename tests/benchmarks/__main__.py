@@ -2,7 +2,9 @@
 
     python -m tests.benchmarks [--quick] [NAME ...]
 
-Those that are named are printed and not written. Ends with 1 when a must is not met.
+Those that are named are printed and not written. One that fails keeps none of the others from being measured and
+written; what is measured is in build/bench.json as soon as its benchmark ends. Ends with 1 when one failed, or when a
+must is not met.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -70,15 +73,21 @@ def main() -> int:
     if unknown := set(asked.names) - set(known):
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     scale, usual = (QUICK, QUICKLY) if asked.quick else (FULL, BENCHMARKS)
-    found: list[Figure | Race] = []
+    found = report.Found()
     for benchmark in [known[name] for name in asked.names] or usual:
-        for one in measure(benchmark, scale):
-            print(report.line(one), flush=True)
-            found.append(one)
-    figures = [one for one in found if isinstance(one, Figure)]
+        try:
+            for one in measure(benchmark, scale):
+                print(report.line(one), flush=True)
+                found.add(one)
+        except Exception as error:  # noqa: BLE001 -- the next one has nothing to do with it
+            traceback.print_exc()
+            print(getattr(error, "stderr", None) or "", file=sys.stderr, flush=True)
+            found.failed[benchmark.__name__] = f"{type(error).__name__}: {error}"
+        if not asked.names and not asked.quick:
+            report.keep(found, OUT)
     if not asked.names and not asked.quick:
-        report.write(figures, [one for one in found if isinstance(one, Race)], OUT)
-    return 0 if all(figure.met for figure in figures if figure.kind == "must") else 1
+        report.write(found, OUT)
+    return 0 if found.met else 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from importlib.metadata import version
@@ -56,25 +57,59 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(figures: Sequence[Figure], races: Sequence[Race], path: Path) -> None:
-    """Both, and the figures once more beside the page, which is made of them."""
+@dataclass
+class Found:
+    """What the benchmarks have found so far, and why some of them failed, by name."""
+
+    figures: list[Figure] = field(default_factory=list)
+    races: list[Race] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, one: Figure | Race) -> None:
+        if isinstance(one, Figure):
+            self.figures.append(one)
+        else:
+            self.races.append(one)
+
+    @property
+    def met(self) -> bool:
+        """Every benchmark came to its end and every must is met."""
+        return not self.failed and all(figure.met for figure in self.figures if figure.kind == "must")
+
+
+def keep(found: Found, path: Path) -> dict[str, Any]:
+    """The figures, for programs: written again after each benchmark, so that what comes later cannot lose them."""
     facts = {
         "measured": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
-        "figures": [figure.to_dict() for figure in figures],
-        "races": [race.to_dict() for race in races],
+        "figures": [figure.to_dict() for figure in found.figures],
+        "races": [race.to_dict() for race in found.races],
+        "failed": found.failed,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    for place in (path, DATA):
-        place.write_text(json.dumps(facts, indent=2) + "\n")
+    path.write_text(json.dumps(facts, indent=2) + "\n")
+    return facts
+
+
+def write(found: Found, path: Path) -> None:
+    """Those, once more beside the page that is made of them, the page, its bars and the headline."""
+    facts = keep(found, path)
+    DATA.write_text(path.read_text())
     PAGE.write_text(page(facts))
     BARS.write_text(bars(facts["races"]))
-    README.write_text(HEADLINE.sub(lambda _: headline(facts) + "\n", README.read_text()))
+    README.write_text(with_headline(README.read_text(), facts))
+
+
+def with_headline(text: str, facts: Mapping[str, Any]) -> str:
+    """README.md, whose ``text`` has a place for the headline, with that of ``facts``."""
+    return HEADLINE.sub(lambda _: headline(facts), text)
 
 
 def headline(facts: Mapping[str, Any]) -> str:
-    """The ratios that a person asks for first, in lines of README.md."""
-    race = next(race for race in facts["races"] if race["name"].endswith(FOLDERS))
+    """The ratios that a person asks for first, in lines of README.md; none where they were not measured."""
+    race = next((race for race in facts["races"] if race["name"].endswith(FOLDERS)), None)
+    if race is None:
+        return ""
     costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
@@ -83,7 +118,7 @@ def headline(facts: Mapping[str, Any]) -> str:
         f" {checked.wall / peer.wall:.2f} of the time of transformers' load and save, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
     )
-    return textwrap.fill(text, 120, break_on_hyphens=False)
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
 def page(facts: Mapping[str, Any]) -> str:
@@ -103,6 +138,11 @@ def page(facts: Mapping[str, Any]) -> str:
         "## Promises",
         "| what | measured | at most | |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
     ]
+    if facts["failed"]:
+        parts += [
+            "## Not measured",
+            f"These failed, and what follows has nothing of their rest: {', '.join(facts['failed'])}.",
+        ]
     for race in facts["races"]:
         costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
         taken = (f"| {name} | {c.wall:.2f} | {c.cpu:.2f} | {c.peak / MB:,.0f} MB |" for name, c in costs.items())
