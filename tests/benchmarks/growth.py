@@ -28,9 +28,13 @@ def growth(folder: Path, scale: Scale) -> Iterator[Figure]:
     sizes = np.array([cost.result["bytes"] for cost in costs]) / GB
     seconds = np.array([cost.cpu for cost in costs])
     slope, start = np.polyfit(sizes, seconds, 1)
-    off = np.abs(seconds - (start + slope * sizes)) / seconds
+    off = np.abs(seconds - (start + slope * sizes)) / seconds * 100
     yield Figure("growth, processor time for each GB", float(slope), "s", 2, "must")
-    yield Figure("growth, farthest from a straight line", float(off.max()) * 100, "%", 20, "must")
+    yield Figure("growth, processor time of nothing, by the same line", float(start), "s", 0, "report")
+    for size, taken, residual in zip(sizes, seconds, off, strict=True):
+        yield Figure(f"growth, {size:.3g} GB: processor time", float(taken), "s", 0, "report")
+        yield Figure(f"growth, {size:.3g} GB: off the line", float(residual), "%", 0, "report")
+    yield Figure("growth, farthest from a straight line", float(off.max()), "%", 20, "must")
     peaks = [cost.peak / MB for cost in costs]
     yield Figure("growth, peak memory of the largest", peaks[-1], "MB", MEMORY_FLOOR / MB, "must")
     yield Figure("growth, its memory to the smallest's", peaks[-1] / peaks[0], "x", 1.15, "must")

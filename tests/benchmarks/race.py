@@ -18,12 +18,15 @@ TIMED = Path(__file__).with_name("timed.py")
 
 
 class Cost(NamedTuple):
-    """Of one process with all that it started: seconds by the clock and of processor time, and the peak in bytes of
-    the largest of them."""
+    """Of one process with all that it started: seconds by the clock and of processor time, the peak in bytes of the
+    largest of them, and bytes that they wrote to disks, sent to the Hub and received from it."""
 
     wall: float
     cpu: float
     peak: int
+    disk: int = 0
+    sent: int = 0
+    received: int = 0
 
 
 def medians(costs: Sequence[Cost]) -> Cost:
@@ -39,6 +42,7 @@ class Contender:
     command: Callable[[Path], Sequence[str | os.PathLike[str]]]
     env: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Path], None] = lambda folder: None  # that the run did what it was for; raises
+    traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes sent and received until now
 
 
 def race(contenders: Sequence[Contender], runs: int, folder: Path) -> dict[str, Cost]:
@@ -65,11 +69,13 @@ def once(contender: Contender, folder: Path) -> Cost:
     command = contender.command(here)
     os.sync()  # what the one before wrote is not for this one to wait for
     try:
+        before = contender.traffic()
         cost = measured(command, env)
+        sent, received = (now - then for now, then in zip(contender.traffic(), before, strict=True))
         contender.check(here)
     finally:
         shutil.rmtree(here)
-    return cost
+    return cost._replace(sent=sent, received=received)
 
 
 def measured(command: Sequence[str | os.PathLike[str]], env: Mapping[str, str]) -> Cost:

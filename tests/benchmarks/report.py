@@ -27,7 +27,8 @@ HEADLINE = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTAL
 DATA, PAGE, BARS = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "benchmarks.svg"
 MEASURED = ("torch", "transformers", "accelerate", "safetensors", "huggingface_hub", "hf_xet", "celery", "redis")
 WIDTH, LABEL, ROW, GAP = 820, 330, 20, 34  # pixels
-RACE_HEAD = "| | seconds | processor seconds | peak of the largest process |\n| --- | --- | --- | --- |"
+RACE_HEAD = ("", "seconds", "processor seconds", "peak of the largest process", "written to the disk")
+WIRE_HEAD = ("sent", "received")
 BLUE, GREY = "#2563eb", "#94a3b8"  # ours, and the others
 
 
@@ -125,7 +126,7 @@ def page(facts: Mapping[str, Any]) -> str:
     """The Markdown of docs/benchmarks.md."""
     on, versions = facts["machine"], facts["machine"]["versions"]
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
-    rows = [f"| {f['name']} | {f['value']:.3g} {f['unit']} | {_target(f)} | {_result(f)} |" for f in facts["figures"]]
+    rows = [[f["name"], f"{f['value']:.3g} {f['unit']}", _target(f), _result(f)] for f in facts["figures"]]
     parts = [
         "# Benchmarks",
         "Written by `make bench`; do not edit. Contenders take turns, each run in a process of its own with an empty"
@@ -136,7 +137,7 @@ def page(facts: Mapping[str, Any]) -> str:
         f" {on['system']}, Python {on['python']}; {told}.",
         "![Seconds of each contender](benchmarks.svg)",
         "## Promises",
-        "| what | measured | at most | |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
+        _table(["what", "measured", "at most", ""], rows),
     ]
     if facts["failed"]:
         parts += [
@@ -144,10 +145,22 @@ def page(facts: Mapping[str, Any]) -> str:
             f"These failed, and what follows has nothing of their rest: {', '.join(facts['failed'])}.",
         ]
     for race in facts["races"]:
-        costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
-        taken = (f"| {name} | {c.wall:.2f} | {c.cpu:.2f} | {c.peak / MB:,.0f} MB |" for name, c in costs.items())
-        parts += [f"## {race['name']}", "\n".join([RACE_HEAD, *taken])]
+        parts += [f"## {race['name']}", _costs({name: Cost(**cost) for name, cost in race["costs"].items()})]
     return "\n\n".join(parts) + "\n"
+
+
+def _costs(costs: Mapping[str, Cost]) -> str:
+    """The table of a race."""
+    wire = any(cost.received for cost in costs.values())
+    rows = [
+        [name, f"{cost.wall:.2f}", f"{cost.cpu:.2f}", *(f"{size / MB:,.0f} MB" for size in cost[2 : 6 if wire else 4])]
+        for name, cost in costs.items()
+    ]
+    return _table([*RACE_HEAD, *(WIRE_HEAD if wire else ())], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def _target(one: Mapping[str, Any]) -> str:

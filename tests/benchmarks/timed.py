@@ -15,4 +15,5 @@ child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.
 _, status, used = os.wait4(child, 0)
 wall = time.perf_counter() - start
 cost = {"wall": wall, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss * 1024}
+cost["disk"] = used.ru_oublock * 512  # the kernel counts in these, also what is removed before it is on the disk
 print(json.dumps({"code": os.waitstatus_to_exitcode(status), **cost}))
