@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import pytest
 from tests.benchmarks import __main__ as benchmarks
 from tests.benchmarks import report
 from tests.benchmarks.__main__ import BENCHMARKS, Benchmark, measure
-from tests.benchmarks.figures import STEADY, Figure, Race
+from tests.benchmarks.figures import STEADY, Figure, Profile, Race, Stage, aim
 from tests.benchmarks.folders import CLASS, COPY, FOLDERS, OURS, TRANSFORMERS
+from tests.benchmarks.profiles import Sampler
 from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
@@ -35,11 +38,14 @@ def test_a_benchmark_runs_on_tiny_data_and_its_memory_is_bounded(benchmark: Benc
             assert all(min(cost[:3]) > 0 for cost in one.costs.values())
         elif one.kind == "must" and one.unit in STEADY:
             assert one.met, one
+        elif one.kind == "aim" and one.unit == "x" and not one.met:
+            assert one.profile is not None, one
 
 
+PROFILE = Profile(2.0, 2, 1.5, 3.5, (Stage("reshard-sha256", "lane.py: step(view) | 0", 1.9, 1.5, 0.25),))
 FIGURES = [
     Figure("fast <enough>", 1.5, "x", 2, "must"),
-    Figure("slow", 3, "x", 2, "aim"),
+    aim("slow", 3, "x", 2, lambda: PROFILE),
     Figure("it", 1, "s", 0, "report"),
 ]
 COSTS = {
@@ -56,22 +62,52 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the pages that are written."""
     for name in ("DATA", "PAGE", "BARS", "README"):
         monkeypatch.setattr(report, name, tmp_path / name)
+    monkeypatch.setattr(benchmarks, "ROOM", 0)
     monkeypatch.setattr(benchmarks, "OUT", tmp_path / "build" / "bench.json")
     (tmp_path / "README").write_text("# reshard\n<!-- make bench -->\nold\n<!-- end -->\n")
     return tmp_path
 
 
 def test_what_was_found_is_a_page_with_bars(pages: Path) -> None:
-    report.write(report.Found(FIGURES, [RACE]), benchmarks.OUT)
+    report.publish(report.keep(report.Found(FIGURES, [RACE]), benchmarks.OUT))
     facts = json.loads(benchmarks.OUT.read_text())
     assert facts == json.loads((pages / "DATA").read_text())
     assert [figure["met"] for figure in facts["figures"]] == [True, False, False]
     page, bars = (pages / "PAGE").read_text(), (pages / "BARS").read_text()
     assert "| slow | 3 x | 2 x (aim) | **missed** |" in page and "| it | 1 s |  |  |" in page
+    assert "## Missed: slow" in page and "2 cores had 4.00 s to give. They were busy for 3.50 s: 1.50 s with" in page
+    assert r"| reshard-sha256 | `lane.py: step(view) \| 0` | 1.90 | 1.50 | 0.25 |" in page
     assert "| reshard | 1.00 | 2.00 | 3 MB | 5 MB | 6 MB | 7 MB |" in page
     assert "a &amp; b" in bars and bars.count("<rect") == 4
     said = " ".join((pages / "README").read_text().split())
     assert "take 2.0 times as long as `cp` and sync, in 3 MB" in said and "takes 0.50 of the time" in said
+
+
+def test_an_aim_that_is_met_is_not_looked_at() -> None:
+    def looked_at() -> Profile:
+        raise AssertionError
+
+    assert aim("fast", 2, "x", 2, looked_at).profile is None
+
+
+def test_a_profile_tells_where_a_thread_computes_and_where_another_waits() -> None:
+    done = threading.Event()
+
+    def wait() -> None:
+        done.wait()
+
+    waiting = threading.Thread(target=wait, name="idle")
+    with Sampler() as sampler:
+        waiting.start()
+        start = time.process_time()
+        while time.process_time() - start < 0.3:
+            sum(range(100_000))
+        done.set()
+        waiting.join()
+    here = f"{Path(__file__).relative_to(report.ROOT)}: "
+    spent = {(stage.thread, stage.place): stage.on_core for stage in sampler.profile.stages}
+    assert spent[threading.main_thread().name, f"{here}sum(range(100_000))"] > 0.1
+    assert spent["idle", f"{here}done.wait()"] < 0.1
 
 
 def run_all(monkeypatch: pytest.MonkeyPatch, *all_of_them: Benchmark) -> int:
@@ -96,11 +132,11 @@ def test_a_benchmark_that_fails_costs_no_figure_of_the_others(
     assert run_all(monkeypatch, broken, sound) == 1
     facts = json.loads(benchmarks.OUT.read_text())
     assert [figure["name"] for figure in facts["figures"]] == ["it", "fast <enough>"]
-    assert [*facts["failed"]] == ["broken"] and "the disk is full" in capfd.readouterr().err
-    page = (pages / "PAGE").read_text()
-    assert "These failed, and what follows has nothing of their rest: broken." in page
+    assert facts["missing"] == {"broken": "failed with CalledProcessError"}
+    assert "the disk is full" in capfd.readouterr().err
+    assert "* broken failed with CalledProcessError\n" in (pages / "PAGE").read_text()
     assert run_all(monkeypatch, sound) == 0
-    assert "failed" not in (pages / "PAGE").read_text()
+    assert "Missing" not in (pages / "PAGE").read_text()
 
 
 def test_what_was_measured_is_kept_when_the_run_is_ended(pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +145,24 @@ def test_what_was_measured_is_kept_when_the_run_is_ended(pages: Path, monkeypatc
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(monkeypatch, sound, ended)
+        run_all(monkeypatch, sound, ended, broken)
     facts = json.loads(benchmarks.OUT.read_text())
     assert [figure["name"] for figure in facts["figures"]] == ["fast <enough>"] and len(facts["races"]) == 1
+    assert facts["missing"] == {"ended": "did not run", "broken": "did not run"}
     assert not (pages / "PAGE").exists()
 
 
+def test_without_room_on_the_disk_nothing_is_begun(
+    pages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmarks, "ROOM", 1e9)
+    with pytest.raises(SystemExit):
+        run_all(monkeypatch, sound)
+    assert "point TMPDIR at a larger disk" in capsys.readouterr().err and not benchmarks.OUT.exists()
+
+
 def test_without_the_race_of_folders_the_readme_claims_nothing(pages: Path) -> None:
-    report.write(report.Found(FIGURES), benchmarks.OUT)
+    report.publish(report.keep(report.Found(FIGURES), benchmarks.OUT))
     assert (pages / "README").read_text() == "# reshard\n<!-- make bench -->\n<!-- end -->\n"
 
 

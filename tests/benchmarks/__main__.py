@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+from reshard.pipeline.limits import GB
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 from tests.benchmarks import report
@@ -33,6 +35,7 @@ from tests.benchmarks.proving import proving
 from tests.benchmarks.scale import FULL, QUICK, Scale
 from tests.benchmarks.tiny import tiny
 
+ROOM = 1.1  # times the largest model that is written
 OUT = Path(__file__).parents[2] / "build" / "bench.json"
 
 
@@ -73,20 +76,25 @@ def main() -> int:
     if unknown := set(asked.names) - set(known):
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     scale, usual = (QUICK, QUICKLY) if asked.quick else (FULL, BENCHMARKS)
-    found = report.Found()
-    for benchmark in [known[name] for name in asked.names] or usual:
+    chosen, writes = [known[name] for name in asked.names] or usual, not asked.names and not asked.quick
+    room = shutil.disk_usage(tempfile.gettempdir()).free
+    if writes and room < max(scale.growth) * ROOM:
+        parser.error(f"{tempfile.gettempdir()} has only {room / GB:.0f} GB of room: point TMPDIR at a larger disk")
+    found = report.Found(missing={benchmark.__name__: "did not run" for benchmark in chosen})
+    for benchmark in chosen:
         try:
             for one in measure(benchmark, scale):
                 print(report.line(one), flush=True)
                 found.add(one)
+            del found.missing[benchmark.__name__]
         except Exception as error:  # noqa: BLE001 -- the next one has nothing to do with it
             traceback.print_exc()
             print(getattr(error, "stderr", None) or "", file=sys.stderr, flush=True)
-            found.failed[benchmark.__name__] = f"{type(error).__name__}: {error}"
-        if not asked.names and not asked.quick:
-            report.keep(found, OUT)
-    if not asked.names and not asked.quick:
-        report.write(found, OUT)
+            found.missing[benchmark.__name__] = f"failed with {type(error).__name__}"
+        if writes:
+            facts = report.keep(found, OUT)
+    if writes:
+        report.publish(facts)
     return 0 if found.met else 1
 
 

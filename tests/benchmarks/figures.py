@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tests.benchmarks.race import Cost, measured
 
@@ -18,6 +18,31 @@ REPEATS = 5  # of what takes a fraction of a second; the fastest counts, because
 
 # What a busy machine does not change, and tests may hold.
 STEADY = frozenset({"MB"})
+
+
+class Stage(NamedTuple):
+    """Seconds that a thread, or a process, spent in one place: by the clock, on a core, and waiting for a core."""
+
+    thread: str
+    place: str
+    seconds: float
+    on_core: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Where the time of a run went; ``processor`` is of all its processes, ``machine`` of all that ran meanwhile."""
+
+    wall: float
+    cores: int
+    processor: float
+    machine: float
+    stages: tuple[Stage, ...]
+
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any]) -> Profile:
+        return Profile(**{**facts, "stages": tuple(Stage(*stage) for stage in facts["stages"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +54,7 @@ class Figure:
     unit: str
     target: float
     kind: Literal["must", "aim", "report"]
+    profile: Profile | None = None
 
     @property
     def met(self) -> bool:
@@ -36,6 +62,12 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "met": self.met}
+
+
+def aim(name: str, value: float, unit: str, target: float, profile: Callable[[], Profile]) -> Figure:
+    """One that is missed has the profile of what missed it."""
+    figure = Figure(name, value, unit, target, "aim")
+    return figure if figure.met else replace(figure, profile=profile())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from tests.benchmarks import llama
-from tests.benchmarks.figures import COMMAND, Figure, Race
+from tests.benchmarks.figures import COMMAND, Figure, Race, aim
+from tests.benchmarks.profiles import profile_of
 from tests.benchmarks.race import Contender, once, python, race
 from tests.benchmarks.scale import Scale
 from tests.support.measured import measured
@@ -29,12 +30,12 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
 
     least = size // scale.file
     cut = partial(_cut, scale=scale, least=least)
-    known = cut(KNOWN, model, env={"XDG_STATE_HOME": str(folder / "known")})
+    ours, known = cut(OURS, bare), cut(KNOWN, model, env={"XDG_STATE_HOME": str(folder / "known")})
     once(known, folder)
     contenders = [
         _copy(model),
         Contender("sha256, one pass", lambda out: python("sha256", model)),
-        cut(OURS, bare),
+        ours,
         cut(CLASS, model),
         known,
         _peer(SCRIPT, "careful", model, scale, least),
@@ -45,16 +46,18 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     costs = race(contenders, scale.runs, folder)
     yield Race(f"{size / MB:,.0f} {FOLDERS}", costs)
     wall = {name: cost.wall for name, cost in costs.items()}
-    yield Figure("folder to folder, to cp and sync", wall[OURS] / wall[COPY], "x", 1.35, "aim")
+    profile = partial(profile_of, ours, folder)
+    yield aim("folder to folder, to cp and sync", wall[OURS] / wall[COPY], "x", 1.35, profile)
     yield Figure("folder to folder, to cp and sync, at most", wall[OURS] / wall[COPY], "x", 1.8, "must")
     yield Figure("with the class check, to cp and sync", wall[CLASS] / wall[COPY], "x", 2.6, "must")
     for peer in (TRANSFORMERS, "accelerate"):
         yield Figure(f"with the class check, to {peer}", wall[CLASS] / wall[peer], "x", 1 / 3, "must")
     yield Figure("with the class check, to a careful script", wall[CLASS] / wall[SCRIPT], "x", 1, "must")
     yield Figure("the class check, once known", wall[KNOWN] - wall[OURS], "s", 0.4, "must")
-    pinned = race([_pinned(cores, bare, scale, least) for cores in (1, 2)], scale.runs, folder)
-    ratio = pinned["cores: 2"].wall / pinned["cores: 1"].wall
-    yield Figure("folder to folder, two cores to one", ratio, "x", 1 / 1.6, "aim")
+    one, two = (_pinned(cores, bare, scale, least) for cores in (1, 2))
+    pinned = race([one, two], scale.runs, folder)
+    ratio = pinned[two.name].wall / pinned[one.name].wall
+    yield aim("folder to folder, two cores to one", ratio, "x", 1 / 1.6, partial(profile_of, two, folder))
     yield _peak("folder to folder, peak memory", bare, folder, scale, {})
 
 
@@ -78,7 +81,8 @@ def casts(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
     ours = _cut(OURS, torch_file, scale, scale.model // scale.file - 1)
     costs = race([_copy(torch_file), ours], scale.runs, folder)
     yield Race(f"a torch file to safetensors, {scale.model / MB:,.0f} MB", costs)
-    yield Figure("torch file to safetensors, to cp and sync", costs[OURS].wall / costs[COPY].wall, "x", 1.7, "aim")
+    ratio, profile = costs[OURS].wall / costs[COPY].wall, partial(profile_of, ours, folder)
+    yield aim("torch file to safetensors, to cp and sync", ratio, "x", 1.7, profile)
     yield _peak("torch file to safetensors, peak memory", torch_file, folder, scale, {})
 
 

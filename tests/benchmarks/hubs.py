@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from reshard.pipeline.limits import GB, GIB, MB, MEMORY_FLOOR, MEMORY_FLOOR_XET
 from tests.benchmarks import llama
-from tests.benchmarks.figures import COMMAND, Figure, Race
+from tests.benchmarks.figures import COMMAND, Figure, Race, aim
+from tests.benchmarks.profiles import profile_of
 from tests.benchmarks.race import Contender, once, python, race
 from tests.benchmarks.scale import Scale
 from tests.support.giants import deepseek_v3_fp8, save_sparse
@@ -50,7 +52,8 @@ def xet(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         costs = race(_counted(hub, contenders), scale.runs, folder)
         yield Race(f"{size / MB:,.0f} MB from Hub to Hub over Xet", costs)
         ours = costs[OURS]
-        yield Figure("over Xet, to downloading alone", ours.wall / costs[DOWNLOAD].wall, "x", 1.3, "aim")
+        profile = partial(profile_of, repos.contender(scale, env), folder)
+        yield aim("over Xet, to downloading alone", ours.wall / costs[DOWNLOAD].wall, "x", 1.3, profile)
         yield Figure("over Xet, to doing it by hand", ours.wall / costs[BY_HAND].wall, "x", 1 / 2.5, "must")
         room = max(1.0, size / MB / 100)  # for lists of chunks, and no weights
         yield Figure("over Xet, written to the disk", ours.disk / MB, "MB", room, "must")

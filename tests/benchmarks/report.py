@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reshard.pipeline.limits import MB
-from tests.benchmarks.figures import Figure, Race
+from tests.benchmarks.figures import Figure, Profile, Race
 from tests.benchmarks.folders import CLASS, COPY, FOLDERS, OURS, TRANSFORMERS
 from tests.benchmarks.race import Cost
 
@@ -29,6 +29,7 @@ MEASURED = ("torch", "transformers", "accelerate", "safetensors", "huggingface_h
 WIDTH, LABEL, ROW, GAP = 820, 330, 20, 34  # pixels
 RACE_HEAD = ("", "seconds", "processor seconds", "peak of the largest process", "written to the disk")
 WIRE_HEAD = ("sent", "received")
+PROFILE_HEAD = ("thread or process", "in", "seconds", "on a core", "waiting for a core")
 BLUE, GREY = "#2563eb", "#94a3b8"  # ours, and the others
 
 
@@ -60,11 +61,11 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class Found:
-    """What the benchmarks have found so far, and why some of them failed, by name."""
+    """What the benchmarks have found so far, and why some of them are missing, by name."""
 
     figures: list[Figure] = field(default_factory=list)
     races: list[Race] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, one: Figure | Race) -> None:
         if isinstance(one, Figure):
@@ -75,7 +76,7 @@ class Found:
     @property
     def met(self) -> bool:
         """Every benchmark came to its end and every must is met."""
-        return not self.failed and all(figure.met for figure in self.figures if figure.kind == "must")
+        return not self.missing and all(figure.met for figure in self.figures if figure.kind == "must")
 
 
 def keep(found: Found, path: Path) -> dict[str, Any]:
@@ -85,17 +86,16 @@ def keep(found: Found, path: Path) -> dict[str, Any]:
         "machine": machine(),
         "figures": [figure.to_dict() for figure in found.figures],
         "races": [race.to_dict() for race in found.races],
-        "failed": found.failed,
+        "missing": found.missing,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts, indent=2) + "\n")
     return facts
 
 
-def write(found: Found, path: Path) -> None:
+def publish(facts: Mapping[str, Any]) -> None:
     """Those, once more beside the page that is made of them, the page, its bars and the headline."""
-    facts = keep(found, path)
-    DATA.write_text(path.read_text())
+    DATA.write_text(json.dumps(facts, indent=2) + "\n")
     PAGE.write_text(page(facts))
     BARS.write_text(bars(facts["races"]))
     README.write_text(with_headline(README.read_text(), facts))
@@ -139,11 +139,13 @@ def page(facts: Mapping[str, Any]) -> str:
         "## Promises",
         _table(["what", "measured", "at most", ""], rows),
     ]
-    if facts["failed"]:
-        parts += [
-            "## Not measured",
-            f"These failed, and what follows has nothing of their rest: {', '.join(facts['failed'])}.",
-        ]
+    for figure in facts["figures"]:
+        if figure["profile"] and not figure["met"]:
+            profile = Profile.from_dict(figure["profile"])
+            parts += [f"## Missed: {figure['name']}", _limit(profile), _table(PROFILE_HEAD, _stages(profile))]
+    if facts["missing"]:
+        missing = "\n".join(f"* {name} {why}" for name, why in facts["missing"].items())
+        parts.append(f"## Missing\n\nWhat these would have added is not above or below:\n\n{missing}")
     for race in facts["races"]:
         parts += [f"## {race['name']}", _costs({name: Cost(**cost) for name, cost in race["costs"].items()})]
     return "\n\n".join(parts) + "\n"
@@ -161,6 +163,26 @@ def _costs(costs: Mapping[str, Cost]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _limit(profile: Profile) -> str:
+    """What the machine had, and what of it was used."""
+    return (
+        f"A run that was looked at took {profile.wall:.2f} s, in which {profile.cores} cores had"
+        f" {profile.wall * profile.cores:.2f} s to give. They were busy for {profile.machine:.2f} s:"
+        f" {profile.processor:.2f} s with the processes of the run, and the rest with others."
+    )
+
+
+def _stages(profile: Profile) -> list[list[str]]:
+    return [
+        [
+            stage.thread,
+            f"`{stage.place}`".replace("|", r"\|") if stage.place else "",
+            *(f"{seconds:.2f}" for seconds in stage[2:]),
+        ]
+        for stage in profile.stages
+    ]
 
 
 def _target(one: Mapping[str, Any]) -> str:

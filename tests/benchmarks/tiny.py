@@ -18,7 +18,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
-from tests.benchmarks.figures import COMMAND, Figure
+from tests.benchmarks.figures import COMMAND, Figure, Profile, aim
+from tests.benchmarks.profiles import processes
 from tests.benchmarks.scale import Scale
 from tests.support import mirror
 from tests.support.hub import HubProcess
@@ -39,12 +40,12 @@ def tiny(folder: Path, scale: Scale) -> Iterator[Figure]:
             "RESHARD_TMPDIR": str(folder),
         }
         _fill(hub, folder / "model", scale.small)
-        queue = _queue(folder, env, scale.small)
+        queue, profile = _queue(folder, env, scale.small)
         loop = measured("tests.benchmarks.tiny:loop", scale.small, env=env, timeout=1200).result
         command = _commands(folder, env, max(1, scale.small // COMMANDS))
     yield Figure("a job of 20 kB by a worker", queue, "s", 0.15, "must")
     yield Figure("a job of 20 kB by a worker, to the command", queue / command, "x", 1.2, "must")
-    yield Figure("a job of 20 kB by a worker, to a loop", queue / loop, "x", 1.2, "aim")
+    yield aim("a job of 20 kB by a worker, to a loop", queue / loop, "x", 1.2, lambda: profile)
 
 
 def request(number: int, by: str) -> Request:
@@ -67,7 +68,8 @@ def loop(count: int) -> float:
         return (time.perf_counter() - start) / (count - 1)
 
 
-def _queue(folder: Path, env: dict[str, str], count: int) -> float:
+def _queue(folder: Path, env: dict[str, str], count: int) -> tuple[float, Profile]:
+    """Seconds of each job, and what the processes took for all of them."""
     with (
         Broker(folder) as broker,
         Machine(folder, broker.url, **env) as machine,
@@ -77,11 +79,12 @@ def _queue(folder: Path, env: dict[str, str], count: int) -> float:
         machine.worker(concurrency=1)
         store.submit(_bulk(0))
         wait_for(lambda: store.counts()[JobState.done] == 1, "the warm-up", 120)
-        start = time.perf_counter()
-        for number in range(1, count):
-            store.submit(_bulk(number))
-        wait_for(lambda: store.counts()[JobState.done] == count, "the last job's end", 1800)
-        return (time.perf_counter() - start) / (count - 1)
+        with processes() as took:
+            for number in range(1, count):
+                store.submit(_bulk(number))
+            wait_for(lambda: store.counts()[JobState.done] == count, "the last job's end", 1800)
+    [profile] = took
+    return profile.wall / (count - 1), profile
 
 
 def _bulk(number: int) -> Request:
