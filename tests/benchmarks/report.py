@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from reshard.pipeline.limits import MB
 from tests.benchmarks.figures import Figure, Profile, Race
@@ -53,6 +56,7 @@ def machine() -> dict[str, Any]:
         "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(memory * 1024 / 1e9),
+        "disk": _file_system(Path(tempfile.gettempdir()).resolve()),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "versions": {name: version(name) for name in MEASURED},
@@ -134,7 +138,7 @@ def page(facts: Mapping[str, Any]) -> str:
         " machine, so its work costs all contenders the same cores, and no figure is one of the Internet's. Only ratios"
         " travel.",
         f"Measured {facts['measured']} on {on['processor']}, {on['cores']} cores, {on['memory_gb']} GB,"
-        f" {on['system']}, Python {on['python']}; {told}.",
+        f" {on['system']}, files on {on['disk']}, Python {on['python']}; {told}.",
         "![Seconds of each contender](benchmarks.svg)",
         "## Promises",
         _table(["what", "measured", "at most", ""], rows),
@@ -213,6 +217,11 @@ def bars(races: Sequence[Mapping[str, Any]]) -> str:
     style = "text{font:12px sans-serif;fill:#64748b}.head{font-weight:bold}.name{text-anchor:end}"
     top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">'
     return "\n".join([top, f"<style>{style}</style>", *drawn, "</svg>"]) + "\n"
+
+
+def _file_system(folder: Path) -> str:
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    return next(mounts[place] for place in (folder, *folder.parents) if place in mounts)
 
 
 def _lines(path: str) -> list[str]:
