@@ -15,6 +15,8 @@ from tests.benchmarks.scale import Scale
 from tests.support.giants import save_sparse
 from tests.support.measured import measured
 
+PATIENCE = 1800.0  # seconds, for the largest on a slow disk
+
 
 def growth(folder: Path, scale: Scale) -> Iterator[Figure]:
     """Folder to folder, of sparse sources: what is written is not sparse, and the disk has to hold it."""
@@ -22,7 +24,8 @@ def growth(folder: Path, scale: Scale) -> Iterator[Figure]:
     for size in scale.growth:
         source, target = folder / "source", folder / "target"
         save_sparse(source, specs(config(size)), 1)
-        costs.append(measured("tests.pipeline.jobs:do_run", str(source), str(target), {"size": scale.file}))
+        asked = str(source), str(target), {"size": scale.file}
+        costs.append(measured("tests.pipeline.jobs:do_run", *asked, timeout=PATIENCE))
         shutil.rmtree(source)
         shutil.rmtree(target)
     sizes = np.array([cost.result["bytes"] for cost in costs]) / GB

@@ -38,6 +38,7 @@ from tests.support.models import save_single
 HERE = "tests.benchmarks.proving"
 REPOS = ("you/model", "you/cut")
 LIMIT = 1.3  # times
+PATIENCE = 1800.0  # seconds, for both sides a dozen times from a slow disk
 LINE = 1.25 * GB  # bytes per second that both sides share: 10 Gbit/s, what a large cloud machine has
 
 
@@ -51,9 +52,9 @@ def proving(folder: Path, scale: Scale) -> Iterator[Figure]:
     places = str(folder / "model"), str(folder / "cut")
     request = Request(source=parse_place(places[0]), target=parse_place(places[1]), options=Options(size=scale.file))
     run(request, Context.from_env())
-    cost = measured(f"{HERE}:do_ratio", *places, False, scale.runs)
+    cost = measured(f"{HERE}:do_ratio", *places, False, scale.runs, timeout=PATIENCE)
     yield Figure("verify --deep from the disk, to reading both", cost.result, "x", LIMIT, "must")
-    cost = measured(f"{HERE}:do_ratio", *places, True, scale.runs)
+    cost = measured(f"{HERE}:do_ratio", *places, True, scale.runs, timeout=PATIENCE)
     name, profile = "verify --deep from the page cache, to reading both", partial(_profile, *places)
     yield aim(name, cost.result, "x", LIMIT, profile)
     with HubProcess(folder / "hub", users=["you:hf_you"]) as hub:
@@ -62,11 +63,11 @@ def proving(folder: Path, scale: Scale) -> Iterator[Figure]:
             hub.admin.import_files(name, {path.name: path for path in Path(place).iterdir() if path.is_file()})
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you", "HF_HOME": str(folder / "hf")}
         env["HF_HUB_DISABLE_XET"] = "1"
-        cost = measured(f"{HERE}:do_ratio", *REPOS, True, scale.runs, env=env)
+        cost = measured(f"{HERE}:do_ratio", *REPOS, True, scale.runs, env=env, timeout=PATIENCE)
         name, profile = "verify --deep over HTTP from memory, to reading both", partial(_profile, *REPOS, env=env)
         yield aim(name, cost.result, "x", LIMIT, profile)
         hub.admin.fault("GET /_cdn/", "throttle", rate=LINE)
-        cost = measured(f"{HERE}:do_ratio", *REPOS, True, scale.runs, env=env)
+        cost = measured(f"{HERE}:do_ratio", *REPOS, True, scale.runs, env=env, timeout=PATIENCE)
         yield Figure("verify --deep over a 10 Gbit/s line, to reading both", cost.result, "x", LIMIT, "must")
 
 
