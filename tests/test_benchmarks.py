@@ -22,13 +22,13 @@ from tests.benchmarks.profiles import Sampler
 from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
-# The others are half of the queue's own tests once more.
-QUICK = {"answering", "planning", "folders", "casts", "growth", "loading", "xet", "lfs", "layout"}
+# These start fleets, and take minutes.
+SLOW = {"faulty", "nights"}
 
 
 @pytest.mark.parametrize(
     "benchmark",
-    [pytest.param(b, id=b.__name__, marks=[] if b.__name__ in QUICK else [pytest.mark.slow]) for b in BENCHMARKS],
+    [pytest.param(b, id=b.__name__, marks=[pytest.mark.slow] if b.__name__ in SLOW else []) for b in BENCHMARKS],
 )
 @pytest.mark.timeout(600)
 def test_a_benchmark_runs_on_tiny_data_and_its_memory_is_bounded(benchmark: Benchmark) -> None:
