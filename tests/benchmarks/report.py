@@ -118,7 +118,7 @@ def headline(facts: Mapping[str, Any]) -> str:
     costs = {name: Cost(**cost) for name, cost in race["costs"].items()}
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
-        f"A reshard costs about what a copy costs: {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
+        f"Measured by `make bench`, {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
         f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory. With the model's class checked it takes"
         f" {checked.wall / peer.wall:.2f} of the time of transformers' load and save, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
