@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,9 +37,7 @@ def xet(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
         env = _env(hub, "xet")
         hub.admin.log(reset=True)
         options = {"size": scale.file, "transport": "xet"}
-        # The kernel ends what writes a longer file. It is not to end what maps more than is promised to be held: hf_xet
-        # maps whole xorbs before it fills them, in a busy moment several more, and then nothing would be measured.
-        limits = (LISTED, resource.RLIM_INFINITY)
+        limits = (LISTED, MEMORY_FLOOR_XET)  # the kernel ends what goes beyond either
         cost = measured(f"{JOBS}:do_run_within", *limits, MODEL, "you/first", options, env=_homes(folder, env))
         sent = hub.admin.totals()["xet"]["up"] - cost.result["headers"]
         yield Figure("over Xet, uploaded for each seam", sent / cost.result["seams"] / MB, "MB", 0.15, "must")
