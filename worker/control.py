@@ -24,6 +24,7 @@ from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
 from reshard.worker import logs
+from reshard.worker.broker import broker_url
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
@@ -137,21 +138,13 @@ class Control:
         return len(delete(self._store.redis, ended(self._store.redis, ENDED, self._keep, JANITOR_BATCH)))
 
 
-def unreachable(client: redis.Redis) -> str:
-    try:
-        client.ping()
-        return ""
-    except redis.RedisError as error:
-        return f"the broker does not answer: {error}"
-
-
 def main(settings: Settings) -> None:
     """The process `reshard control`; raises ExtraMissing and BrokerUnsupported, and waits for a broker that is away."""
-    check_installed("celery")
-    if settings.metrics_port is not None:
-        check_installed("prometheus_client")
+    check_installed()
+    # Here and not above: they need the packages that were just looked for.
     from reshard.worker.app import send
-    from reshard.worker.broker import broker_url
+    from reshard.worker.followers.metrics import registry
+    from reshard.worker.health import expose
 
     logs.configure(settings.log_format)
     url = broker_url(settings)
@@ -162,14 +155,19 @@ def main(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, control.stop)
     signal.signal(signal.SIGINT, control.stop)
     if settings.metrics_port is not None:
-        from reshard.worker.followers.metrics import registry
-        from reshard.worker.health import expose
-
         client = open_redis(url, SCRAPE_TIMEOUT)
         where = settings.metrics_port, settings.metrics_address
-        expose(*where, healthy=control.stuck, ready=partial(unreachable, client), metrics=registry(client))
+        expose(*where, healthy=control.stuck, ready=partial(_unreachable, client), metrics=registry(client))
     log.info("control is running")
     control.run()
+
+
+def _unreachable(client: redis.Redis) -> str:
+    try:
+        client.ping()
+        return ""
+    except redis.RedisError as error:
+        return f"the broker does not answer: {error}"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Service:
 
 def up(settings: Settings) -> Service:
     """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``become_worker``."""
-    check_installed("celery")  # before anything is started, the broker first
+    check_installed()  # before anything is started, the broker first
     names = ("broker", "control", "worker")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
     env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}
@@ -64,10 +64,11 @@ def down(settings: Settings) -> tuple[str, ...]:
     return tuple(stopped)
 
 
-def check_installed(package: str) -> None:
-    """Raises ExtraMissing unless ``package``, of the extra `worker`, is there."""
-    if find_spec(package) is None:
-        raise ExtraMissing(package=package)
+def check_installed() -> None:
+    """Raises ExtraMissing unless the packages of the extra `worker` are there."""
+    for package in ("celery", "prometheus_client"):
+        if find_spec(package) is None:
+            raise ExtraMissing(package=package)
 
 
 def worker_command(concurrency: int) -> list[str]:
@@ -86,7 +87,7 @@ def control_command() -> list[str]:
 
 def become_worker(settings: Settings, concurrency: int | None = None) -> NoReturn:
     """Turn this process into a worker. Raises NoBroker, and what ``check_server`` does, and ExtraMissing."""
-    check_installed("celery")
+    check_installed()
     url = broker.broker_url(settings)
     with JobStore.at(url) as store:
         store.check_server()

@@ -117,14 +117,15 @@ def test_an_interrupt_while_the_command_is_loaded_ends_it_without_a_word(clean: 
 
 
 @pytest.mark.parametrize("command", ["up", "worker", "control"])
+@pytest.mark.parametrize("package", ["celery", "prometheus_client"])
 def test_without_their_packages_the_service_says_what_to_install_and_starts_nothing(
-    command: str, reshard: Run, clean: dict[str, str], tmp_path: Path
+    command: str, package: str, reshard: Run, clean: dict[str, str], tmp_path: Path
 ) -> None:
     masked = tmp_path / "masked"
     masked.mkdir()
-    (masked / "sitecustomize.py").write_text("import sys\nsys.modules['celery'] = None\n")
+    (masked / "sitecustomize.py").write_text(f"import sys\nsys.modules['{package}'] = None\n")
     done = reshard(command, env={"PYTHONPATH": str(masked)})
     assert (done.code, done.out) == (10, "")
-    assert done.err.startswith("error[queue.extra_missing]: celery is not installed"), done.err
+    assert done.err.startswith(f"error[queue.extra_missing]: {package} is not installed"), done.err
     assert "pip install 'reshard[worker]'" in done.err
     assert not Path(clean["RESHARD_DATA_DIR"]).exists()
