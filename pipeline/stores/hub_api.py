@@ -83,10 +83,10 @@ class Refusal(Exception):
         own = call.own(str(response.request.url))
         self.code = response.headers.get("x-error-code", "") if own else ""
         # What another host says is not repeated: it may be one that only this machine can reach.
-        self.why = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
+        self._words = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
         request = response.headers.get("x-request-id", "") if own else ""
-        if _REQUEST_ID.fullmatch(request):  # by which the Hub's operator finds it
-            self.why += f" (request {request})"
+        # By its id the Hub's operator finds it.
+        self.why = f"{self._words} (request {request})" if _REQUEST_ID.fullmatch(request) else self._words
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         self.endpoint = call.endpoint
         self.signed_in = call.credential is not None
@@ -116,13 +116,13 @@ class Refusal(Exception):
             if not self.signed_in:
                 return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
             return TokenRefused(endpoint=self.endpoint)
-        if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self.why.lower()):
+        if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
             return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
         if self.status == 403:
             return NoWriteAccess(repo=repo, endpoint=self.endpoint)
         if self.code in ("RepoNotFound", "RevisionNotFound"):
             return TargetNotFound(repo=repo, endpoint=self.endpoint)
-        if self.status == 400 and "LFS pointer" in self.why:
+        if self.status == 400 and "LFS pointer" in self._words:
             return ObjectLost(repo=repo, what=self.why)
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
 

@@ -293,6 +293,12 @@ def test_what_is_no_id_of_a_request_is_not_repeated(context: Context, repo: str,
     assert "another" not in str(refused.value)
 
 
+def test_an_id_of_a_request_is_no_word_of_why_it_was_refused(context: Context, repo: str, hub: HubAdmin) -> None:
+    hub.fault("POST .*/commit/main", "status", status=403, headers={"X-Request-Id": "storage-7"})
+    with pytest.raises(NoWriteAccess):
+        target_at(repo, context).commit(SMALL, hub.head(repo))
+
+
 def test_a_rename_in_circles_ends(context: Context, repo: str, hub: HubAdmin) -> None:
     hub.fault("POST .*/commit/main", "status", status=307, headers={"Location": "/again"})
     with pytest.raises(HubError, match="307"):
