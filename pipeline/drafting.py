@@ -24,7 +24,6 @@ from reshard.pipeline.errors import (
     TargetDrifted,
     TargetFull,
     TargetMoreVisible,
-    TargetNotFound,
     TargetOccupied,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
@@ -360,8 +359,6 @@ def _is_beside(folder: Path, target: Path) -> bool:
 
 
 def _check_visibility(request: Request, source: Source, target: Target, state: TargetState) -> None:
-    if request.options.pr and not state.exists:
-        raise TargetNotFound(repo=str(target.place), endpoint=source.pin.endpoint or "this machine")
     hidden = _most_hidden(source)
     if hidden is None or not state.exists or request.options.visibility == "public":
         return

@@ -24,7 +24,6 @@ from reshard.pipeline.errors import (
     TargetConflict,
     TargetHidden,
     TargetMoved,
-    TargetNotFound,
     TokenMissing,
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
@@ -107,7 +106,7 @@ class HubTarget:
                 self._visibility = self.api.visibility(self.place.repo)
         except Refusal as refusal:
             # Without a token, a private repository looks like none; `prepare` will ask for one.
-            if refusal.code == "RepoNotFound":
+            if refusal.code == "RepoNotFound" and not self._pull_request:
                 return TargetState(False, "private", None)
             raise refusal.as_target(self.place.repo) from refusal
         return TargetState(True, self._visibility, head)
@@ -139,9 +138,7 @@ class HubTarget:
             raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", who=WHO)
         state = self.state()
         if self._pull_request:
-            if not state.exists or state.head is None:
-                raise TargetNotFound(repo=repo, endpoint=self.api.endpoint)
-            return state.head
+            return state.head or self.head()
         try:
             if not state.exists:
                 self.api.create_repo(repo, private)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -162,8 +163,10 @@ def test_a_full_storage(context: Context, repo: str, hub: HubAdmin) -> None:
 
 
 def test_a_pull_request_needs_a_repo(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
-    with pytest.raises(TargetNotFound):
-        target_at(namespace.repo("new"), context, pr=True).prepare(private=True)
+    target = target_at(namespace.repo("new"), context, pr=True)
+    for needs in (target.state, partial(target.prepare, private=True)):
+        with pytest.raises(TargetNotFound, match=f"{namespace.repo('new')} is not on {namespace.endpoint}"):
+            needs()
     assert calls(hub, "POST") == 0
 
 
