@@ -64,7 +64,8 @@ def draft(request: Request, source: Source, target: Target, meta_loader: MetaLoa
     Raises whatever is wrong with the source, the target or the options, before a byte of any tensor is read. What
     others changed in the target is in the plan, which replaces it.
     """
-    return _draft(request, source, target, meta_loader, shows=True, submitted=None)[0]
+    made, _ = _draft(request, source, target, meta_loader, shows=True, submitted=None)
+    return made if made.published else replace(made, notes=(*made.notes, *target.notes))
 
 
 @_collector_paused()
@@ -151,6 +152,7 @@ def _draft(
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
+        notes=() if state.exists else _created(request, source),
     )
     made = _held_against_others(request, make_plan(known), target, last, replaces)
     if made.shards:
@@ -378,6 +380,15 @@ def _most_hidden(source: Source) -> Source | None:
     """Of the repositories that are read the one that the fewest may see; folders may go where their owner says."""
     both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
     return min((one for one in both if one.pin.endpoint), key=lambda one: reach(one.visibility), default=None)
+
+
+def _created(request: Request, source: Source) -> tuple[str, ...]:
+    """That a repository is created, and who may see it."""
+    if isinstance(request.target, Folder):
+        return ()
+    seen, other = ("private", "--public") if _private(request, source) else ("public", "--private")
+    turns = f"; {other} changes that" if request.options.visibility == "as-source" else ""
+    return (f"{request.target.repo} is created, {seen}{turns}",)
 
 
 def _private(request: Request, source: Source) -> bool:

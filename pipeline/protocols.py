@@ -181,7 +181,10 @@ class Target(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the store turned out not to do, for the plan; known after ``prepare``."""
+        """What a plan should say of the store: what it turned out not to do, and what a commit removes from beside it.
+
+        All of it is known after ``prepare``.
+        """
         ...
 
     def state(self) -> TargetState: ...

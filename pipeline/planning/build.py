@@ -93,6 +93,7 @@ class Known:
     lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
+    notes: tuple[str, ...] = ()  # of the target
 
 
 def make_plan(known: Known) -> Plan:
@@ -106,7 +107,7 @@ def make_plan(known: Known) -> Plan:
         _check_names(opened)
     shards: list[Shard] = []
     outputs: list[Output] = []
-    notes: list[str] = []
+    notes = [*known.notes]
     for checkpoint in opened.checkpoints:
         made = _cut(checkpoint, known, len(shards))
         shards += made.shards

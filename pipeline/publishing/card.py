@@ -117,7 +117,10 @@ def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callab
         refresh = last() if ours is not None and plan.pin.repo != str(target.place) else None
         if refresh is None or not _as_left(target, refresh.commit, there):
             home, file = there, theirs
-    content, notes = _edited(plan, b"" if file is None else _read(home, file))
+    card = b"" if file is None else _read(home, file)
+    content, notes = _edited(plan, card)
+    if content is not None and home is not source and without_block(card or b""):
+        notes = (f"{CARD} keeps its text, and gets reshard's block", *notes)
     return Card(content, file, home is source, notes)
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from reshard.pipeline.api import plan
 from reshard.pipeline.errors import FoldersNested, NothingToRollBack, TargetOccupied
 from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.folder.target import FolderTarget
-from tests.pipeline.conftest import Run, upload
+from tests.pipeline.conftest import Run, asked, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
@@ -234,6 +236,49 @@ def test_a_manifest_says_nothing_of_weights_that_are_not_its_own(
     first.write_bytes(first.read_bytes()[:-1] + b"!")
     with pytest.raises(TargetOccupied, match="did not publish"):
         go(repo, upload(on_hub, "tuned", out), size=2 * SIZE)
+
+
+# ------------------------------------------------------------------------------------------------ told by the plan
+
+
+def test_a_plan_tells_that_a_card_keeps_its_text(model: Path, other: Path, tmp_path: Path, go: Run) -> None:
+    told = "README.md keeps its text, and gets reshard's block"
+    assert told in plan(asked(model, other, size=SIZE)).notes
+    assert told in go(model, other, size=SIZE, overwrite=True).plan.notes
+    (model / "README.md").unlink(missing_ok=True)
+    go(model, tmp_path / "out", size=SIZE)
+    assert told not in plan(asked(model, tmp_path / "out", size=2 * SIZE)).notes, "it holds nothing but the block"
+
+
+def test_what_an_earlier_run_kept_is_named_before_the_next_one_removes_it(model: Path, go: Run) -> None:
+    kept = model.parent / ".model.reshard.last"
+
+    def told(made: Plan) -> bool:
+        return any(str(kept) in note and "removed for good" in note for note in made.notes)
+
+    assert not told(go(model, model, size=SIZE).plan)
+    assert kept.exists() and not told(go(model, model, size=SIZE).plan), "there was nothing to do"
+    assert told(plan(asked(model, model, size=2 * SIZE))) and kept.exists()
+    assert told(go(model, model, size=2 * SIZE).plan) and not kept.exists()
+    assert not told(plan(asked(model, model, size=3 * SIZE)))
+
+
+def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Path, on_hub: Namespace, go: Run) -> None:
+    new, open_, hidden = (
+        on_hub.repo("new"),
+        upload(on_hub, "open", model),
+        upload(on_hub, "hidden", model, visibility="private"),
+    )
+
+    def told(source: str | Path, **options: str) -> str:
+        return next(note for note in plan(asked(source, new, size=SIZE, **options)).notes if new in note)
+
+    assert told(model) == told(hidden) == f"{new} is created, private; --public changes that"
+    assert told(open_) == f"{new} is created, public; --private changes that"
+    assert told(open_, visibility="private") == f"{new} is created, private"
+    assert told(model, visibility="public") == f"{new} is created, public"
+    assert f"{new} is created, private; --public changes that" in go(model, new, size=SIZE).plan.notes
+    assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE)).notes)
 
 
 # -------------------------------------------------------------------------------------- replaced, and brought back

@@ -39,12 +39,17 @@ class FolderTarget:
 
     branch = ""
     transport = "file"
-    notes: tuple[str, ...] = ()
 
     def __init__(self, place: Folder) -> None:
         self.place = place
         self._root = resolved(place.path)
         self._swap = Swap(self._root, _name)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        last = self._swap.last
+        what = f"{last}, which an earlier run kept, is removed for good: to keep it, move it elsewhere first"
+        return (what,) if last.exists() else ()
 
     def state(self) -> TargetState:
         self._swap.recover()
