@@ -198,6 +198,8 @@ def rollback(
         str,
         argument("JOB|DST", "A job's id, or the start of one; or the target itself.", autocompletion=completion.jobs),
     ],
+    pr: Annotated[bool, Option("--pr", hidden=True, help="As it was given to run.")] = False,
+    *,
     output: Output,
 ) -> None:
     """Undo the commit of a job, or the last one to DST.
@@ -209,6 +211,8 @@ def rollback(
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target
 
+    if pr:
+        raise UsageError(what="--pr: which one is part of the name: `reshard rollback user/repo@refs/pr/N`")
     if "/" in job or job.startswith("."):
         _roll_back_target(parse_place(job), output)
         return
@@ -238,7 +242,9 @@ def _roll_back_target(place: Hub | Folder, output: Output) -> None:
     history = islice(target.history(head, None), HISTORY_MAX) if head else ()
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
-        raise NothingToRollBack(commit=str(place), why="reshard has published nothing there")
+        refs = {"cure": "for a branch type DST@BRANCH, for a pull request DST@refs/pr/N"}
+        named = refs if isinstance(place, Hub) and not place.revision else {}
+        raise NothingToRollBack(commit=str(place), why="reshard has published nothing there", **named)
     undone = undoes(last) or last.id
     commit = last.id if undoes(last) else undo(target, undone)
     text = f"commit {undone} of {place} is undone by {commit}"

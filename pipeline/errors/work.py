@@ -29,9 +29,13 @@ class TargetOccupied(TargetError, code="target.occupied"):
 class TargetFull(TargetError, code="target.disk"):
     message = "no room beside {path}: {needed} bytes needed, {free} free"
     hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"
-class NothingToRollBack(TargetError, code="target.nothing_to_roll_back"):
+class NothingToRollBack(
+    TargetError,
+    code="target.nothing_to_roll_back",
+    cure="`reshard rollback` undoes what reshard published last, while that is kept",
+):
     message = "cannot roll back {commit}: {why}"
-    hint = "nothing was changed; `reshard rollback` undoes what reshard published last, while that is kept"
+    hint = "nothing was changed; {cure}"
 class ChangedSince(NothingToRollBack, code="target.changed_since"):
     message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
     hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"

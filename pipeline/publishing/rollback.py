@@ -43,7 +43,9 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
         raise NothingToRollBack(commit=f"commit {commit}", why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
-        raise NothingToRollBack(commit=f"commit {commit}", why=f"{target.place} keeps nothing of what was before it")
+        kept = {"cure": "a folder keeps only what a run took of others, until the next run into it"}
+        why = f"{target.place} keeps nothing of what was before it"
+        raise NothingToRollBack(commit=f"commit {commit}", why=why, **(kept if target.place.kind == "folder" else {}))
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}
     changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]

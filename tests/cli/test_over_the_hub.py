@@ -124,3 +124,13 @@ def test_a_person_is_asked_before_a_private_source_is_made_public(
     os.close(ours)
     assert f"{source} is private".encode() in seen and run.returncode == code
     assert any(line["path"] == "/api/repos/create" for line in namespace.admin.log()) is (code == 0)
+
+
+def test_a_pull_request_is_rolled_back_by_its_ref(reshard: Run, namespace: Namespace, model: Path) -> None:
+    env, target = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}, namespace.repo("target")
+    namespace.admin.create_repo(target)
+    assert reshard("run", model, "--to", target, "--pr", env=env).code == 0
+    for typed, code in ((("--pr",), 2), ((), 7)):
+        refused = reshard("rollback", target, *typed, env=env)
+        assert refused.code == code and "@refs/pr/N" in refused.err, refused.err
+    assert reshard("rollback", f"{target}@refs/pr/1", env=env).code == 0

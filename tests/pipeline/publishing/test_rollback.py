@@ -88,8 +88,9 @@ def test_a_commit_that_is_nowhere_is_told(repo: str, on_hub: Namespace) -> None:
 
 def test_a_folder_keeps_no_past(repo: str, tmp_path: Path, go: Run) -> None:
     published = go(tmp_path / "model", tmp_path / "out", size=SIZE).published.commit
-    with pytest.raises(NothingToRollBack, match="keeps nothing"):
+    with pytest.raises(NothingToRollBack, match="keeps nothing") as refused:
         rollback(place(str(tmp_path / "out")), published)
+    assert "until the next run" in refused.value.next_step
     assert list((tmp_path / "out").glob("*.safetensors"))
 
 
