@@ -19,7 +19,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
-from reshard.pipeline.errors import UsageError
+from reshard.pipeline.errors import NoTarget, UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
@@ -207,9 +207,10 @@ def read_request_or_catalog(**typed: Any) -> Request | tuple[Path, dict[str, int
         raise UsageError(what="nothing to submit: give SRC and --to, or --catalog FILE")
     if limited:
         raise UsageError(what=f"{', '.join(limited)}: only a catalog has this; give --catalog FILE, or leave it out")
-    missing = [_typed_as(name) for name in ("source", "to") if typed[name] is None]
-    if missing:
-        raise UsageError(what=f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    if typed["source"] is None:
+        raise UsageError(what="SRC is missing" if typed["to"] else "SRC and --to are missing")
+    if typed["to"] is None:
+        raise NoTarget
     return read_request(**request)
 
 

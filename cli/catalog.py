@@ -78,7 +78,8 @@ def check(file: File, output: Output) -> None:
     facts = looked_at(read_catalog(file)[1])
     output.result(facts, lines(_summary(facts)), str(facts["ready"]))
     if facts["wrong"]:
-        raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"))
+        rest = {} if facts["ready"] else {"others": ""}
+        raise EntriesWrong(file=str(file), count=count(len(facts["wrong"]), "model"), **rest)
 
 
 def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:

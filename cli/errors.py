@@ -14,7 +14,7 @@ from typing import Any
 from typer import Abort, TyperException
 
 from reshard.cli.output import Output, console
-from reshard.pipeline.errors import ReshardError, UsageError
+from reshard.pipeline.errors import BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -50,9 +50,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         if context and what == context.get_help():  # typed without anything behind it
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
-        # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
-        what = what.replace(": Value error, ", ": ")
-        error = UsageError(what=what.removesuffix("."), command=context.command_path if context else name)
+        error = _known(typed, sys.argv[1:]) or _mistyped(what, context.command_path if context else name)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
             file.writelines(traceback.format_exception(unknown))
@@ -66,6 +64,21 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
             shown.print(line)
     return error.exit_code
+
+
+def _known(typed: TyperException, words: Sequence[str]) -> UsageError | None:
+    """The error that has a hint of its own for this mistake, if one does."""
+    if getattr(getattr(typed, "param", None), "name", None) == "to":
+        return NoTarget()
+    size = re.search(r"(--[\w-]+)[= ]([\d.]+ [kMGT]?i?B(?:/s)?)(?!\S)", " ".join(words))
+    if size and "unexpected extra argument" in typed.format_message():
+        return BadSize(option=size[1], value=size[2], why="it is two words to the shell; write it without the blank")
+    return None
+
+
+def _mistyped(what: str, command: str) -> UsageError:
+    # typer has pydantic check what is typed, choices and our own parsers alike, and passes this prefix of its on.
+    return UsageError(what=what.replace(": Value error, ", ": ").removesuffix("."), command=command)
 
 
 def _meant(error: ReshardError, typed: Sequence[str]) -> str:

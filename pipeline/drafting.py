@@ -16,15 +16,18 @@ from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_wei
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import (
+    AbsentFile,
     AccessError,
     DiskFull,
     FoldersNested,
+    NoWeights,
     ReshardError,
     TargetConflict,
     TargetDrifted,
     TargetFull,
     TargetMoreVisible,
     TargetOccupied,
+    WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
 from reshard.pipeline.places import Folder, Hub, resolved
@@ -36,7 +39,7 @@ from reshard.pipeline.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Name, Pin
@@ -130,7 +133,7 @@ def _draft(
     if published is not None and not drifted:
         return _nothing(request, source, lender, key, published, before.head)
     listing = source.files()
-    found = find_checkpoints(source, lambda path: excluded(options, path))
+    found = _found(source, options)
     keys = Keys(key, weights_key(found, listing, options))
     believed = None if drifted else believed
     same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
@@ -158,6 +161,18 @@ def _draft(
     if made.shards:
         check_structure(made, opened, known.ties)
     return _with_card_notes(made, source, target, last), known
+
+
+def _found(source: Source, options: Options) -> Found:
+    """The checkpoints of ``source`` but for what is excluded; raises WeightsExcluded where --exclude spoils them."""
+    try:
+        return find_checkpoints(source, lambda path: excluded(options, path))
+    except (NoWeights, AbsentFile) as error:
+        if not options.exclude:
+            raise
+        whole = options.model_copy(update={"exclude": ()})
+        find_checkpoints(source, lambda path: excluded(whole, path))  # raises what has another cause
+        raise WeightsExcluded(globs=" ".join(options.exclude), why=str(error)) from error
 
 
 def _replaces(

@@ -135,6 +135,8 @@ def parse_place(value: str) -> Hub | Folder:
     Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
     """
     text = value.strip()
+    if not text:
+        raise BadPlace(value=repr(value), why="no place is given; is a variable of the shell not set?")
     if text.startswith(("./", "../", "/", "~/")) or text in {".", ".."}:
         path = Path(text).expanduser().absolute()
         return Folder(path=str(resolved(str(path)) if ".." in path.parts else path))

@@ -27,6 +27,9 @@ class BadPlace(
 ):
     message = "{value}: {why}"
     hint = "{cure}"
+class NoTarget(UsageError, code="usage.no_target"):
+    message = "--to is missing: where the result goes"
+    hint = "add --to user/repo or --to ./folder; `reshard plan` needs none"
 class FoldersNested(UsageError, code="usage.nested_folders", where="inside"):
     message = "{inner} is {where} {outer}, so that {what}"
     hint = "choose a target folder that neither holds a source nor lies inside one"
@@ -39,6 +42,9 @@ class CastOverflow(UsageError, code="usage.overflow"):
 class DeviceMapIncomplete(UsageError, code="usage.device_map"):
     message = "the device map gives no device for {parameter}{more}"
     hint = 'name it, a module that holds it, or "" for all the rest'
+class WeightsExcluded(UsageError, code="usage.exclude"):
+    message = "--exclude {globs} leaves out weights: {why}"
+    hint = "narrow the pattern; to leave out a whole checkpoint, exclude its index as well"
 class TooLargeForHub(UsageError, code="usage.too_large_for_hub"):
     message = "{tensor} alone makes a file of {bytes} bytes, and the Hub takes at most {most}"
     hint = "reshard into a folder instead, or make the tensor smaller with --dtype"
@@ -51,9 +57,9 @@ class BadCatalog(UsageError, code="usage.catalog"):
 class BadLimit(UsageError, code="usage.limit"):
     message = "{what}"
     hint = "as in `reshard fleet limit --bandwidth 200MB/s --night-bytes 2TB --window 22:00-06:00 --tz Europe/Berlin`"
-class EntriesWrong(UsageError, code="usage.entries"):
+class EntriesWrong(UsageError, code="usage.entries", others="; the others can still be done"):
     message = "{file}: {count} cannot be done"
-    hint = "fix the entries listed as wrong; the others can still be done"
+    hint = "fix the entries listed as wrong{others}"
 class NoSuchFailures(UsageError, code="usage.only"):
     message = "--only {only}: no model of {name} failed with it; there is {there}"
     hint = "see `reshard catalog failures {name}`"

@@ -167,6 +167,13 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "size a rate": (typed("--size", "5MB/s"), "usage.size", 2, "rate", "200MB"),
     "size in bits": (typed("--size", "5Gb"), "usage.size", 2, "bits", "200MB"),
     "size unparsable": (typed("--size", "lots"), "usage.size", 2, "lots", "200MB"),
+    "size in two words": (typed("--size", "200", "MB"), "usage.size", 2, "--size 200 MB", "200MB"),
+    "size in two words and a rate": (typed("--size=200", "MB/s"), "usage.size", 2, "--size 200 MB/s", "200MB"),
+    "weights excluded, but not their index": (
+        typed("--exclude", "*.safetensors"), "usage.exclude", 2, FIRST, "exclude its index as well",
+    ),
+    "all weights excluded": (typed("--exclude", "*.safetensors*"), "usage.exclude", 2, "no weights", "narrow"),
+    "no source": (lambda s: setattr(s, "source", ""), "usage.place", 2, "'': no place is given", "user/repo"),
     "smaller than a header": (typed("--size", "90B"), "usage.size_too_small", 2, "90", "bytes"),
     "oversize fail": (
         typed("--size", "1kB", "--oversize", "fail"), "usage.oversize", 2, "layer.0.weight", "--size",
@@ -292,6 +299,13 @@ def test_a_target_that_is_empty_as_of_a_variable_that_is_not_set_is_refused(
 ) -> None:
     done = reshard(command, model, "--to", "")
     assert (done.code, done.err[:18]) == (2, "error[usage.place]"), done.err
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_target_that_is_missing_is_asked_for(reshard: Run, model: Path, command: str) -> None:
+    done = reshard(command, model)
+    assert (done.code, done.err.partition(":")[0]) == (2, "error[usage.no_target]")
+    assert "--to user/repo or --to ./folder" in done.err
 
 
 @pytest.mark.parametrize("token", ["", "their own"])

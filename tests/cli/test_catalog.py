@@ -68,7 +68,12 @@ def test_check_says_what_can_be_done_and_queues_nothing(reshard: Run, namespace:
     assert wrong.code == 2
     assert "source.not_found" in wrong.out
     assert "access.credential_unknown: RESHARD_CREDENTIALS has no credential boss" in wrong.out
-    assert wrong.err.splitlines()[0] == f"error[usage.entries]: {file}: 2 models cannot be done"
+    assert wrong.err.splitlines() == [
+        f"error[usage.entries]: {file}: 2 models cannot be done",
+        "hint: fix the entries listed as wrong; the others can still be done",
+    ]
+    file.write_text(f"name: mine\nentries:\n- {{repo: {namespace.repo('none')}, to: {namespace.repo('other')}}}\n")
+    assert reshard("catalog", "check", file, env=env).err.endswith("hint: fix the entries listed as wrong\n")
 
 
 def test_a_file_with_an_error_is_one_line_with_its_fix(reshard: Run, tmp_path: Path) -> None:
@@ -167,15 +172,21 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
     add = ("schedule", "add", "nightly", "--cron", "0 3 * * *")
     for wrong, says in (
-        ((), "nothing to submit: give SRC and --to, or --catalog FILE"),
-        (("a/b",), "--to is missing"),
-        (("--size", "1MB"), "SRC and --to are missing"),
-        (("a/b", "--to", "c/d", "--catalog", file), "--catalog says all that is submitted: leave out SRC, --to"),
-        (("--catalog", file, "--size", "1MB", "--pr"), "--catalog says all that is submitted: leave out --size, --pr"),
-        (("a/b", "--to", "c/d", "--at-once", "2"), "--at-once: only a catalog has this"),
+        ((), "[usage]: nothing to submit: give SRC and --to, or --catalog FILE"),
+        (("a/b",), "[usage.no_target]: --to is missing"),
+        (("--size", "1MB"), "[usage]: SRC and --to are missing"),
+        (
+            ("a/b", "--to", "c/d", "--catalog", file),
+            "[usage]: --catalog says all that is submitted: leave out SRC, --to",
+        ),
+        (
+            ("--catalog", file, "--size", "1MB", "--pr"),
+            "[usage]: --catalog says all that is submitted: leave out --size, --pr",
+        ),
+        (("a/b", "--to", "c/d", "--at-once", "2"), "[usage]: --at-once: only a catalog has this"),
     ):
         refused = queue(*add, *wrong)
-        assert (refused.code, refused.err.startswith(f"error[usage]: {says}")) == (2, True), refused.err
+        assert (refused.code, refused.err.startswith(f"error{says}")) == (2, True), refused.err
     assert queue(*add, "--catalog", file, "--at-once", "2", "--max-failures", "0", "--max-bytes", "1GB").code == 0
     (kept,) = queue("schedule", "show", "nightly", "--json").documents
     limits = {name: kept["catalog"][name] for name in ("at_once", "max_failures", "max_bytes")}
