@@ -278,6 +278,8 @@ def retry(
 def pause(name: Name, output: Output) -> None:
     """Start no more models; those at work continue.
 
+    A catalog that still asks the Hub for its models asks anew once it is resumed.
+
     Example: reshard catalog pause nightly
     """
     with open_queue() as queue:

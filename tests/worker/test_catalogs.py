@@ -293,6 +293,34 @@ def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Cursor, leases: 
     assert len(jobs(catalogs)) == 1
 
 
+def test_paused_while_it_is_expanded_it_is_expanded_once_it_is_resumed(catalogs: Cursor) -> None:
+    wanted = definition(3, at_once=1)
+    catalogs.submit(wanted)
+    run = catalogs.claim("mirror", "here")
+    catalogs.pause("mirror")
+    assert (catalogs.expanding(), catalogs.claim("mirror", "here")) == ([], "")
+    assert not catalogs.fill("mirror", run, "here", rows(wanted)), "what was asked meanwhile is dropped"
+    with pytest.raises(CatalogState, match="catalog mirror is paused: it is not expanded yet"):
+        catalogs.retry("mirror")
+    assert jobs(catalogs) == [] and catalogs.get("mirror").state == "paused"
+
+    catalogs.resume("mirror")
+    assert catalogs.expanding() == ["mirror"]
+    assert catalogs.fill("mirror", catalogs.claim("mirror", "here"), "here", rows(wanted))
+    assert len(jobs(catalogs)) == 1
+    catalogs.pause("mirror")
+    catalogs.resume("mirror")
+    assert catalogs.get("mirror").state == "running", "it is expanded once"
+
+
+def test_what_was_paused_while_it_was_expanded_can_be_cancelled_and_submitted_again(catalogs: Cursor) -> None:
+    catalogs.submit(definition(1))
+    catalogs.pause("mirror")
+    assert catalogs.cancel("mirror") == 0
+    begin(catalogs, definition(1))
+    assert len(jobs(catalogs)) == 1
+
+
 @pytest.mark.parametrize("well", [True, False])
 def test_resumed_after_its_last_job_it_is_done(catalogs: Cursor, leases: Leases, store: JobStore, well: bool) -> None:
     begin(catalogs, definition(1))

@@ -1,8 +1,8 @@
 """Catalogs on the queue: a cursor that admits a few of many jobs at a time, and what became of each entry.
 
     expanding -> running -> done
-                 ^   | ^ |
-              paused   stopped          stopped: too many failed, or too many bytes were read
+       ^ |       ^   | ^ |
+     paused   paused   stopped          stopped: too many failed, or too many bytes were read
     failed: could not be expanded;  cancelled     done with failures is shown as failed
 
     reshard:catalog:<name>   hash: state, since, run, definition, failures, bytes, ...; every change writes to it
@@ -50,7 +50,7 @@ SUBMITTED = f"{PREFIX}catalogs:submitted"
 
 # From which states an operator, or for `failed` its expander, may turn a run to this one.
 TURNS: Mapping[State, frozenset[str]] = {
-    "paused": frozenset({"running"}),
+    "paused": frozenset({"expanding", "running"}),
     "running": frozenset({"paused", "stopped"}),
     "cancelled": frozenset({"expanding", "running", "paused", "stopped"}),
     "failed": frozenset({"expanding"}),
@@ -70,6 +70,7 @@ class Now(NamedTuple):
     failures: int
     bytes: int
     schedule: str  # the one that fired it
+    paused_from: str  # expanding or running, while it is paused
     note: str | None
     entries: int
     todo: int
@@ -79,12 +80,13 @@ class Now(NamedTuple):
     @classmethod
     def read(cls, pipe: Pipeline, name: str) -> Now:
         """From a pipeline that watches the catalog and has not begun to write."""
-        fields = ("state", "run", "expander", "fired_by", "note", "expander_until", "failures", "bytes")
+        fields = ("state", "run", "expander", "fired_by", "paused_from", "note", "expander_until", "failures", "bytes")
         values = pipe.hmget(key(name), fields)
-        state, run, expander, schedule, note, *numbers = (value and value.decode() for value in values)
+        state, run, expander, schedule, paused_from, note, *numbers = (value and value.decode() for value in values)
         until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), state, run or "", expander or "", until, failures, read, schedule or "", note,
+            server_ms(pipe), state, run or "", expander or "", until,
+            failures, read, schedule or "", paused_from or "", note,
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
             Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
         )  # fmt: skip
@@ -170,7 +172,7 @@ class Catalogs:
         return self._change(name, lambda pipe, now: now, must_exist=True)
 
     def pause(self, name: str) -> None:
-        """Admit nothing more; what is at work goes on. Raises CatalogNotFound, CatalogState."""
+        """Expand and admit nothing more; jobs at work go on. Raises CatalogNotFound, CatalogState."""
         self._turn(name, "paused", "only one that runs can be paused")
 
     def resume(self, name: str) -> None:
@@ -199,7 +201,7 @@ class Catalogs:
         """
 
         def step(pipe: Pipeline, now: Now) -> int:
-            if now.state == "expanding":
+            if now.state is not None and "expanding" in {now.state, now.paused_from}:
                 raise CatalogState(name=name, state=now.state, why="it is not expanded yet")
             again: dict[str, Ended] = {}
             for number, kept in hash_of(pipe, key(name, "ended")).items():
@@ -265,6 +267,10 @@ class Catalogs:
                 raise CatalogState(name=name, state=now.shown, why=why)
             pipe.multi()
             pipe.hset(key(name), "note", note) if note else pipe.hdel(key(name), "note")
+            pipe.hset(key(name), "paused_from", now.state) if state == "paused" else pipe.hdel(key(name), "paused_from")
+            if state == "running" and now.paused_from == "expanding":
+                enter(pipe, name, now, "expanding")
+                return
             if now.state == "stopped":  # what stopped it is forgiven
                 pipe.hset(key(name), mapping={"failures": 0, "bytes": 0})
             if state == "cancelled":
