@@ -89,6 +89,7 @@ class Refusal(Exception):
         self.why = f"{self._words} (request {request})" if _REQUEST_ID.fullmatch(request) else self._words
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
         self.endpoint = call.endpoint
+        self._api = call
         self.signed_in = call.credential is not None
         super().__init__(f"{self.status} {self.code} {self.why}")
 
@@ -119,12 +120,19 @@ class Refusal(Exception):
         if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
             return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
         if self.status == 403:
-            return NoWriteAccess(repo=repo, endpoint=self.endpoint)
+            return NoWriteAccess(repo=repo, endpoint=self.endpoint, whose=self._whose())
         if self.code in ("RepoNotFound", "RevisionNotFound"):
             return TargetNotFound(repo=repo, endpoint=self.endpoint)
         if self.status == 400 and "LFS pointer" in self._words:
             return ObjectLost(repo=repo, what=self.why)
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
+
+    def _whose(self) -> str:
+        """Whose token it was, in words; asked only now that it was refused."""
+        try:
+            return f"the token of {self._api.whoami().name}"
+        except (Refusal, ReshardError):
+            return "this token"
 
 
 @dataclass(frozen=True, slots=True)

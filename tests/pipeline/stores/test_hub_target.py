@@ -125,11 +125,11 @@ def test_a_token_that_the_hub_does_not_know(context: Context, repo: str, monkeyp
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_somebody_elses_namespace(context: Context, hub: HubAdmin, there: bool) -> None:
+def test_somebody_elses_namespace(context: Context, hub: HubAdmin, namespace: Namespace, there: bool) -> None:
     hub.create_user("stranger")
     if there:
         hub.create_repo("stranger/model")
-    with pytest.raises(NoWriteAccess, match="may not write to stranger/"):
+    with pytest.raises(NoWriteAccess, match=f"the token of {namespace.name} may not write to stranger/"):
         target_at("stranger/model" if there else "stranger/new", context).prepare(private=True)
 
 
@@ -141,6 +141,18 @@ def test_a_token_that_only_reads(
     with pytest.raises(NoWriteAccess):
         target_at(repo, context).prepare(private=True)
     assert hub.head(repo) == head
+
+
+def test_where_the_hub_does_not_say_whose_a_token_is_it_is_this_token(context: Context, hub: HubAdmin) -> None:
+    hub.create_user("stranger")
+    hub.fault("GET /api/whoami-v2", "status", status=404)
+    with pytest.raises(NoWriteAccess, match="this token may not write to stranger/"):
+        target_at("stranger/new", context).prepare(private=True)
+
+
+def test_nobody_is_asked_whose_a_token_is_that_may_write(context: Context, namespace: Namespace, hub: HubAdmin) -> None:
+    target_at(namespace.repo("new"), context).prepare(private=True)
+    assert calls(hub, "whoami") == 0
 
 
 def test_checking_access_leaves_no_trace(context: Context, repo: str, hub: HubAdmin) -> None:
