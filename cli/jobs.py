@@ -54,10 +54,19 @@ def submit(
         state = "already has this request" if existed else "is queued"
         hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
         text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
+        if folders := _folders(request):
+            where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
+            output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
         why = queue.warn(output, priority == "bulk")
         output.result({"id": job, "existed": existed, "waits": why}, text, job)
         if watch:
             follow(queue, job, output, verbose)
+
+
+def _folders(request: Request) -> str:
+    """The folders that a job reads or writes."""
+    places = (request.source, request.options.config_from, request.target)
+    return " and ".join(place.path for place in places if isinstance(place, Folder))
 
 
 @takes(output=read_output)

@@ -57,6 +57,14 @@ def test_a_submission_is_queued_and_says_that_nobody_works(queue: Queue) -> None
     assert queue("status", job[:6]).out.splitlines()[0].split() == ["job", job]
 
 
+def test_a_submission_of_folders_says_where_they_are_looked_for(queue: Queue, model: Path, tmp_path: Path) -> None:
+    said = queue("submit", model, "--to", tmp_path / "out").err
+    assert said.startswith(f"workers look for {model} and {tmp_path / 'out'} on their own machines, ")
+    assert "RESHARD_ALLOWED_FOLDERS" in said and "`reshard run`" in said
+    assert "workers look for" not in queue("submit", "a/model", "--to", "b/no-folder").err
+    assert queue("submit", model, "--to", "b/quiet", "--quiet").err == ""
+
+
 def test_the_same_submission_again_is_the_same_job(queue: Queue) -> None:
     (first,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
     (again,) = queue("submit", "a/model", "--to", "b/same", "--json").documents
