@@ -190,9 +190,9 @@ def expected(broker: Broker) -> dict[str, Any]:
 
 def test_a_night_without_kills(expected: dict[str, Any]) -> None:
     assert expected["run"][3] == {"same": 4}
-    assert expected["totals"]["ended:failed"] == expected["totals"]["times:ended:failed"] == 3
-    assert expected["totals"]["ended:done"] == expected["totals"]["times:ended:done"] == 7
-    assert expected["totals"]["times:claimed:"] == 10
+    assert expected["totals"]["ended:failed"] == expected["totals"]["times:job:failed"] == 3
+    assert expected["totals"]["ended:done"] == expected["totals"]["times:job:done"] == 7
+    assert expected["totals"]["times:queued"] == 10
     assert sorted(notice[:3] for notice in expected["notices"]) == [
         ("failed", "catalog", "mirror"),
         ("failed", "schedule", "alone"),

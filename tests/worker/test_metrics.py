@@ -157,6 +157,15 @@ def test_times_of_jobs_steps_and_queues_are_histograms(store: JobStore, leases: 
     assert buckets == [0, 1, 1] and seen.one("reshard_job_seconds_count", "cancelled") == 1
 
 
+def test_a_clock_that_is_put_back_makes_no_negative_time(store: JobStore, leases: Leases, port: int) -> None:
+    job = store.submit(ask()).id
+    store.redis.hincrby(f"{PREFIX}job:{job}", "created", 60_000)
+    claimed(leases, job, "plan")
+    seen = scrape(port)
+    assert seen.one("reshard_queued_seconds_count") == seen.one("reshard_queued_seconds_bucket", "0.1") == 1
+    assert seen.one("reshard_queued_seconds_sum") == 0
+
+
 def test_processes_are_counted_by_release(store: JobStore, port: int) -> None:
     for name, version in (("here:1", "1"), ("here:2", "1"), ("here:3", "2")):
         announce(store.redis, Process(name, "worker", version, "here", 1, 2, 0.0, False))

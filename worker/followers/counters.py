@@ -15,7 +15,6 @@ from reshard.worker.queue.scripts import PREFIX, Pipeline
 TOTALS = f"{PREFIX}totals"
 
 BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)  # seconds: a tiny step to a night
-TIMES = {"finished": "took", "ended": "took", "claimed": "waited"}  # events, and which of their fields has ms
 
 
 def counted(events: Sequence[Event]) -> Counter[str]:
@@ -25,21 +24,31 @@ def counted(events: Sequence[Event]) -> Counter[str]:
     """
     found: Counter[str] = Counter()
     for event in events:
-        if took := event.fields.get(TIMES.get(event.kind, "")):
-            of_what = {"finished": event.fields.get("unit", "").partition(":")[0], "ended": event.fields.get("state")}
-            times = f"times:{event.kind}:{of_what.get(event.kind, '')}"
-            found[f"{times}:{next((most for most in BUCKETS if int(took) <= most * 1000), inf)}"] += 1
-            found[f"{times}:sum"] += int(took)
+        fields = event.fields
         match event.kind:
             case "moved":
-                found.update({what: int(event.fields[what]) for what in ("read", "uploaded", "deduplicated")})
+                found.update({what: int(fields[what]) for what in ("read", "uploaded", "deduplicated")})
+            case "claimed":
+                found.update(_time("queued", fields.get("waited")))
+            case "finished":
+                found.update(_time(f"step:{fields['unit'].partition(':')[0]}", fields.get("took")))
             case "ended":
-                found[f"ended:{event.fields['state']}"] += 1
+                found.update(_time(f"job:{fields['state']}", fields.get("took")))
+                found[f"ended:{fields['state']}"] += 1
             case "failed":
-                found[f"failed:{json.loads(event.fields['error'])['code']}"] += 1
+                found[f"failed:{json.loads(fields['error'])['code']}"] += 1
             case "trouble":
-                found[f"retried:{json.loads(event.fields['error'])['code']}"] += 1
+                found[f"retried:{json.loads(fields['error'])['code']}"] += 1
     return found
+
+
+def _time(what: str, ms: str | None) -> Counter[str]:
+    """Nothing without a time, as that of a job that no worker took up."""
+    if not ms:
+        return Counter()
+    took = max(0, int(ms))  # the broker's clock may have been put back
+    bucket = next((most for most in BUCKETS if took <= most * 1000), inf)
+    return Counter({f"times:{what}:{bucket}": 1, f"times:{what}:sum": took})
 
 
 class Counters:

@@ -71,12 +71,12 @@ class Metrics(Collector):
         yield _counters("jobs_ended", "Jobs that ended, each time that they did.", "state", ended)
         yield _counters("job_failures", "Jobs that failed.", "code", _under("failed", totals))
         yield _counters("step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals))
-        for event, name, label, about in (
-            ("claimed", "queued_seconds", "", "From the submission or the retry of a job to its first claim."),
-            ("finished", "step_seconds", "step", "From the last claim of a step to its end."),
-            ("ended", "job_seconds", "state", "From the first claim of a job to its end."),
+        for what, label, about in (
+            ("queued", "", "From the submission or the retry of a job to its first claim."),
+            ("step", "step", "From the last claim of a step to its end."),
+            ("job", "state", "From the first claim of a job to its end."),
         ):
-            yield _histogram(name, about, label, _under(f"times:{event}", totals))
+            yield _histogram(f"{what}_seconds", about, label, _under(f"times:{what}", totals))
         yield from self._waiting()
         left = notices.waiting(self._redis).items()
         yield _gauges("notices_waiting", "Notices that are still to be delivered.", "hook", left)
