@@ -75,9 +75,9 @@ def brings_back(undo: str, is_folder: bool) -> str:
     return f"`reshard rollback {undo}` brings it back{' until the next run' if is_folder else ''}"
 
 
-def undo_rows(request: Request, in_place: bool) -> list[tuple[str, str]]:
+def undo_rows(request: Request, changes_source: bool) -> list[tuple[str, str]]:
     """How a job is undone that changed what others had put into its own source, as rows of label and text."""
-    undo = undoable(request) if in_place else None
+    undo = undoable(request) if changes_source else None
     is_folder = request.target.kind == "folder"
     return [("undo", f"the source itself was changed; {brings_back(undo, is_folder)}")] if undo else []
 

@@ -55,7 +55,7 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
             raise
     facts = report_facts(request, report) | {"seconds": round(time.monotonic() - view.started, 3)}
     plan, published, checks = report.plan, facts["published"], facts["checks"]
-    undo = undo_rows(request, plan.in_place and bool(plan.occupied))
+    undo = undo_rows(request, plan.changes_source)
     if verbose:
         rows = [*undo, moved(**facts["moved"], verb=sent(request.target))]
         rows += outcome(checks, facts["source_bytes"], published)

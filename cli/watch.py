@@ -52,7 +52,7 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
     assert published is not None, "a job that is done has published"
     bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
     target, checks = job.request.target, job.checks
-    undo = undo_rows(job.request, follower.in_place)
+    undo = undo_rows(job.request, follower.changes_source)
     if verbose:
         rows = [*undo, moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(target))]
         rows += outcome(checks, bytes_, published)
@@ -113,7 +113,7 @@ class _Follower:
         self._queue, self._id, self._output, self._bar = queue, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
-        self.in_place = False  # and changes what others had put there
+        self.changes_source = False
         self._waits = _Waits(output, shown)
 
     def look(self) -> Job | None:
@@ -129,7 +129,7 @@ class _Follower:
         # The plan goes some time after the job is done.
         if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
             self.read = tuple(file.path for file in plan.files)
-            self.in_place = plan.in_place and bool(plan.occupied)
+            self.changes_source = plan.changes_source
             show_plan(job.request, plan, self._output, self._bar)
         if job.state == JobState.copying and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))

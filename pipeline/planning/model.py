@@ -169,6 +169,11 @@ class Plan:
     takes: bool = False  # what others put or changed there goes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
 
+    @property
+    def changes_source(self) -> bool:
+        """Whether it takes what others put into its own source."""
+        return self.in_place and bool(self.occupied)
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

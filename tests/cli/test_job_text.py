@@ -85,10 +85,10 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     target: str, options: dict[str, Any], says: str | None
 ) -> None:
     request = Request.of(target, target, **options)
-    rows = undo_rows(request, in_place=True)
+    rows = undo_rows(request, changes_source=True)
     assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
     assert in_short(request.target, {"ref": "", "commit": ""}, (0, 0, 0), {}, SKIPPED * 9, rows)[:1] == (rows or ANY)
-    assert undo_rows(request, in_place=False) == []
+    assert undo_rows(request, changes_source=False) == []
 
 
 def test_a_failed_job_is_listed_with_its_error_code() -> None:
