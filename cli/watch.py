@@ -23,6 +23,13 @@ from reshard.worker.queue.states import JobState
 
 T = TypeVar("T")
 
+# How the fields of an event are read; others are text.
+READERS: dict[str, Callable[[str], Any]] = {
+    "error": json.loads,
+    **dict.fromkeys(("at", "took", "waited"), lambda ms: int(ms) / 1000),
+    **dict.fromkeys(("attempt", "bytes"), int),
+}
+
 # Of states whose name does not say what is being done; whatever is copied is checked before it is published.
 PHASES = {
     JobState.copying: "checking the model",
@@ -120,7 +127,7 @@ class _Follower:
         """The job once it has ended."""
         for number, event in self._queue.jobs.events(self._id, self._after, wait=POLL):
             self._after = number
-            self._report(dict(event))
+            self._report({name: READERS.get(name, str)(text) for name, text in event.items()})
         job = self._queue.jobs.get(self._id)
         self._show(job)
         return job if job.state.ended else None
@@ -139,10 +146,8 @@ class _Follower:
             self._waits.tell(waits(self._queue, job) or job.note)
 
     def _report(self, event: dict[str, Any]) -> None:
-        if "error" in event:
-            event["error"] = json.loads(event["error"])
         if self._output.json:
-            self._output.document({"event": event | {"at": int(event["at"]) / 1000}})
+            self._output.document({"event": event})
         elif event["kind"] in {"trouble", "voided"}:
             self._bar.say(f"{event['unit']}: {event['error']['message']}; trying again")
         elif event["kind"] == "lost":

@@ -559,11 +559,17 @@ class Waits(Answer):
 
 
 class Happened(BaseModel):
-    """What a field beside these is depends on the kind."""
+    """The kind says which of these there are; other fields are text."""
 
     model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, str]
     kind: str
     at: Moment
+    attempt: int | None = Field(None, description="claimed: how often that unit was")
+    waited: float | None = Field(None, description="claimed first: seconds since the job was asked for")
+    took: float | None = Field(None, description="finished: seconds since the unit was claimed")
+    bytes: int | None = Field(None, description="sealed: of the shard")
+    error: Problem | None = Field(None, description="trouble, voided, failed: why")
 
 
 class Event(Answer):

@@ -85,6 +85,16 @@ def test_a_watch_ends_with_the_time_since_the_last_retry(queue: Queue, url: str)
     assert watched.startswith("nothing to do: ") and watched.splitlines()[0].endswith(", 5 s"), watched
 
 
+def test_figures_of_events_are_numbers_and_times_are_seconds(queue: Queue, url: str, plan: Plan) -> None:
+    with JobStore.at(url) as store:
+        store.cancel(copying(store, another(store), plan)[0])
+        (job,) = store.recent(limit=1)
+    events = [said["event"] for said in queue("watch", job.id, "--json").documents if "event" in said]
+    first, finished = (next(e for e in events if e["kind"] == kind) for kind in ("claimed", "finished"))
+    assert first["attempt"] == 1 and abs(first["waited"] - (job.started - job.created)) < 0.001
+    assert finished["at"] - first["at"] == pytest.approx(finished["took"], abs=0.001)
+
+
 def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: Queue) -> None:
     job = queue("submit", "a/model", "--to", "b/cancelled", "--quiet").out.strip()
     assert queue("cancel", job).code == 0
