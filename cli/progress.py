@@ -124,8 +124,9 @@ class _Lines(Bar):
 
     def __init__(self) -> None:
         super().__init__()
-        self._phase = self._progress = self._wait = ""
-        self._untold = False  # of the wait
+        self._phase = self._progress = self._why = ""
+        self._waits = False  # for ``_why`` now
+        self._untold = False  # that it does, or did
         self._rate = _Rate()
         self._last = -inf
         self._lock = RLock()  # waits are told by whatever thread waits
@@ -145,11 +146,10 @@ class _Lines(Bar):
 
     def waits(self, why: str) -> None:
         with self._lock:
-            if why and self._wait != f"waiting: {why}":
-                self._wait, self._untold = f"waiting: {why}", True
-            elif not why:
-                self._wait = self._wait.replace("waiting", "waited", 1) if self._untold else ""
-            if self._wait:
+            if why and (why != self._why or not self._waits):
+                self._why, self._untold = why, True
+            self._waits = bool(why)
+            if self._waits or self._untold:
                 self._tell()
 
     def say(self, text: str) -> None:
@@ -160,9 +160,9 @@ class _Lines(Bar):
         if left <= 0:
             self._stop()
             self._last = time.monotonic()
-            self.say("; ".join(filter(None, (self._progress, self._wait))))
+            wait = f"{'waiting' if self._waits else 'waited'}: {self._why}"
+            self.say("; ".join(filter(None, (self._progress, wait if self._waits or self._untold else ""))))
             self._untold = False
-            self._wait = "" if self._wait.startswith("waited") else self._wait
         elif self._timer is None:
             self._timer = Timer(left, self._tell_late)
             self._timer.daemon = True
