@@ -24,6 +24,7 @@ from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
+NOWHERE = Folder(path="/nonexistent/reshard")  # what a plan without --to is made for: nothing is there
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
 
 
@@ -174,11 +175,10 @@ def asked_by() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def read_plan(**typed: Any) -> tuple[Request, bool]:
-    """``read_request``, and whether a --to was given; without one, the target is the source itself."""
-    place = parse_place(typed["source"])
-    itself = place.path if isinstance(place, Folder) else "/".join(filter(None, (place.endpoint, place.repo)))
-    return read_request(**typed | {"to": itself if typed["to"] is None else typed["to"]}), typed["to"] is not None
+def read_plan(**typed: Any) -> Request:
+    """``read_request``; without a --to the target is NOWHERE, and what only a repository takes is dropped."""
+    nowhere = {"to": NOWHERE.path, "to_credential": None, "branch": None, "pr": False}
+    return read_request(**typed | (nowhere if typed["to"] is None else {}))
 
 
 def read_limits(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from reshard.cli.arguments import flag, read_output, read_plan, takes, value
+from reshard.cli.arguments import NOWHERE, flag, read_output, read_plan, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError
-from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Request
 
-NOWHERE = Folder(path="/nonexistent/reshard")  # what a plan without --to is made for: nothing is there
 
-
-@takes(asked=read_plan, output=read_output)
+@takes(request=read_plan, output=read_output)
 def plan(
     *,
-    asked: tuple[Request, bool],
+    request: Request,
     max_memory: Annotated[
         str | None, value("DEVICE=SIZE,...", "Also show the device of each block, as 0=10GiB,1=10GiB,cpu=30GiB.")
     ] = None,
@@ -39,20 +36,19 @@ def plan(
     from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
     from reshard.pipeline.reshard import draft, refuse_without_disk, refuse_without_room, source_of
     from reshard.pipeline.stores.connect import Context, open_target, own_limiters
-    from reshard.pipeline.stores.folder.target import FolderTarget
 
-    request, has_target = asked
-    if not has_target:  # and nothing to commit to
-        request = request.model_copy(update={"options": request.options.model_copy(update={"pr": False})})
+    has_target = request.target != NOWHERE
     placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
         source = source_of(request, context)
-        target = open_target(request.target, request.options, context) if has_target else FolderTarget(NOWHERE)
+        target = open_target(request.target, request.options, context)
         made = draft(request, source, target)
-        facts = plan_facts(request, made) | ({} if has_target else {"target": None, "undo": None})
+        facts = plan_facts(request, made)
+        if not has_target:
+            facts |= {"target": None, "undo": None, "transports": facts["transports"] | {"target": ""}}
         if not made.published:
             facts |= needs_facts(made, source, target if has_target else None, context)
     text = plan_text(facts, WHOLE if all_ else SHORT)

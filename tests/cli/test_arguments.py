@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import read_output, read_plan, read_request, takes
+from reshard.cli.arguments import NOWHERE, read_output, read_plan, read_request, takes
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
@@ -102,18 +102,14 @@ def test_a_command_takes_the_options_of_its_readers() -> None:
     assert seen[0][1]
 
 
-def test_a_plan_without_a_target_is_of_the_source_itself() -> None:
+def test_a_plan_without_a_target_is_for_nowhere_and_asks_for_no_branch() -> None:
     typed = {p.name: p.default for p in inspect.signature(read_plan).parameters.values()}
-    url = "https://hub.example/a/model/tree/v2"
-    for source, itself in (
-        ("a/model@v1", Hub(repo="a/model")),
-        (url, Hub(repo="a/model", endpoint="https://hub.example")),
-        ("/folder", Folder(path="/folder")),
-    ):
-        request, has_target = read_plan(**typed | {"source": source})
-        assert (request.target, has_target) == (itself, False)
-    request, has_target = read_plan(**typed | {"source": "a/model", "to": "b/model"})
-    assert (request.target, has_target) == (Hub(repo="b/model"), True)
+    for source in ("a/model@v1", "https://hub.example/a/model/tree/v2", "/folder"):
+        for of_a_target in ({}, {"pr": True}, {"branch": "dev"}, {"to_credential": "mine"}):
+            request = read_plan(**typed | {"source": source} | of_a_target)
+            assert (request.target, request.options) == (NOWHERE, Options())
+    request = read_plan(**typed | {"source": "a/model", "to": "b/model", "pr": True})
+    assert (request.target, request.options) == (Hub(repo="b/model"), Options(pr=True))
 
 
 def test_a_size_is_given_in_one_way_only(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_plan_without_a_target_is_of_the_cut_alone(reshard: Run, model: Path) 
     (whole,) = reshard("plan", model, "--to", model, "--size", "3300B", "--json").documents
     assert whole["deletes"] == ["model.safetensors"] and whole["in_place"] and whole["needs"]["target"]
     assert facts["files"] == whole["files"] and len(facts["files"]) == 4
+    assert facts["transports"] == {"source": "file", "target": ""}
     assert facts["target"] is None and not facts["deletes"] and not facts["in_place"] and not facts["needs"]["target"]
     said = reshard("plan", model, "--size", "3300B").out
     assert re.match(rf"{model}@\w+, files of at most 3,300 bytes\n", said), said
