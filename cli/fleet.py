@@ -22,7 +22,7 @@ from reshard.cli.queue import (
     worker_state,
 )
 
-WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION")
+WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus as Seen
@@ -47,26 +47,18 @@ def status(output: Output) -> None:
     with open_queue() as queue:
         seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
     rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
-    workers, table, below = [], list[Sequence[str]](), list[str]()
+    workers, table = [], list[Sequence[str]]()
     for process in processes:
         if process.kind == "worker":
             units, state = claims.get(process.name, []), worker_state(process, seen.drained, seen.resting)
-            table.append((process.name, state, when(process.started), f"{process.concurrency:,}", process.version))
             faults = [fault_text(seen.resting[process.name])] if process.name in seen.resting else []
-            below.append(lines([(text,) for text in (*faults, *(f"has {unit}" for unit in units))], indent="  "))
+            now = "; ".join((*faults, *units))
+            table.append((process.name, state, when(process.started), f"{process.concurrency:,}", process.version, now))
             workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})
     if not workers:
         rows.append(("worker", f"none is running: {START.format('worker')}"))
-    text = "\n".join([lines(rows), *(_table(table, below) if workers else [])])
+    text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if workers else [])])
     output.result(seen.to_dict() | {"workers": workers}, text, "paused" if seen.paused else "takes work")
-
-
-def _table(rows: Sequence[Sequence[str]], below: Sequence[str]) -> list[str]:
-    """The lines of a table of workers, with what is ``below`` each."""
-    shown = lines([WORKERS_HEAD, *rows]).split("\n")
-    high = len(shown) // (1 + len(rows))  # one line, or a second one for the version, which is one word
-    parts = ["\n".join(shown[at : at + high]) for at in range(0, len(shown), high)]
-    return ["", *(text for row, under in zip(parts, ["", *below], strict=True) for text in (row, under) if text)]
 
 
 @command("pause")

@@ -21,7 +21,7 @@ from reshard.pipeline.text import printable, printable_json, printable_lines
 
 SCHEMA = 1  # of every document; raised when a field goes or changes its meaning, not when one is added
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
-_FIGURE = re.compile(r"(?<![^\s(])(\d[\d.,]*) (?=[^\W\d]|%)")  # a number before its unit
+_FIGURE = re.compile(r"(?<![^\s(])(\d(?:[\d.,]*\d)?) (?=[^\W\d]|%)")  # a number before its unit
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def lines(
     """Rows under each other with aligned columns, those numbered in ``right`` to the right.
 
     On a terminal the last column is wrapped between words, under its own beginning, or under its row where there is no
-    room beside the others; nothing is ever cut. ``stream`` is where they go, or else stdout.
+    room for it or for one of its words beside the others; nothing is ever cut. ``stream`` is where they go, or else
+    stdout.
     """
     stream = stream or sys.stdout
     if not rows:
@@ -78,14 +79,15 @@ def lines(
     if not stream.isatty():
         return "\n".join((indent + layout.format(*row)).rstrip() for row in rows)
     width = console(stream).width
-    below = start + min(widths[-1], WRAP_MIN) > width  # then the last column has lines of its own
-    start = len(indent) + 4 if below else start
-    room = max(WRAP_MIN, width - start)
+    beside = start + min(widths[-1], WRAP_MIN) <= width
+    own = len(indent) + 4  # where the lines begin that the last column has for itself
     shown = []
     for row in rows:
-        words = _broken(row[-1], room)
-        first, *more = ["", *words] if below else words or [""]
-        shown += [indent + layout.format(*row[:-1], first), *(" " * start + line for line in more)]
+        cell, begin = _broken(row[-1], max(WRAP_MIN, width - start)), start
+        if not beside or any(start + len(line) > width for line in cell):
+            cell, begin = ["", *_broken(row[-1], max(WRAP_MIN, width - own))], own
+        first, *more = cell or [""]
+        shown += [indent + layout.format(*row[:-1], first), *(" " * begin + line for line in more)]
     return "\n".join(line.rstrip() for line in shown)
 
 

@@ -114,7 +114,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
         shown = alive("status").out
         assert re.search(rf"here:7: drained, 1, started {WHEN} \(.* ago\), 2 copies at once", shown), shown
         *_, head, row = (line.split() for line in alive("fleet", "status").out.splitlines())
-        assert head == ["WORKER", "STATE", "STARTED", "COPIES", "VERSION"]
+        assert head == ["WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW"]
         assert (row[:2], row[-2:]) == (["here:7", "drained"], ["2", "1"])
         assert re.fullmatch(WHEN, " ".join(row[2:-2]))
         job = store.submit(ask("drained")).id
@@ -125,7 +125,7 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
     assert facts["workers"] == [{"name": "here:7", "state": "takes work", "concurrency": 2, "at": []}]
 
 
-def test_below_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: str) -> None:
+def test_beside_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: str) -> None:
     with JobStore.at(url) as store:
         job = store.submit(ask("had")).id
         lease = Leases(store, Wakes(), "there:7.1").claim(job)
@@ -137,8 +137,9 @@ def test_below_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: st
         said = queue("fleet", "status").out.splitlines()
         store.cancel(job)
     (head,) = (line for line in said if line.startswith("WORKER"))
-    seven, has, eight, fault = said[-4:]
+    seven, eight = said[-2:]
     assert [line.split()[:2] for line in (seven, eight)] == [["there:7", "takes"], ["there:8", "resting"]], said
     assert seven.index("takes work") == eight.index("resting") == head.index("STATE")
-    assert has.startswith("  has ") and job in has
-    assert fault.startswith("  began to rest ") and "/scratch" in fault
+    now = head.index("NOW")
+    assert seven[now:] == f"{job} plan"
+    assert eight[now:].startswith("began to rest ") and "/scratch" in eight

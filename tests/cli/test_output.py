@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reshard.cli.fleet import _table
+from reshard.cli.fleet import WORKERS_HEAD
 from reshard.cli.output import Output, console, lines
 from tests.cli.test_progress import read
 
@@ -46,9 +46,10 @@ def test_no_rows_are_nothing(terminal: Callable[[Callable[[], object]], str]) ->
 def test_a_table_of_workers_is_whole_however_long_their_names_are(
     terminal: Callable[[Callable[[], object]], str], name: str
 ) -> None:
-    idle, busy = (name, "takes work", "Nov 23 00:06", "2", "0.1.0"), ("b:2", "resting", "Nov 23 00:06", "2", "0.1.0")
-    shown = terminal(lambda: Output().result({}, "\n".join(_table([idle, busy], [lines([]), "  has plan"]))))
-    assert shown.endswith("\n  has plan\n")
+    idle = (name, "takes work", "Nov 23 00:06", "2", "0.1.0", "")
+    busy = ("b:2", "resting", "Nov 23 00:06", "2", "0.1.0", "hbyeu8ypup plan")
+    shown = terminal(lambda: Output().result({}, lines([WORKERS_HEAD, idle, busy])))
+    assert shown.endswith("\n    hbyeu8ypup plan\n")
     assert [word for word in shown.split() if word in {name, "b:2", "0.1.0"}] == [name, "0.1.0", "b:2", "0.1.0"]
 
 
@@ -62,7 +63,7 @@ def test_the_last_column_is_wrapped_between_words_and_under_itself(
     assert rest[0] == "note  the temporary folder of this"
     assert all(line.startswith("      ") for line in rest[1:3]) and max(map(len, rest[:3])) <= 40
     assert " ".join(line[6:] for line in rest[:3]) == WORDS
-    assert rest[3:] == ["url", f"  {long}", "by"]
+    assert rest[3:] == ["url", f"    {long}", "by"]
 
 
 def test_a_last_column_without_room_beside_the_others_is_below_its_row(
@@ -75,6 +76,20 @@ def test_a_last_column_without_room_beside_the_others_is_below_its_row(
     assert row == "hbyeu8ypup  failed, access.no_write"
     assert all(line.startswith("    ") and len(line) <= 40 for line in words)
     assert " ".join(line.strip() for line in words) == WORDS
+
+
+def test_a_last_column_of_which_one_word_has_no_room_is_below_its_row(
+    terminal: Callable[[Callable[[], object]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [("JOB", "STATE", "SOURCE -> TARGET"), ("7", "done", "a/b -> c/d"), ("8", "done", f"a/{'b' * 30} -> c/d")]
+    assert terminal(lambda: Output().result({}, lines(rows))).splitlines() == [
+        "JOB  STATE  SOURCE -> TARGET",
+        "7    done   a/b -> c/d",
+        "8    done",
+        f"    a/{'b' * 30} ->",
+        "    c/d",
+    ]
 
 
 def test_a_short_last_column_stays_beside_the_others(terminal: Callable[[Callable[[], object]], str]) -> None:
@@ -101,8 +116,8 @@ def test_a_path_longer_than_a_line_stays_whole_in_every_column(
         "    7 bytes  1 tensor",
         "      above --size",
         "largest",
-        f"  {path},",
-        "         9,000 bytes",
+        f"    {path},",
+        "    9,000 bytes",
         path,
     ]
 
@@ -116,6 +131,14 @@ def test_a_line_too_long_is_indented_and_a_number_stays_with_its_unit(
         "published https://hub/us/m: 3 files,",
         "  90.9 MB, 1 min 34 s, 4 checks passed",
         "  (9,000 bytes)",
+    ]
+
+
+def test_a_number_is_held_by_its_unit_alone(terminal: Callable[[Callable[[], object]], str]) -> None:
+    text = "transformers in its release 5.23.0, accelerate in 1.2.0"
+    assert terminal(lambda: Output().result({}, text)).splitlines() == [
+        "transformers in its release 5.23.0,",
+        "  accelerate in 1.2.0",
     ]
 
 
