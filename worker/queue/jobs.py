@@ -281,13 +281,15 @@ class JobStore:
 
     @_answering
     def recent(self, states: Iterable[JobState] = (), limit: int = 50) -> list[Job]:
-        """The newest ``limit`` jobs, of these states or of all."""
+        """The newest ``limit`` jobs, of these states or of all; with who works on what now where one has not ended."""
         names = [f"jobs:{state}" for state in states] or ["jobs"]
         newest: list[tuple[bytes, float]] = []
         for name in names:
             newest += cast(Any, self.redis.zrevrange(PREFIX + name, 0, limit - 1, withscores=True))
         newest.sort(key=lambda pair: pair[1], reverse=True)
-        return self._load([id.decode() for id, _ in newest[:limit]], with_units=False)
+        jobs = self._load([id.decode() for id, _ in newest[:limit]], with_units=False)
+        now = {job.id: job for job in self._load([job.id for job in jobs if not job.state.ended], with_units=True)}
+        return [now.get(job.id, job) for job in jobs]
 
     @_answering
     def counts(self) -> dict[JobState, int]:
