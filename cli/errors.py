@@ -18,6 +18,7 @@ from reshard.pipeline.errors import BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
+LOOKING = {"reshard plan", "reshard verify"}  # the long commands that change nothing; others say what is left
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 
@@ -28,6 +29,8 @@ def guarded(command: Callable[[], Any], as_json: bool, name: str = "reshard") ->
     """
     try:
         code = _run(command, as_json, name)
+        if code == INTERRUPTED and name in LOOKING:
+            Output(as_json).say("interrupted; nothing was changed")
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has read enough

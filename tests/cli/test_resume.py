@@ -71,14 +71,19 @@ class Held:
     space: HubAdmin
     env: dict[str, str]
 
-    def interrupt(self, where: str, skip: int = 0) -> str:
+    def interrupt(self, where: str, skip: int = 0, command: str = "run") -> str:
         """What it says when someone presses Ctrl-C there."""
         rule = self.space.fault(where, "hold", skip=skip, when="request")
-        command = [COMMAND, "run", self.source, "--to", str(self.target), "--size", "4100B"]
+        options = ["--to", str(self.target), "--size", "4100B"] if command == "run" else []
         # A shell's background job ignores the signal, and so would this command if the tests are one.
         heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         running = subprocess.Popen(
-            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+            [COMMAND, command, self.source, *options],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heeds,
         )
         self.space.wait_for_fault(rule, waiting=1)
         running.send_signal(signal.SIGINT)
@@ -117,6 +122,12 @@ def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, resha
 
 def test_ctrl_c_while_it_is_planned_says_that_nothing_was_copied(held: Held) -> None:
     assert "interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
+
+
+@pytest.mark.parametrize("command", ["plan", "verify"])
+def test_ctrl_c_while_something_is_only_looked_at_says_so(command: str, held: Held) -> None:
+    said = held.interrupt(f"^GET /api/models/{held.source}/", command=command)
+    assert said.splitlines()[-1] == "interrupted; nothing was changed"
 
 
 def test_what_is_sealed_at_once_is_what_the_docs_say() -> None:
