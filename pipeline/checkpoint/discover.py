@@ -143,7 +143,7 @@ def is_numbered(path: str) -> bool:
 def read_file(source: Source, file: StoredFile, most: int) -> bytes:
     """The whole of a small file; raises BadIndex when it is larger than ``most`` bytes."""
     if file.size > most:
-        raise BadIndex(file=file.path, why=f"{file.size} bytes are more than the {most} that such a file may have")
+        raise BadIndex(file=file.path, why=f"{file.size:,} bytes are more than the {most:,} that such a file may have")
     return b"".join(source.read(file, 0, file.size))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 # How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
@@ -51,14 +51,14 @@ class ReshardError(Exception):
 
     def __init__(self, **facts: Any) -> None:
         self.facts = {**self.defaults, **facts}
-        super().__init__(self.message.format_map(self.facts))
+        super().__init__(self.message.format_map(_told(self.facts)))
 
     @property
     def next_step(self) -> str:
         """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
         job = self.facts.get("job")
         on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
-        return self.hint.format_map({"job": "JOB", "command": "reshard", **on, **self.facts})
+        return self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)})
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
@@ -74,6 +74,11 @@ class ReshardError(Exception):
         except (KeyError, TypeError):
             return ReshardError(what=f"{data['code']}: {data['message']}")
         return error
+
+
+def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as a person reads them: ``209,715,200``; what was typed stays as it was."""
+    return {n: f"{fact:,}" if type(fact) is int and n not in {"line", "value"} else fact for n, fact in facts.items()}
 
 
 def by_code() -> dict[str, type[ReshardError]]:

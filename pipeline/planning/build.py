@@ -203,7 +203,9 @@ def _refuse_too_large(shards: Sequence[Shard]) -> None:
     for shard in shards:
         if shard.size > HUB_FILE_MAX:
             if len(shard.entries) > 1:
-                raise BadSize(value=f"{shard.size} bytes", why=f"the Hub takes files of at most {HUB_FILE_MAX} bytes")
+                raise BadSize(
+                    value=f"{shard.size:,} bytes", why=f"the Hub takes files of at most {HUB_FILE_MAX:,} bytes"
+                )
             raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
 
 

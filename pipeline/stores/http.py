@@ -70,7 +70,7 @@ class HubSource:
         if not 0 <= start <= stop:
             raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
-            raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
+            raise self._changed(f"{file.path} is {file.size:,} bytes long, and {stop:,} are asked for")
         retry = self.api.retry()
         at, renewed, hops = start, 0, 0
         while at < stop:
@@ -206,11 +206,11 @@ def _views(response: httpx2.Response, wanted: int) -> Iterator[memoryview]:
                     mark, brought = time.monotonic(), 0  # the consumer's own time does not count as a stall
             if time.monotonic() - mark > STALL_WINDOW:
                 if brought < STALL_BYTES:
-                    raise httpx2.ReadTimeout(f"only {brought} bytes in {STALL_WINDOW:.0f} s")
+                    raise httpx2.ReadTimeout(f"only {brought:,} bytes in {STALL_WINDOW:.0f} s")
                 mark, brought = time.monotonic(), 0
     except httpx2.TransportError:
         if filled:
             yield chunk[:filled]
         raise
     if wanted:
-        raise httpx2.RemoteProtocolError(f"the answer ended {wanted} bytes early")
+        raise httpx2.RemoteProtocolError(f"the answer ended {wanted:,} bytes early")

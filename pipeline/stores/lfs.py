@@ -165,7 +165,9 @@ class LfsWriter:
 
     def finish(self) -> str:
         if self._written != self._staged.size:
-            raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
+            raise ReshardError(
+                what=f"{self._staged.path}: {self._written:,} of {self._staged.size:,} bytes were written"
+            )
         self._staged.sha256 = self._sha256.hexdigest()
         self._sealed(self._staged)
         return self._handed.hexdigest()
@@ -229,7 +231,7 @@ class _Upload:
         except ValueError as error:
             raise self._refused(f"its upload has no proper parts: {error}") from error
         if len(urls) != ceil(self._size / part_size):
-            raise self._refused(f"{len(urls)} parts of {part_size} bytes are not {self._size} bytes")
+            raise self._refused(f"{len(urls):,} parts of {part_size:,} bytes are not {self._size:,} bytes")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size

@@ -137,7 +137,7 @@ class XetSource(HubSource):
                     retry.progress()
                     yield view
                 if at < stop:
-                    raise ConnectionError(f"the stream ended {stop - at} bytes early")
+                    raise ConnectionError(f"the stream ended {stop - at:,} bytes early")
             except XetFailure as error:
                 self._judge(file, error)
                 try:
@@ -373,7 +373,7 @@ class XetWriter:
 
     def finish(self) -> str:
         if self._written != self._size:
-            raise ReshardError(what=f"{self._path}: {self._written} of {self._size} bytes were written")
+            raise ReshardError(what=f"{self._path}: {self._written:,} of {self._size:,} bytes were written")
         stored = self._finished()
         if stored.xet_info.file_size != self._size:
             raise ReshardError(what=f"{self._path}: {stored.xet_info.file_size} of {self._size} bytes arrived")

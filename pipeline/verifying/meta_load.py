@@ -147,7 +147,7 @@ class MetaLoader:
         TempDirUnusable where the folder for temporary files cannot be used.
         """
         if config is not None and len(config) > limits.CONFIG_MAX:
-            return _structural("skipped", f"config.json has {len(config)} bytes; {limits.CONFIG_MAX} are read")
+            return _structural("skipped", f"config.json has {len(config):,} bytes; {limits.CONFIG_MAX:,} are read")
         try:
             text = None if config is None else config.decode()
         except UnicodeDecodeError as error:
@@ -304,7 +304,7 @@ class _Child:
                 f"no answer within {seconds:g} s" if time.monotonic() >= deadline else self._ending()
             ) from None
         except OSError:  # of a length that is more than was asked for
-            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER} bytes") from None
+            raise _ChildLost(f"its answer is longer than {limits.RELOAD_ANSWER:,} bytes") from None
         finally:
             late.cancel()
 

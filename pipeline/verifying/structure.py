@@ -213,8 +213,9 @@ def _check_total(
     least, most = (sum(counts) for counts in zip(*counted, strict=True)) if counted else (0, 0)
     # save_pretrained of some versions wrote it as a float; 2.0 == 2 is what a reader needs.
     if isinstance(stated, bool) or not isinstance(stated, int | float) or not least <= stated <= most:
-        bytes_ = f"{most}" if least == most else f"{least} to {most}"
-        text = f"{index_path} says total_size {stated}, and the tensors have {bytes_} bytes"
+        bytes_ = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        says = f"{stated:,}" if type(stated) in {int, float} else stated
+        text = f"{index_path} says total_size {says}, and the tensors have {bytes_} bytes"
         yield Finding("total_size", text, index_path)
 
 

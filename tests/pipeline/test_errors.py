@@ -10,7 +10,16 @@ from string import Formatter
 import pytest
 
 from reshard.pipeline.checkpoint.discover import find_checkpoints
-from reshard.pipeline.errors import GO_ON, NoWeights, ReshardError, TargetDrifted, by_code
+from reshard.pipeline.errors import (
+    GO_ON,
+    BadCatalog,
+    DiskFull,
+    NoWeights,
+    Oversize,
+    ReshardError,
+    TargetDrifted,
+    by_code,
+)
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.stores.folder.source import FolderSource
 
@@ -31,6 +40,17 @@ def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:
     with pytest.raises(NoWeights) as refused:
         find_checkpoints(FolderSource.open(Folder(path=str(tmp_path))))
     assert refused.value.facts["place"] == str(tmp_path)
+
+
+def test_numbers_in_errors_are_told_with_their_thousands_apart_and_kept_as_they_are() -> None:
+    full = DiskFull(path="/scratch", needed=209_715_200, free=1_000)
+    assert str(full) == "no room on /scratch: 209,715,200 bytes needed, 1,000 free"
+    assert kept(full).facts["needed"] == 209_715_200 and str(kept(full)) == str(full)
+    tight = Oversize(tensor="w", bytes=5_000_000, size=2_000)
+    assert tight.next_step.startswith("raise --size above 5,000,000 bytes, ")
+    assert "m.yaml, line 1200: " in str(
+        BadCatalog(file="m.yaml", line=1200, key="to", why="it is empty", fix="fill it")
+    )
 
 
 def made(kind: type[ReshardError], **facts: object) -> ReshardError:

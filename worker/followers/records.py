@@ -198,7 +198,7 @@ def after(definition: Definition, state: State, todo: int, active: int, failures
     if todo and definition.max_failures is not None and failures > definition.max_failures:
         return "stopped", f"more than {definition.max_failures} failed"
     if todo and definition.max_bytes is not None and read >= definition.max_bytes:
-        return "stopped", f"{definition.max_bytes} bytes were read"
+        return "stopped", f"{definition.max_bytes:,} bytes were read"
     return ("running" if todo or active else "done"), ""
 
 

@@ -109,7 +109,9 @@ def read_dcp(read: Read, metadata: StoredFile, files: Sequence[StoredFile]) -> C
 def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[str, ...]]:
     file = metadata.path
     if metadata.size > PICKLE_MAX:
-        raise BadPickle(file=file, why=f"it is {metadata.size} bytes long, and {PICKLE_MAX} is the most that is read")
+        raise BadPickle(
+            file=file, why=f"it is {metadata.size:,} bytes long, and {PICKLE_MAX:,} is the most that is read"
+        )
     data = read_bytes(read, metadata, 0, metadata.size)
     root = _fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
     described = _named(root.get("state_dict_metadata"), "state_dict_metadata", file)

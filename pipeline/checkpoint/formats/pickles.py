@@ -132,7 +132,7 @@ class _Machine:
         except (IndexError, KeyError):
             raise self._bad(f"byte {self._at - 1} takes something that was never put there") from None
         if stop < len(data):
-            raise self._bad(f"it is longer than {PICKLE_MAX} bytes")
+            raise self._bad(f"it is longer than {PICKLE_MAX:,} bytes")
         raise self._cut_short()
 
     # What every step is made of.
@@ -206,7 +206,7 @@ class _Machine:
     def long(self, prefix: int) -> None:
         length = self.number(prefix)
         if length > _INTEGER_BYTES_MAX:
-            raise self._bad(f"it claims an integer of {length} bytes")
+            raise self._bad(f"it claims an integer of {length:,} bytes")
         self._charge(length)
         self.integer(length, True)
 

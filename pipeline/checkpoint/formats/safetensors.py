@@ -87,7 +87,7 @@ def header_length(prefix: bytes | memoryview, *, file: str, file_size: int) -> i
     refuse_pointer(prefix, file)
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > HEADER_MAX:
-        raise BadHeader(file=file, why=f"its header claims {length} bytes; the format allows {HEADER_MAX}")
+        raise BadHeader(file=file, why=f"its header claims {length:,} bytes; the format allows {HEADER_MAX:,}")
     if LENGTH_BYTES + length > file_size:
         raise BadLength(file=file, actual=file_size, expected=f"{LENGTH_BYTES + length} or more")
     return length
@@ -293,8 +293,8 @@ def _check(name: str, spec: Spec, file: str) -> None:
             raise BadHeader(file=file, why=f"{name} has more elements than there are numbers for")
     bits, size = elements * DTYPE_BITS[spec.dtype], spec.stop - spec.start
     if bits != size * 8:
-        needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits"
-        raise BadHeader(file=file, why=f"{name} has {size} bytes, and {spec.dtype}{list(spec.shape)} needs {needed}")
+        needed = f"{bits // 8:,} bytes" if bits % 8 == 0 else f"{bits:,} bits"
+        raise BadHeader(file=file, why=f"{name} has {size:,} bytes, and {spec.dtype}{list(spec.shape)} needs {needed}")
 
 
 # -------------------------------------------------------------------------------------------------------- writing

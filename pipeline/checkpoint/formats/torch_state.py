@@ -298,9 +298,9 @@ def _checked_view(
     size = prod(shape) * width
     last = offset + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
     if size and (last + 1) * width > storage.size:
-        raise BadPickle(file=file, why=f"{what} reaches outside of its storage of {storage.size} bytes")
+        raise BadPickle(file=file, why=f"{what} reaches outside of its storage of {storage.size:,} bytes")
     if size > EXPANSION_FREE and size > EXPANSION_MAX * storage.size:
-        raise BadPickle(file=file, why=f"{what} claims {size} bytes over a storage of {storage.size}")
+        raise BadPickle(file=file, why=f"{what} claims {size:,} bytes over a storage of {storage.size:,}")
     if dtype == "F4":
         shape = (*shape[:-1], shape[-1] * 2)
         steps = (0,) * len(shape)
@@ -355,7 +355,7 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
     if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
-            raise BadPickle(file=file, why=f"its tensors claim {total} bytes over storages of {kept}")
+            raise BadPickle(file=file, why=f"its tensors claim {total:,} bytes over storages of {kept:,}")
     return views, notes
 
 

@@ -101,7 +101,7 @@ class TorchZip:
         follow = dict(zip(order, [*(self._entries[name].header for name in order[1:]), directory], strict=True))
         pickle_size = self._entries["data.pkl"].size
         if pickle_size > PICKLE_MAX:
-            raise _bad(file, f"its pickle is {pickle_size} bytes long, and {PICKLE_MAX} is the most that is read")
+            raise _bad(file, f"its pickle is {pickle_size:,} bytes long, and {PICKLE_MAX:,} is the most that is read")
         spans = []
         for name, entry in self._entries.items():
             # Of the records that are read here the whole, whatever padding lies between.
@@ -127,7 +127,7 @@ class TorchZip:
             if entry is None:
                 raise _bad(self._file, f"it has no record for storage {label((key,))}")
             if entry.size != size:
-                length = f"{entry.size} bytes long, and its tensors need {size}"
+                length = f"{entry.size:,} bytes long, and its tensors need {size:,}"
                 raise _bad(self._file, f"storage {label((key,))} is {length}")
             start = self._starts[f"data/{key}"]
             # Zero is what torch writes when it is told not to compute a checksum, and the checksum of nothing.
@@ -176,7 +176,7 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
     count, size, offset, stop = _directory_place(file, tail, base, end)
     start = base + offset
     if size > ZIP_DIRECTORY_MAX:
-        raise _bad(file, f"its directory claims {size} bytes, and {ZIP_DIRECTORY_MAX} is the most that is read")
+        raise _bad(file, f"its directory claims {size:,} bytes, and {ZIP_DIRECTORY_MAX:,} is the most that is read")
     if start + size != stop:
         raise _bad(file, "its directory does not end where the end record begins")
     if start >= tail_start:
@@ -217,7 +217,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
-            raise _bad(file, f"its directory claims {count} records and holds fewer")
+            raise _bad(file, f"its directory claims {count:,} records and holds fewer")
         fields = _ENTRY.unpack_from(data, at)
         magic, _made, _needed, flags, method, _time, _date, crc32, packed, size = fields[:10]
         name_length, extra_length, comment_length, disk, _inside, _outside, offset = fields[10:]
@@ -240,7 +240,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
             raise _bad(file, f"record {label((name,))} is compressed")
         yield Entry(name, base + offset, size, crc32, flags)
     if at != len(data):
-        raise _bad(file, f"its directory claims {count} records and holds more")
+        raise _bad(file, f"its directory claims {count:,} records and holds more")
 
 
 def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...]) -> tuple[int, ...]:

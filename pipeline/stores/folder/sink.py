@@ -117,7 +117,9 @@ class FolderWriter:
 
     def finish(self) -> str:
         if self._written != self._staged.size:
-            raise ReshardError(what=f"{self._staged.path}: {self._written} of {self._staged.size} bytes were written")
+            raise ReshardError(
+                what=f"{self._staged.path}: {self._written:,} of {self._staged.size:,} bytes were written"
+            )
         self._hashing.flush()
         self._staged.sha256 = self._sha256.hexdigest()
         return self._staged.file.finish()

@@ -118,7 +118,7 @@ class FolderSource:
         if not 0 <= start <= stop:
             raise ValueError(f"{start} to {stop} is not a range")
         if stop > file.size:
-            raise self._changed(f"{file.path} is {file.size} bytes long, and {stop} are asked for")
+            raise self._changed(f"{file.path} is {file.size:,} bytes long, and {stop:,} are asked for")
         try:
             descriptor = os.open(Path(self.place.path, file.path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

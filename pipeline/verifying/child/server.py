@@ -108,9 +108,9 @@ def _forked(request: bytes, scratch: Path, parent: Connection, allowed: Allowed)
     if end == "late":
         answer = _inconclusive(f"the reload took longer than {allowed.seconds:g} s")
     elif end == "large":
-        answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss} bytes of memory")
+        answer = _inconclusive(f"the reload was ended because it held more than {allowed.rss:,} bytes of memory")
     elif end == "long":
-        answer = _inconclusive(f"the reload's answer is longer than {limits.RELOAD_ANSWER} bytes")
+        answer = _inconclusive(f"the reload's answer is longer than {limits.RELOAD_ANSWER:,} bytes")
     unit = 1 if sys.platform == "darwin" else 1024
     return {**(answer or _inconclusive(_cut_short(status, allowed))), "peak_rss": usage.ru_maxrss * unit}
 
@@ -169,7 +169,10 @@ def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed
     except NotChecked as why:
         answer = {"result": why.result, "reason": str(why), **why.facts}
     except MemoryError:
-        answer = _inconclusive(f"the reload needs more than the {allowed.memory} bytes of memory that it may use")
+        most = (
+            f"than the {allowed.memory:,} bytes of memory that it may use" if allowed.memory else "memory than there is"
+        )
+        answer = _inconclusive(f"the reload needs more {most}")
     except RecursionError:
         answer = _inconclusive("the config nests deeper than the reload can follow")
     except BaseException as error:  # noqa: BLE001 - the last frame of a fork; it ends here, and says why

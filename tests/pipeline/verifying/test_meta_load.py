@@ -335,7 +335,7 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
         (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
-        (b" " * 10_000_001, "10000001 bytes"),
+        (b" " * 10_000_001, "10,000,001 bytes"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_skipped(config: bytes | None, reason: str, meta_loader: MetaLoader) -> None:

@@ -482,7 +482,7 @@ def test_an_answer_without_an_end_is_not_kept(tmp_path: Path, monkeypatch: pytes
     endless.chmod(0o755)
     monkeypatch.setattr(limits, "RELOAD_ANSWER", 100_000)
     with MetaLoader(start=2, python=str(endless)) as meta_loader:
-        assert meta_loader.warm() == "the reload could not start: its answer is longer than 100000 bytes"
+        assert meta_loader.warm() == "the reload could not start: its answer is longer than 100,000 bytes"
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
