@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # What the bytes of a source file were held against.
 HELD = {"checked": "checked by sha256", "crc": "checked by CRC", "as delivered": "as delivered"}
+FOUND = "the target had this already: nothing was done"
 SHORT_ROWS = 6  # below the summary; --verbose has all
 
 Checks = Sequence[Mapping[str, Any]]
@@ -53,7 +54,8 @@ def summary(
     """
     where = page(target, published["ref"])
     if published["found"] and not checks:
-        return f"nothing to do: {where} has this already, commit {published['commit']}, {lasted(seconds)}"
+        commit = f", commit {published['commit']}" if target.kind == "hub" else ""
+        return f"nothing to do: {where} has this already{commit}, {lasted(seconds)}"
     results = Counter(check["result"] for check in checks)
     passed = count(results.pop("passed", 0), "check")
     done = "wrote" if target.kind == "folder" else "published"
@@ -117,13 +119,18 @@ def outcome(
 ) -> list[tuple[str, str]]:
     """The end of a job with all figures, as rows of label and text; as much of it as there is."""
     rows = [check_row(check) for check in checks]
-    idle = not rows  # a commit that was found after checks is the job's own, whose answer was lost
     rows += [("source bytes", f"{how}: {some(files)}") for how, files in bytes_.items()]
     if published:
-        ref = f" on {published['ref']}" if published["ref"] else ""
-        found = " was there already: nothing was done" if published["found"] and idle else ""
-        rows.append(("commit", f"{published['commit']}{ref}{found}"))
+        label, ref = ("commit", f" on {published['ref']}") if published["ref"] else ("digest", "")
+        rows.append((label, f"{published['commit']}{ref}"))
     return rows
+
+
+def undone(target: Hub | Folder, commit: str, by: str) -> str:
+    """That ``commit`` of the target was undone; of a folder, which has none, what it is now."""
+    if target.kind == "folder":
+        return f"{target} is as it was before what reshard last wrote to it"
+    return f"commit {commit} of {target} is undone by {by}"
 
 
 def sent(target: Hub | Folder) -> str:
@@ -160,6 +167,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         ("state", f"{progress_text(job)}, since {dated(job.since)}"),
         ("took", f"{took(job)}{'' if job.state.ended else ' so far'}"),
         ("source", str(request.source)),
+        ("target", str(request.target)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {dated(job.created)}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),
@@ -171,6 +179,8 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         *(("note", note) for note in job.notes),
         *(("source bytes", text) for text in _attested(job.published)),
         *outcome(job.checks, {}, job.published or {}),
+        # A commit that was found after checks is the job's own, whose answer was lost.
+        *([("note", FOUND)] if job.published and job.published["found"] and not job.checks else []),
         ("where", page(request.target, (job.published or {}).get("ref", ""))),
         *([("undone by", job.rolled_back)] if job.rolled_back else []),
     ]

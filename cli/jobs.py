@@ -10,7 +10,7 @@ from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
-from reshard.cli.job_text import describe, progress_text, report_of, report_text, took
+from reshard.cli.job_text import describe, progress_text, report_of, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
 from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
 from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, UsageError, WrongState
@@ -230,13 +230,13 @@ def rollback(
         published = record.published
         # A found commit is the job's own if it had work to do: then its author did not live to record it.
         if published is None or (published["found"] and not record.confirmed):
-            raise WrongState(job=record.id, state=record.state, why="it made no commit that could be undone")
+            raise WrongState(job=record.id, state=record.state, why="it published nothing that could be undone")
         ref, request = published["ref"], record.request
         place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
         options = request.options.model_copy(update={"pr": False, "branch": None})
         commit = undo(open_target(place, options, Context.from_env()), published["commit"])
         queue.jobs.rolled_back(record.id, commit)
-    text = f"commit {published['commit']} of {request.target} is undone by {commit}"
+    text = undone(request.target, published["commit"], commit)
     output.result({"id": record.id, "undone": published["commit"], "commit": commit}, text, commit)
 
 
@@ -254,10 +254,9 @@ def _roll_back_target(place: Hub | Folder, output: Output) -> None:
         refs = {"cure": "for a branch type DST@BRANCH, for a pull request DST@refs/pr/N"}
         named = refs if isinstance(place, Hub) and not place.revision else {}
         raise NothingToRollBack(commit=str(place), why="reshard has published nothing there", **named)
-    undone = undoes(last) or last.id
-    commit = last.id if undoes(last) else undo(target, undone)
-    text = f"commit {undone} of {place} is undone by {commit}"
-    output.result({"id": None, "undone": undone, "commit": commit}, text, commit)
+    gone = undoes(last) or last.id
+    commit = last.id if undoes(last) else undo(target, gone)
+    output.result({"id": None, "undone": gone, "commit": commit}, undone(place, gone, commit), commit)
 
 
 @takes(output=read_output)

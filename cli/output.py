@@ -157,12 +157,12 @@ def console(stream: Any) -> Console:
     return _Console(file=stream, markup=False, emoji=False, highlighter=_Words(), theme=_COLOURS)
 
 
-def first(rows: Sequence[str], most: int, noun: str = "") -> list[str]:
-    """The first ``most`` of them, and a line that counts the rest."""
+def first(rows: Sequence[str], most: int, noun: str = "", where: str = "--json has them all") -> list[str]:
+    """The first ``most`` of them, and a line that counts the rest and says ``where`` they are."""
     more = len(rows) - most
     return [
         *map(printable, rows[:most]),
-        *([f"{more:,} more{noun and f' {noun}'}; --json has them all"] if more > 0 else []),
+        *([f"{more:,} more{noun and f' {noun}'}; {where}"] if more > 0 else []),
     ]
 
 

@@ -27,6 +27,7 @@ class Shown(NamedTuple):
     names: int = 8  # on one line
 
 
+ALL = "`reshard plan --all` shows them"
 SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
 
 
@@ -73,7 +74,8 @@ def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
     facts = plan_facts(request, plan)
     if output.json:
         output.document({"plan": facts})
-    bar.say(plan_text(facts, stream=sys.stderr))
+    if not plan.published:  # or else the end says all
+        bar.say(plan_text(facts, stream=sys.stderr))
 
 
 def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
@@ -105,7 +107,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
     goes = f" -> {facts['target']}" if facts["target"] else ""
     head = [f"{facts['source']}{goes}, {size}"]
     if facts["published"]:
-        return f"{head[0]}\npublished already, in commit {facts['published']}: nothing to do"
+        return f"{head[0]}\npublished already, as {facts['published']}: nothing to do"
     files = facts["files"]
     came, goes = count(len(facts["reads"]), "file"), count(len(files), "file")
     groups = f", copied in {count(len(facts['groups']), 'group')}" if len(facts["groups"]) > 1 else ""
@@ -127,7 +129,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
         *_occupied(facts, most.names),
         *_drift(facts, most.drift),
         *(_needs(facts) if "needs" in facts else []),
-        *(("note", note) for note in first(facts["notes"], most.notes)),
+        *(("note", note) for note in _first(facts["notes"], most.notes)),
     ]
     return "\n".join([*head, *([_files(files, most.files, stream)] if files else []), lines(rest, stream=stream)])
 
@@ -135,7 +137,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
 def _files(files: Sequence[dict[str, Any]], most: int, stream: TextIO | None) -> str:
     rows = [_row(file) for file in files]
     if len(rows) > most:
-        rows[most - 2 : -1] = [("...", "", "", f"{len(rows) - most + 1:,} more; `reshard plan --all` shows them")]
+        rows[most - 2 : -1] = [("...", "", "", f"{len(rows) - most + 1:,} more; {ALL}")]
     return lines(rows, right={1, 2}, indent="  ", stream=stream)
 
 
@@ -170,7 +172,7 @@ def _extremes(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     for tie in facts["ties"]:
         goes = "each is written" if tie["written"] == tie["names"] else f"{', '.join(tie['written'])} is written"
         ties.append(f"{', '.join(tie['names'])} are stored once; {goes}")
-    return [*rows, *(("tied", tie) for tie in first(ties, most))]
+    return [*rows, *(("tied", tie) for tie in _first(ties, most))]
 
 
 def _replaced(facts: dict[str, Any], most: Shown) -> list[tuple[str, str]]:
@@ -178,7 +180,7 @@ def _replaced(facts: dict[str, Any], most: Shown) -> list[tuple[str, str]]:
     rows = []
     for label, deleted in (("overwrites", False), ("deletes", True)):
         files = [f"{f['path']}, {f['size']:,} bytes" for f in facts["replaced"] if f["deleted"] is deleted]
-        rows += [(label, text) for text in first(files, most.files)]
+        rows += [(label, text) for text in _first(files, most.files)]
     return rows or _names("deletes", facts["deletes"], most.names)  # a plan of an older release has no sizes
 
 
@@ -205,7 +207,7 @@ def _drift(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     changed = count(len(facts["drift"]), "file")
     goes = "which is replaced" if facts["overwrite"] else "and a run refuses (exit code 7) unless --overwrite is given"
     warning = f"others changed {changed} of our last publication in the target, {goes}"
-    return [("warning", warning), *(("drift", path) for path in first(facts["drift"], most))]
+    return [("warning", warning), *(("drift", path) for path in _first(facts["drift"], most))]
 
 
 def needs_facts(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:
@@ -241,6 +243,10 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("history", kept))
     rows += [("licence", facts["licence"])] if facts["licence"] else []
     return [*rows, *(("warning", warning) for warning in facts["warnings"])]
+
+
+def _first(rows: Sequence[str], most: int) -> list[str]:
+    return first(rows, most, where=ALL)
 
 
 def _names(label: str, names: Sequence[str], most: int) -> list[tuple[str, str]]:

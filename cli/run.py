@@ -99,9 +99,7 @@ class _View:
         if not self._shards:
             return "interrupted: nothing was copied"
         if self._step in {"publish", "confirm"}:
-            return (
-                f"interrupted while {PHASES[self._step]}: run the same command again to see whether the commit stands"
-            )
+            return f"interrupted while {PHASES[self._step]}: run the same command again to see whether it was published"
         kept = f"{self._files:,} of {count(self._shards, 'file')} copied"
         return f"interrupted: nothing was published; run the same command again to go on ({kept})"
 

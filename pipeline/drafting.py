@@ -128,7 +128,7 @@ def _draft(
     if drifted and not replaces:
         raise TargetDrifted(target=str(request.target), what=first(drifted))
     if last is not None and published is None and not replaces and last.is_later(submitted, time.time()):
-        what = f"commit {last.commit[:12]} has what was asked for later"
+        what = f"{last.commit[:12]} has what was asked for later"
         raise TargetDrifted(target=str(request.target), since="after this was submitted", what=what)
     if published is not None and not drifted:
         return _nothing(request, source, lender, key, published, before.head)

@@ -13,7 +13,7 @@ GO_ON = {
     "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
     "where": ("", " where the worker runs (restart it)"),
     "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),
-    "undo": ("a commit on top", "`reshard rollback {job}`"),
+    "undo": ("`reshard rollback` of the target", "`reshard rollback {job}`"),
 }
 
 

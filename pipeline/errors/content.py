@@ -85,8 +85,8 @@ class ModelCheckRequired(
     message = "--require model, but the reload can only be structural: {why}"
     hint = "{cure}"
 class ReadBackDiffers(ProofError, code="proof.read_back"):
-    message = "commit {commit} of {place} is not what was planned: {why}"
-    hint = "the commit stands; {findings}; if it is wrong, undo it by {undo}"
+    message = "{place} at {commit} is not what was planned: {why}"
+    hint = "it stands as it is; {findings}; if it is wrong, undo it by {undo}"
 class ChangeOverwritten(ProofError, code="proof.overwritten"):
     message = "{target}: commit {commit} replaced what others had just changed in {paths}; the Hub did not refuse it"
     hint = "what they changed is in commit {parent}; put it back, or undo ours by {undo}"

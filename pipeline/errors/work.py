@@ -37,8 +37,8 @@ class NothingToRollBack(
     message = "cannot roll back {commit}: {why}"
     hint = "nothing was changed; {cure}"
 class ChangedSince(NothingToRollBack, code="target.changed_since"):
-    message = "commit {commit} of {target} is not rolled back: since it, others changed {paths}"
-    hint = "put those back to what that commit made of them (a later job's by `reshard rollback`), then roll back again"
+    message = "{target} is not rolled back: others changed {paths} since {commit}"
+    hint = "put those back to what they were then (a later job's by `reshard rollback`), then roll back again"
 class TargetMoved(TargetError, code="target.moved"):
     message = "{target} is called {name} now, in another namespace"
     hint = "submit it again to {name}, with a token and an operator who let you write there"

@@ -30,22 +30,23 @@ def rollback(target: Target, commit: str) -> str:
 
 def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     """What brings the paths back on top of ``head``, or the commit of ours that did so already."""
+    said = f"{target.place} at {commit}"
     try:
         since = list(target.history(head, commit))
     except HistoryRewritten:
-        raise NothingToRollBack(commit=f"commit {commit}", why=f"it is not in the history of {target.place}") from None
+        raise NothingToRollBack(commit=said, why="it is not in the history there") from None
     for later in since:
         if publication.undoes(later) == commit:
             return later.id
     ours, *before = list(islice(target.history(commit, None), 2))
     published = publication.read(ours)
     if published is None:
-        raise NothingToRollBack(commit=f"commit {commit}", why="reshard did not make it")
+        raise NothingToRollBack(commit=said, why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
         kept = {"cure": "a folder keeps only what a run took of others, until the next run into it"}
-        why = f"{target.place} keeps nothing of what was before it"
-        raise NothingToRollBack(commit=f"commit {commit}", why=why, **(kept if target.place.kind == "folder" else {}))
+        why = "it keeps nothing of what was before"
+        raise NothingToRollBack(commit=said, why=why, **(kept if target.place.kind == "folder" else {}))
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}
     changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]

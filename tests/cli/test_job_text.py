@@ -52,7 +52,10 @@ def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
 def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
     published = {"ref": "", "found": True, "commit": "c" * 64}
     nothing = summary(Folder(path="/out"), published, 1, 10, 1.0, [])
-    assert nothing == f"nothing to do: /out has this already, commit {'c' * 64}, 1 s"
+    assert nothing == "nothing to do: /out has this already, 1 s"
+    hub = Hub(repo="us/m", endpoint="https://hub.example")
+    nothing = summary(hub, published | {"ref": "main"}, 1, 10, 1.0, [])
+    assert nothing == f"nothing to do: https://hub.example/us/m has this already, commit {'c' * 64}, 1 s"
     assert summary(Folder(path="/out"), published, 1, 10, 1.0, PASSED).startswith("wrote /out: 1 file, ")
 
 
@@ -89,6 +92,11 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
     assert in_short(request.target, {"ref": "", "commit": ""}, (0, 0, 0), {}, SKIPPED * 9, rows)[:1] == (rows or ANY)
     assert undo_rows(request, changes_source=False) == []
+
+
+def test_a_status_names_source_and_target() -> None:
+    job = Job("id", JobState.queued, Request.of("them/m@v1", "us/m"), created=0, since=0)
+    assert {"source": "them/m@v1", "target": "us/m"}.items() <= dict(describe(job)).items()
 
 
 def test_a_failed_job_is_listed_with_its_error_code() -> None:

@@ -115,7 +115,8 @@ def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_
     assert "others changed 26 files of our last publication" in shown.out
     assert "a run refuses (exit code 7) unless --overwrite" in shown.out
     assert re.search(rf"^drift +{changed[0].name} is another file$", shown.out, re.MULTILINE)
-    assert re.search(r"^drift +6 more; --json has them all$", shown.out, re.MULTILINE)
+    assert re.search(r"^drift +6 more; `reshard plan --all` shows them$", shown.out, re.MULTILINE)
+    assert "more" not in reshard("plan", *typed, "--all").out.replace("more-", "")
     (facts,) = reshard("plan", *typed, "--json").documents
     assert set(facts["drift"]) == {f"{path.name} is another file" for path in changed} | {"tokenizer.json is gone"}
     assert facts["files"] and facts["overwrite"] is False
@@ -140,7 +141,7 @@ def test_another_model_in_the_target_is_refused_listed_replaced_when_asked_and_b
     assert "rollback" in reshard("plan", model, "--to", out, "--size", "3300B", "--overwrite").out
     assert reshard("run", model, "--to", out, "--size", "3300B", "--overwrite").code == 0
     undone = reshard("rollback", out)
-    assert undone.code == 0 and f"of {out} is undone by " in undone.out
+    assert undone.code == 0 and undone.out == f"{out} is as it was before what reshard last wrote to it\n"
     assert reshard("rollback", out).out == undone.out
     assert sorted(path.name for path in out.iterdir()) == [
         ".reshard",
@@ -224,11 +225,13 @@ def test_the_same_run_again_says_that_it_was_done(reshard: Run, model: Path, tmp
 def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_path: Path) -> None:
     done = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
     assert done.out.startswith(f"wrote {tmp_path}/out: 4 files, ")
-    for figures in (r"structure +passed \(.*tensors 10, shards 4", r"copy +passed", r"commit +[0-9a-f]{64}"):
+    for figures in (r"structure +passed \(.*tensors 10, shards 4", r"copy +passed", r"digest +[0-9a-f]{64}"):
         assert re.search(rf"^  {figures}", done.out, re.MULTILINE), done.out
     assert "as delivered: model.safetensors" in done.out
     again = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B")
-    assert again.out.startswith(f"nothing to do: {tmp_path}/out has this already, commit ")
+    assert re.fullmatch(rf"nothing to do: {tmp_path}/out has this already, \d s\n", again.out)
+    told = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
+    assert len(re.findall("nothing|already", told.out + told.err)) == 2, "once, in one line"
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:
