@@ -219,7 +219,8 @@ def status(
         except OSError as error:
             raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
     if name:
-        output.result(found[0].to_dict(), lines(_status(found[0])), found[0].state)
+        written = [("report", f"written to {report}")] if report else []
+        output.result(found[0].to_dict(), lines([*_status(found[0]), *written]), found[0].state)
         return
     rows = [(s.definition.name, s.state, when(s.since), succeeded(s.success), _counts(s)) for s in found]
     text = lines([LIST_HEAD, *rows]) if rows else "no catalogs"
@@ -269,8 +270,8 @@ def retry(
             raise NoSuchFailures(name=name, only=only, there=", ".join(failed) or "nothing")
         again = queue.catalogs.retry(name, only)
     left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
-    rows = [(f"{count(again, 'model')} of {name} again",)]
-    rows += [(f"{count(number, 'model')} not, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
+    rows = [(f"retrying {count(again, 'model') if again else 'no model'} of {name}",)]
+    rows += [(f"left alone: {count(number, 'model')}, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
     output.result({"name": name, "again": again, "left": left}, lines(rows), str(again))
 
 

@@ -127,7 +127,8 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     assert "entries[0] finds no model" in reshard("catalog", "status", "mine", env=env).out
     assert "1 entry that finds no model" in reshard("catalog", "status", env=env).out
     report = tmp_path / "night.md"
-    reshard("catalog", "status", "mine", "--report", report, env=env)
+    said = reshard("catalog", "status", "mine", "--report", report, env=env).out
+    assert said.splitlines()[-1].split(maxsplit=1) == ["report", f"written to {report}"]
     assert "**entries[0] finds no model**" in report.read_text()
 
 

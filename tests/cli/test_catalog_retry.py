@@ -42,7 +42,11 @@ def test_what_only_the_file_can_mend_is_left_out_and_said(queue: Queue) -> None:
     assert said[-2].split(maxsplit=1) == ["next", "once fixed, `reshard catalog retry mirror --only CODE`"]
     assert said[-1].strip() == "usage.collision: correct the file, then `reshard catalog submit FILE`"
     first, second = queue("catalog", "retry", "mirror").out.splitlines()
-    assert first == "1 model of mirror again"
-    assert second == "2 models not, usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert first == "retrying 1 model of mirror"
+    assert second == "left alone: 2 models, usage.collision: correct the file, then `reshard catalog submit FILE`"
+    assert queue("catalog", "retry", "mirror", "--only", "usage.collision").out.splitlines() == [
+        "retrying no model of mirror",
+        second,
+    ]
     (facts,) = queue("catalog", "retry", "mirror", "--only", "usage.collision", "--json").documents
     assert facts == {"name": "mirror", "again": 0, "left": {"usage.collision": 2}}
