@@ -45,7 +45,11 @@ def of(name: str, record: Any, without: tuple[str, ...] = (), **changed: Any) ->
 Check = of("Check", check.Check, findings=list[str])
 Commit = of("Commit", commit.Published)
 Claim = of("Claim", jobs.Claim, since=Moment, bytes=Bytes)
-Process = of("Process", jobs.Process, started=Moment)
+Resident = Annotated[
+    int | None, Field(description="bytes of its memory and its children's; null: its system does not tell")
+]
+OnDisk = Annotated[int | None, Field(description="bytes of their temporary files; null: its system does not tell")]
+Process = of("Process", jobs.Process, started=Moment, memory=Resident, temporary=OnDisk)
 Pause = of("Pause", fleet.Pause, since=Moment)
 Closed = of("Closed", fleet.Closed, until=Moment)
 Fault = of("Fault", fleet.Fault, since=Moment)

@@ -30,6 +30,7 @@ from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.self_check import SelfCheck
+from reshard.worker.fleet.usage import measured
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD, settings
@@ -189,7 +190,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
 
     def _tell(self) -> None:
         try:
-            announce(self._client, replace(self._process, draining=drain.wanted()))
+            announce(self._client, replace(measured(self._process, settings().tmpdir), draining=drain.wanted()))
             self._told = time.monotonic()
         except redis.RedisError as error:
             log.warning("cannot send a heartbeat: %s", error)

@@ -28,6 +28,7 @@ from reshard.worker.broker import broker_url
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.fleet.usage import measured
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
@@ -106,7 +107,7 @@ class Control:
             migrate(self._store.redis)
             self._migrated = True
         if time.monotonic() - self._announced >= HEARTBEAT:
-            announce(self._store.redis, self._self)
+            announce(self._store.redis, measured(self._self, self._settings.tmpdir))
             self._notifier.listen()
             self._announced = time.monotonic()
         self._leases.hear(listen)

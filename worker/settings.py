@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
 
-    # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules and
-    # catalogs, and two controls on one machine would want the same port.
+    # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules,
+    # catalogs and hosts, and two controls on one machine would want the same port.
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     metrics_address: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)  # where a worker answers probes, on the same address

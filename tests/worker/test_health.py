@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from reshard.worker import control, health
@@ -50,6 +51,20 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
         broker.start()
         for port in ports.values():
             wait_for(lambda port=port: answer(port, "/readyz")[0] == 200, "its being ready again")
+
+
+def test_a_worker_tells_what_it_and_its_children_take(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url) as machine:
+        pid = machine.worker(concurrency=2).pid
+        children = psutil.Process(pid).children(recursive=True)
+        resident = sum(process.memory_info().rss for process in [psutil.Process(pid), *children])
+        assert len(children) >= 2
+        with JobStore.at(broker.url) as store:
+            (told,) = wait_for(
+                lambda: [p for p in store.processes() if p.memory == pytest.approx(resident, rel=0.2)],
+                "a sign of life with the memory of all",
+            )
+        assert told.temporary is not None
 
 
 def test_a_drained_worker_is_alive_and_not_ready(tmp_path: Path) -> None:

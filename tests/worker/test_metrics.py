@@ -8,6 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,18 @@ def test_processes_are_counted_by_release(store: JobStore, port: int) -> None:
     assert scrape(port)["reshard_build_info"] == {("worker", "1"): 2, ("worker", "2"): 1}
 
 
+def test_a_process_that_does_not_tell_of_its_memory_has_none(store: JobStore, port: int) -> None:
+    old, new = (Process(f"here:{pid}", "worker", "1", "here", pid, 2, 0.0, False) for pid in (1, 2))
+    announce(store.redis, replace(new, memory=5, temporary=0))
+    announce(store.redis, old)
+    told = {name: value for name, value in asdict(old).items() if name not in {"memory", "temporary"}}
+    store.redis.set(f"{PREFIX}process:{old.name}", json.dumps(told))  # as a release wrote it that did not know them
+    seen = scrape(port)
+    assert seen["reshard_process_memory_bytes"] == {("worker", new.name): 5}
+    assert seen["reshard_process_temporary_bytes"] == {("worker", new.name): 0}
+    assert old in store.processes()
+
+
 def test_bytes_add_up_over_jobs(store: JobStore, leases: Leases, port: int, plan: Plan) -> None:
     for name in ("one", "two"):
         job = planned(store, leases, plan, ask(name))
@@ -291,6 +304,9 @@ def test_processes_give_signs_of_life(store: JobStore, leases: Leases, port: int
     Control(store, leases, Settings()).look(listen=0.1)
     seen = scrape(port)
     assert seen["reshard_processes"] == {("control",): 1, ("worker",): 0}
+    (mine,) = (process.name for process in store.processes())
+    assert seen.one("reshard_process_memory_bytes", "control", mine) > 10_000_000
+    assert seen["reshard_process_temporary_bytes"].keys() == {("control", mine)}
     assert began - 1 <= seen.one("reshard_heartbeat_timestamp_seconds", "control") <= now(store), "in whole seconds"
     assert seen.one("reshard_broker_memory_bytes") == pytest.approx(store.redis.info("memory")["used_memory"], rel=0.2)
 
@@ -387,7 +403,7 @@ def test_the_dashboard_asks_for_figures_and_labels_that_there_are(store: JobStor
     finish(leases, jobs(Cursor(store))[0])
     fail(leases, store.submit(ask("bad")).id)
     leases.again(claimed(leases, store.submit(ask()).id, "plan"), HubUnreachable(endpoint="h", what="x").to_dict(), 10)
-    announce(store.redis, Process("here:1", "worker", "1", "here", 1, 2, 0.0, False))
+    announce(store.redis, Process("here:1", "worker", "1", "here", 1, 2, 0.0, False, memory=1, temporary=1))
     Schedules(store).add(nightly())
     store.redis.hset(SUCCESS, nightly().name, 1)
     scrape(port)  # the followers have heard of all this

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, product
@@ -115,20 +115,23 @@ class Metrics(Collector):
                 pipeline.pttl(f"{PREFIX}process:{name}")
             pipeline.hkeys(RESTING)
             (seconds, _), *answers, resting = pipeline.execute()
-        alive = {name for name, data in zip(names, answers[::2], strict=True) if data is not None}
-        running, newest = defaultdict(int, worker=0, control=0), defaultdict[str, float](float)
-        built = defaultdict[tuple[str, str], int](int)
-        for data, left in zip(answers[::2], answers[1::2], strict=True):
-            if data is not None:
-                process = known_fields(Process, data)
-                kind = process.kind
-                running[kind] += 1
-                built[kind, process.version] += 1
-                newest[kind] = max(newest[kind], seconds - PRESUMED_DEAD + left / 1000)
+        signs = {known_fields(Process, d): left for d, left in zip(answers[::2], answers[1::2], strict=True) if d}
+        running, newest = Counter(worker=0, control=0), defaultdict[str, float](float)
+        for process, left in signs.items():
+            running[process.kind] += 1
+            newest[process.kind] = max(newest[process.kind], seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
-        releases = [(kind, version, number) for (kind, version), number in built.items()]
-        yield _gauges("build_info", "These processes by release.", "kind version", releases)
-        faulty = len(alive.intersection(texts(resting)))
+        releases = Counter((process.kind, process.version) for process in signs)
+        yield _gauges(
+            "build_info", "These processes by release.", "kind version", ((*of, n) for of, n in releases.items())
+        )
+        for what, about, used in (
+            ("memory", "Memory that it and its children have resident.", {p: p.memory for p in signs}),
+            ("temporary", "Disk that their temporary files take.", {p: p.temporary for p in signs}),
+        ):
+            rows = [(process.kind, process.name, size) for process, size in used.items() if size is not None]
+            yield _gauges(f"process_{what}_bytes", about, "kind process", rows)
+        faulty = len({process.name for process in signs}.intersection(texts(resting)))
         yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
         about = "The newest sign of life, of any process of this kind."
         yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())

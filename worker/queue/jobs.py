@@ -135,6 +135,8 @@ class Process:
     concurrency: int
     started: float
     draining: bool
+    memory: int | None = None  # bytes that it and its children have resident; None: not told
+    temporary: int | None = None  # bytes of their temporary files
 
 
 def _answering(method: Callable[Concatenate[JobStore, P], R]) -> Callable[Concatenate[JobStore, P], R]:
