@@ -181,13 +181,17 @@ class HubApi:
                     verify=_trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
                     limits=httpx2.Limits(max_connections=POOL, max_keepalive_connections=POOL),
-                    event_hooks={"response": [self._update_limiter]},
+                    event_hooks={"response": [self._tell_limiter]},
                 )
             return self._client
 
-    def _update_limiter(self, response: httpx2.Response) -> None:
-        if self.own(str(response.request.url)) and (left := rate_limit_window(response)) is not None:
+    def _tell_limiter(self, response: httpx2.Response) -> None:
+        if not self.own(str(response.request.url)):
+            return
+        if (left := rate_limit_window(response)) is not None:
             self.limiter.update(left)
+        if response.status_code == 429:
+            self.limiter.refused()
 
     def close(self) -> None:
         with self._lock:

@@ -49,6 +49,10 @@ class RateLimiter(Protocol):
         """Called with each answer that reports its rate-limit window; never raises."""
         ...
 
+    def refused(self) -> None:
+        """Called with each 429, a call that was one too many; never raises."""
+        ...
+
     def slow_down(self, seconds: float) -> None:
         """The Hub asked for ``seconds`` without requests."""
         ...
@@ -98,6 +102,9 @@ class LocalRateLimiter:
 
     def update(self, window: RateLimitWindow) -> None:
         """One process alone goes on until it is asked to wait."""
+
+    def refused(self) -> None:
+        """What a process alone is asked for, it hears by ``slow_down``."""
 
     def slow_down(self, seconds: float) -> None:
         with self._lock:

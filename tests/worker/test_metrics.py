@@ -20,8 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BrokerUnavailable, HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.stores.retry import RateLimitWindow
 from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
+from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import SEEN, registry
@@ -199,6 +201,35 @@ def test_bytes_add_up_over_jobs(store: JobStore, leases: Leases, port: int, plan
     seen = scrape(port)
     found = [seen.one(f"reshard_{what}_bytes_total") for what in ("read", "uploaded", "deduplicated")]
     assert found == [200, 40, 6]
+
+
+def test_the_calls_that_a_hub_takes_are_those_of_the_credential_with_least(store: JobStore, port: int) -> None:
+    of = rate_limiters(store.redis, lambda: None, lambda: None)
+    one, other = of("https://me:secret@hub credential-1"), of("https://me:secret@hub credential-2")
+    one.update(RateLimitWindow("api", 700, 60, 1000, 300))
+    other.update(RateLimitWindow("api", 900, 60, 1000, 300))
+    other.update(RateLimitWindow("resolve", 5, 60, 5000, 300))
+    one.before("api")
+    for _ in range(2):
+        other.refused()
+    seen = scrape(port)
+    assert seen["reshard_hub_calls_left"] == {("https://hub", "api"): 699, ("https://hub", "resolve"): 5}
+    assert seen["reshard_hub_calls_limit"] == {("https://hub", "api"): 1000, ("https://hub", "resolve"): 5000}
+    assert seen["reshard_hub_refused_calls_total"] == {("https://hub",): 2}
+    assert "secret" not in page(port) and "credential" not in page(port)
+
+    store.redis.hset(f"{other._key}:resolve", "ends", 1)
+    assert scrape(port).one("reshard_hub_calls_left", "https://hub", "resolve") == 5000, "its window is over"
+
+
+def test_a_hub_that_was_not_called_for_long_is_left_out(store: JobStore, port: int) -> None:
+    one, other = (rate_limiters(store.redis, lambda: None, lambda: None)(f"https://{name} me") for name in "ab")
+    one.update(RateLimitWindow("api", 700, 60, 1000, 300))
+    (window,) = store.redis.zrange(WINDOWS, 0, -1)
+    store.redis.zadd(WINDOWS, {window: 1})
+    assert scrape(port)["reshard_hub_calls_left"] == {}
+    other.update(RateLimitWindow("api", 700, 60, 1000, 300))
+    assert store.redis.zcard(WINDOWS) == 1, "what is forgotten does not pile up"
 
 
 def test_a_schedule_says_when_it_last_ended_well_and_what_it_owes(store: JobStore, leases: Leases, port: int) -> None:
@@ -404,6 +435,9 @@ def test_the_dashboard_asks_for_figures_and_labels_that_there_are(store: JobStor
     fail(leases, store.submit(ask("bad")).id)
     leases.again(claimed(leases, store.submit(ask()).id, "plan"), HubUnreachable(endpoint="h", what="x").to_dict(), 10)
     announce(store.redis, Process("here:1", "worker", "1", "here", 1, 2, 0.0, False, memory=1, temporary=1))
+    limiter = rate_limiters(store.redis, lambda: None, lambda: None)("https://hub me")
+    limiter.update(RateLimitWindow("api", 700, 60, 1000, 300))
+    limiter.refused()
     Schedules(store).add(nightly())
     store.redis.hset(SUCCESS, nightly().name, 1)
     scrape(port)  # the followers have heard of all this

@@ -243,9 +243,9 @@ def test_only_the_hub_itself_says_what_is_left(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     api = HubApi("https://hub", None, interactive)
     headers = {"RateLimit": '"api";r=2;t=30', "RateLimit-Policy": '"fixed window";"api";q=10;w=30'}
-    api._update_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
+    api._tell_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://content/x")))
     assert calls(interactive) == 100
-    api._update_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
+    api._tell_limiter(httpx2.Response(200, headers=headers, request=httpx2.Request("GET", "https://hub/x")))
     assert calls(interactive) == 2
 
 

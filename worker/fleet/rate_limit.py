@@ -5,6 +5,8 @@ All workers spend one budget for each endpoint and credential, which is kept in 
     reshard:pace:<budget>         there while the Hub asked for a wait
     reshard:pace:<budget>:<kind>  hash: calls left in the Hub's window, when it ends, its calls, its length,
                                   and 1 if that is a guess
+    reshard:pace:windows          sorted set: endpoint and key of each such hash -> when it is forgotten, for metrics
+    reshard:pace:refused          hash: endpoint -> how often it answered 429
 
 The Hub says with each answer what is left (its RateLimit headers). Each call is taken from that before it is made, and
 bulk work leaves the last of it to interactive work. While Redis is away each process waits on its own.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +26,11 @@ import redis
 
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
-from reshard.worker.queue.scripts import PREFIX, Scripts
+from reshard.worker.queue.scripts import PREFIX, Scripts, decoded, server_ms, texts
 
 log = logging.getLogger(__name__)
+
+WINDOWS, REFUSED = f"{PREFIX}pace:windows", f"{PREFIX}pace:refused"
 
 SLICE = 1.0  # seconds between two checks whether the work shall go on
 ASK_AGAIN = 5.0  # seconds between two tries for calls; an answer of the Hub may have corrected how many are left
@@ -46,6 +51,7 @@ class SharedRateLimiter(LocalRateLimiter):
     ) -> None:
         super().__init__(waits)
         self._alive = alive
+        self._endpoint = re.sub(r"//[^/]*@", "//", budget.partition(" ")[0])  # a name or password in it is nobody's
         self._budget = hashlib.sha256(budget.encode()).hexdigest()[:16]
         self._key = f"{PREFIX}pace:{self._budget}"
         self._redis = client
@@ -63,8 +69,13 @@ class SharedRateLimiter(LocalRateLimiter):
         ends, length = min(window.seconds, WAIT_MAX), round(window.window * 1000)
         with _tolerated(f"tell other workers that {window.left} calls are left"):
             self._run(
-                "rate_limit_update", self._budget, window.kind, window.left, round(ends * 1000), window.quota, length
-            )
+                "rate_limit_update", self._budget, window.kind, window.left, round(ends * 1000), window.quota, length,
+                self._endpoint,
+            )  # fmt: skip
+
+    def refused(self) -> None:
+        with _tolerated("count a refused call"):
+            self._redis.hincrby(REFUSED, self._endpoint, 1)
 
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)
@@ -113,3 +124,25 @@ def rate_limiters(
     made: dict[str, SharedRateLimiter] = {}
     waits = Waits(tell)
     return lambda budget: made.setdefault(budget, SharedRateLimiter(budget, client, check, alive, bulk, waits))
+
+
+def budgets(client: redis.Redis) -> dict[tuple[str, str], tuple[int, int]]:
+    """The calls left, and those of a whole window, by endpoint and kind; of several credentials the one with least."""
+    now = server_ms(client)
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    known = [member.split(" ") for member in texts(client.zrangebyscore(WINDOWS, now, "+inf"))]
+    with client.pipeline(transaction=False) as pipeline:
+        for _, _, key in known:
+            pipeline.hgetall(key)
+        windows = map(decoded, pipeline.execute())
+    for (endpoint, kind, _), window in zip(known, windows, strict=True):
+        if window:
+            quota = int(window["quota"])
+            left = quota if now >= float(window["ends"]) else int(window["left"])
+            found[endpoint, kind] = min(found.get((endpoint, kind), (left, quota)), (left, quota))
+    return found
+
+
+def refusals(client: redis.Redis) -> dict[str, int]:
+    """How often each endpoint answered 429."""
+    return {endpoint: int(number) for endpoint, number in decoded(client.hgetall(REFUSED)).items()}

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from reshard.worker.fleet import rate_limit
 from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import BUCKETS, TOTALS
@@ -42,7 +43,14 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found = [*self._jobs(), *self._processes(), *self._schedules(), *self._catalogs(), *self._broker()]
+            found = [
+                *self._jobs(),
+                *self._processes(),
+                *self._schedules(),
+                *self._catalogs(),
+                *self._hubs(),
+                *self._broker(),
+            ]
         except redis.RedisError as error:
             log.warning("the broker did not answer a scrape: %s", error)
             found = []
@@ -177,6 +185,14 @@ class Metrics(Collector):
         yield _moments("catalog_last_success_timestamp_seconds", about, "catalog", _numbers(success))
         about = "When a run of it last ended otherwise; none after a success."
         yield _moments("catalog_trouble_timestamp_seconds", about, "catalog", _numbers(trouble))
+
+    def _hubs(self) -> Iterator[Metric]:
+        budgets = rate_limit.budgets(self._redis).items()
+        left, quotas = ([(*of, figures[part]) for of, figures in budgets] for part in (0, 1))
+        yield _gauges("hub_calls_left", "Calls that the Hub still takes in its window.", "endpoint kind", left)
+        yield _gauges("hub_calls_limit", "Calls that it takes in a whole window.", "endpoint kind", quotas)
+        refused = rate_limit.refusals(self._redis).items()
+        yield _counters("hub_refused_calls", "Calls that the Hub answered with 429.", "endpoint", refused)
 
     def _broker(self) -> Iterator[Metric]:
         memory = cast("Mapping[str, Any]", self._redis.info("memory"))

@@ -39,7 +39,11 @@ class Impatient:
     slept: list[float] = field(default_factory=list)
     slowed: list[float] = field(default_factory=list)
     heard_of: list[RateLimitWindow] = field(default_factory=list)
+    refusals: int = 0
     sent: int = 0
+
+    def refused(self) -> None:
+        self.refusals += 1
 
     def update(self, window: RateLimitWindow) -> None:
         self.heard_of.append(window)

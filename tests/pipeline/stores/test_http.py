@@ -110,7 +110,7 @@ def test_a_rate_limit_slows_down_everybody_for_as_long_as_it_says(
 ) -> None:
     hub.fault("GET .*/resolve/", "status", status=429, headers=headers, times=1)
     assert read(source, "model.safetensors") == DATA
-    assert pace.slowed == [7.0] and pace.slept == []
+    assert pace.slowed == [7.0] and pace.slept == [] and pace.refusals == 1
 
 
 def test_a_signed_url_is_used_for_every_range_of_its_file(source: Source, hub: HubAdmin) -> None:

@@ -233,7 +233,7 @@ def test_a_commit_that_was_turned_away_for_its_rate_is_sent_again(
     base = target.prepare(private=True)
     hub.fault("POST .*/commit/main", "status", status=429, headers={"Retry-After": "3"}, times=2)
     assert target.commit(SMALL, base) == hub.head(repo)
-    assert pace.slowed == [3.0, 3.0]
+    assert pace.slowed == [3.0, 3.0] and pace.refusals == 2
 
 
 def test_of_two_who_commit_on_one_head_one_wins(context: Context, repo: str, hub: HubAdmin) -> None:

@@ -1,4 +1,4 @@
--- budget, 'api' | 'resolve', calls left, ms until the window ends, its calls, its length in ms
+-- budget, 'api' | 'resolve', calls left, ms until the window ends, its calls, its length in ms, endpoint
 -- Answers overtake each other, and the Hub rounds up to whole seconds: of one window the least counts. What rate_limit_take
 -- guessed, and what cannot be because no window is longer than it is, stands only until the next answer.
 local LATE = 10000 -- ms; no answer comes so long after one of the next window
@@ -18,3 +18,6 @@ if guess then ends = t + length + 2000 end
 redis.call('HSET', window, 'left', left, 'ends', string.format('%.0f', ends), 'quota', ARGV[5], 'length', length,
   'guess', guess and 1 or 0)
 redis.call('PEXPIRE', window, 2 * length)
+local windows = PREFIX .. 'pace:windows'
+redis.call('ZREMRANGEBYSCORE', windows, '-inf', t)
+redis.call('ZADD', windows, t + 2 * length, ARGV[7] .. ' ' .. ARGV[2] .. ' ' .. window)
