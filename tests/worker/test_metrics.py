@@ -25,6 +25,7 @@ from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
+from reshard.worker.followers.counters import KEEP_MOVED, moved_key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import SEEN, registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
@@ -36,7 +37,7 @@ from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import ask, claimed, followed, planned, receipts
+from tests.worker.conftest import Wakes, ask, claimed, followed, planned, receipts
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
 from tests.worker.test_schedules import DAY, Clock, nightly
 
@@ -201,6 +202,27 @@ def test_bytes_add_up_over_jobs(store: JobStore, leases: Leases, port: int, plan
     seen = scrape(port)
     found = [seen.one(f"reshard_{what}_bytes_total") for what in ("read", "uploaded", "deduplicated")]
     assert found == [200, 40, 6]
+
+
+def test_bytes_are_told_by_worker_while_it_lives_and_forgotten_later(
+    store: JobStore, wakes: Wakes, port: int, plan: Plan
+) -> None:
+    for worker in ("here:1", "here:2", "gone:3"):
+        leases = Leases(store, wakes, f"{worker}.77")  # one of its children
+        job = planned(store, leases, plan, ask(worker.replace(":", "-")))
+        for unit in ("check", "group:00000", "group:00001"):
+            lease = claimed(leases, job, unit)
+            if unit != "check":
+                assert leases.seal(lease, receipts(plan, lease.group), Moved(100, 20, 3)) == "ok"
+    for pid in (1, 2, 9):
+        announce(store.redis, Process(f"here:{pid}", "worker", "1", "here", pid, 2, 0.0, False))
+    moved = {"read": 200, "uploaded": 40, "deduplicated": 6}
+    seen = scrape(port)
+    assert seen["reshard_worker_bytes_total"] == {
+        (what, worker): size for worker in ("here:1", "here:2") for what, size in moved.items()
+    }
+    kept = store.redis.keys(f"{PREFIX}process:*:moved")
+    assert len(kept) == 3 and all(0 < store.redis.ttl(key) <= KEEP_MOVED for key in kept)
 
 
 def test_the_calls_that_a_hub_takes_are_those_of_the_credential_with_least(store: JobStore, port: int) -> None:
@@ -438,6 +460,7 @@ def test_the_dashboard_asks_for_figures_and_labels_that_there_are(store: JobStor
     limiter = rate_limiters(store.redis, lambda: None, lambda: None)("https://hub me")
     limiter.update(RateLimitWindow("api", 700, 60, 1000, 300))
     limiter.refused()
+    store.redis.hset(moved_key("here:1"), mapping={"read": 1, "uploaded": 1})
     Schedules(store).add(nightly())
     store.redis.hset(SUCCESS, nightly().name, 1)
     scrape(port)  # the followers have heard of all this

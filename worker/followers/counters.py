@@ -1,4 +1,7 @@
-"""What became of things since the broker began, for metrics: ``reshard:totals``, a hash of counters."""
+"""What became of things since the broker began, for metrics: ``reshard:totals``, a hash of counters.
+
+Beside it ``reshard:process:<name>:moved``, the bytes of one worker, until it has moved none for KEEP_MOVED.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline
 
 TOTALS = f"{PREFIX}totals"
+MOVED = ("read", "uploaded", "deduplicated")
+KEEP_MOVED = 86_400  # seconds; longer than a copy may pause, and not for ever: workers come and go
 
 BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)  # seconds: a tiny step to a night
 
@@ -27,7 +32,7 @@ def counted(events: Sequence[Event]) -> Counter[str]:
         fields = event.fields
         match event.kind:
             case "moved":
-                found.update({what: int(fields[what]) for what in ("read", "uploaded", "deduplicated")})
+                found.update({what: int(fields[what]) for what in MOVED})
             case "claimed":
                 found.update(_time("queued", fields.get("waited")))
             case "finished":
@@ -51,6 +56,10 @@ def _time(what: str, ms: str | None) -> Counter[str]:
     return Counter({f"times:{what}:{bucket}": 1, f"times:{what}:sum": took})
 
 
+def moved_key(worker: str) -> str:
+    return f"{PREFIX}process:{worker}:moved"
+
+
 class Counters:
     """Adds up events, and logs each end of a job: before it is acknowledged, so that none is left out by who dies."""
 
@@ -71,5 +80,10 @@ class Counters:
             pipe.multi()
             for name, number in counted(left).items():
                 pipe.hincrby(TOTALS, name, number)
+            for event in left:
+                if event.kind == "moved" and (worker := event.fields.get("worker")):
+                    for what in MOVED:
+                        pipe.hincrby(moved_key(worker), what, int(event.fields[what]))
+                    pipe.expire(moved_key(worker), KEEP_MOVED)
 
         reader.once(events, effect, TOTALS)

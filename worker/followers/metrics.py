@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from reshard.worker.fleet import rate_limit
 from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
-from reshard.worker.followers.counters import BUCKETS, TOTALS
+from reshard.worker.followers.counters import BUCKETS, MOVED, TOTALS, moved_key
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.jobs import Process
 from reshard.worker.queue.scripts import PREFIX, job_key, known_fields, texts
@@ -121,24 +121,28 @@ class Metrics(Collector):
             for name in names:
                 pipeline.get(f"{PREFIX}process:{name}")
                 pipeline.pttl(f"{PREFIX}process:{name}")
+                pipeline.hgetall(moved_key(name))
             pipeline.hkeys(RESTING)
             (seconds, _), *answers, resting = pipeline.execute()
-        signs = {known_fields(Process, d): left for d, left in zip(answers[::2], answers[1::2], strict=True) if d}
+        told = zip(answers[::3], answers[1::3], answers[2::3], strict=True)
+        found = [(known_fields(Process, data), left, _numbers(moved)) for data, left, moved in told if data]
+        signs = {process: left for process, left, _ in found}
         running, newest = Counter(worker=0, control=0), defaultdict[str, float](float)
         for process, left in signs.items():
             running[process.kind] += 1
             newest[process.kind] = max(newest[process.kind], seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
-        releases = Counter((process.kind, process.version) for process in signs)
-        yield _gauges(
-            "build_info", "These processes by release.", "kind version", ((*of, n) for of, n in releases.items())
-        )
+        built = Counter((process.kind, process.version) for process in signs)
+        releases = [(kind, version, number) for (kind, version), number in built.items()]
+        yield _gauges("build_info", "These processes by release.", "kind version", releases)
         for what, about, used in (
             ("memory", "Memory that it and its children have resident.", {p: p.memory for p in signs}),
             ("temporary", "Disk that their temporary files take.", {p: p.temporary for p in signs}),
         ):
             rows = [(process.kind, process.name, size) for process, size in used.items() if size is not None]
             yield _gauges(f"process_{what}_bytes", about, "kind process", rows)
+        by = [(process.name, what, moved[what]) for process, _, moved in found for what in MOVED if what in moved]
+        yield _counters("worker_bytes", "Bytes that it moved, of these three kinds.", "process moved", by)
         faulty = len({process.name for process in signs}.intersection(texts(resting)))
         yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
         about = "The newest sign of life, of any process of this kind."

@@ -7,7 +7,7 @@
     claimed, sealed, finished, released, lost  job, unit; finished: the ms since its claim (took); a job's first claim:
                                                the ms since it was asked for (waited)
     trouble, voided, failed, retried           job, error: tried again, copied again, given up, begun again by hand
-    moved                                      job, bytes read, uploaded, deduplicated
+    moved                                      job, worker, bytes read, uploaded, deduplicated
     ended                                      job, state, error, the ms since its first claim (took), if it had one
     catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
     fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
