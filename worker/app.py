@@ -113,7 +113,7 @@ def send(queue: str, job: str) -> None:
     try:
         app.send_task(WAKE, (job,), queue=queue, retry=False)
     except (OperationalError, redis.RedisError) as error:
-        log.warning("cannot wake a worker for job %s, control will: %s", job, error)
+        log.warning("cannot wake a worker for job %s, control will: %s", job, error, extra={"job": job})
 
 
 class Drained(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types

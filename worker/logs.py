@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from reshard.pipeline.errors import JobNotFound
+from reshard.pipeline.errors import JobNotFound, ReshardError
 from reshard.pipeline.request import Request
 from reshard.worker.queue.events import Event
 from reshard.worker.queue.jobs import JobStore
@@ -20,19 +21,21 @@ from reshard.worker.settings import LogFormat
 log = logging.getLogger("reshard.jobs")
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_at_work: dict[str, object] = {}  # what this process does; of its threads, too, and it does one unit at a time
 _OF_EVERY_RECORD = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, what ``extra`` adds, and the traceback if there is one."""
+    """One object a line: time, level, logger, message, the unit at work, what ``extra`` adds, and a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        data = {
+        data: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
+        data |= _at_work
         data |= {name: value for name, value in record.__dict__.items() if name not in _OF_EVERY_RECORD}
         if record.exc_info:
             data["traceback"] = record.exc_text or self.formatException(record.exc_info)
@@ -55,9 +58,24 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def job_started(id: str, request: str | bytes) -> None:
+@contextmanager
+def at_work(fields: Mapping[str, object]) -> Iterator[None]:
+    """Inside, every JSON line of this process has the fields, whoever writes it."""
+    _at_work.update(fields)
+    try:
+        yield
+    finally:
+        _at_work.clear()
+
+
+def of_error(error: ReshardError) -> dict[str, object]:
+    """Fields of a line that tells an error: its code, and the Hub's id of the call that it refused, if it did."""
+    return {"code": error.code, "request_id": error.facts.get("request_id")}
+
+
+def job_started(id: str, request: str | bytes, worker: str) -> None:
     """``request`` is as stored; one that this release cannot read fails the step, and not the claim before it."""
-    facts: dict[str, object] = {"event": "started", "job": id}
+    facts: dict[str, object] = {"event": "started", "job": id, "worker": worker}
     with suppress(ValueError):
         facts |= _places(Request.known(request)[0])
     _say("job %(job)s starts", facts)
@@ -65,8 +83,10 @@ def job_started(id: str, request: str | bytes) -> None:
 
 def job_ended(store: JobStore, event: Event) -> None:
     """Bytes are of sealed shards; without figures where the job has gone on since. Raises BrokerUnavailable."""
-    state, code = event.fields["state"], json.loads(event.fields["error"] or "{}").get("code")
+    state, error = event.fields["state"], json.loads(event.fields["error"] or "{}")
+    code = error.get("code")
     facts: dict[str, object] = {"event": "ended", "job": event.fields["job"], "state": state, "code": code}
+    facts["request_id"] = error.get("facts", {}).get("request_id")
     end = ", error[%(code)s]" if code else ""
     try:
         job = store.get(event.fields["job"])
@@ -75,8 +95,8 @@ def job_ended(store: JobStore, event: Event) -> None:
             commit = (job.published or {}).get("commit")
             facts |= {"bytes": job.bytes_done, "seconds": round(job.since - job.started, 3), "commit": commit}
             end = ", %(bytes)s bytes, %(seconds)s s" + (", commit %(commit)s" if commit else "") + end
-    except (JobNotFound, KeyError, ValueError) as error:  # deleted, or of a release that writes it otherwise
-        log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], error)
+    except (JobNotFound, KeyError, ValueError) as lost:  # deleted, or of a release that writes it otherwise
+        log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], lost)
     _say("job %(job)s %(state)s", facts, end)
 
 

@@ -50,6 +50,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS
+from reshard.worker import logs
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
@@ -73,10 +74,11 @@ def wake(job: str) -> None:
         try:
             lease = _leases().claim(job)
         except BROKER_UNAVAILABLE as error:
-            log.warning("cannot claim job %s, the broker is unavailable: %s", job, error)
+            log.warning("cannot claim job %s, the broker is unavailable: %s", job, error, extra={"job": job})
             return
         if lease is not None:
-            work(_leases(), lease, settings(), lambda: _temp_dir().path)
+            with logs.at_work(lease.fields):
+                work(_leases(), lease, settings(), lambda: _temp_dir().path)
 
 
 app.task(name=WAKE)(wake)
@@ -87,7 +89,7 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
 
     ``temp_dir`` gives the folder for temporary files, or raises TempDirUnusable.
     """
-    log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts, extra=lease.fields)
+    log.info("%s of job %s, attempt %s", lease.unit, lease.job, lease.attempts)
     keeper = None
     try:
         keeper = LeaseKeeper(leases, lease, settings)
@@ -106,7 +108,9 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
             except RetriesExhausted as exhausted:
                 error = exhausted.error
                 error.facts.setdefault("job", lease.job)
-                log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error)
+                log.warning(
+                    "%s of job %s, for the last time: %s", lease.unit, lease.job, error, extra=logs.of_error(error)
+                )
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
             except BROKER_UNAVAILABLE:
                 raise
@@ -328,7 +332,7 @@ def _trouble(
 ) -> None:
     """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
     error.facts.setdefault("job", lease.job)
-    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=lease.fields | {"code": error.code})
+    log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=logs.of_error(error))
     data = error.to_dict()
     if error.blames_worker:
         self_check.failed(lease.kind, error)

@@ -25,7 +25,8 @@ from reshard.pipeline.request import DEFAULT_BRANCH, Request, parse_size
 from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call

@@ -22,9 +22,10 @@ from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route

@@ -18,7 +18,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import is_url
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -163,7 +164,7 @@ class HubSource:
     def _refused(self, file: StoredFile, response: httpx2.Response, signed: bool) -> Exception:
         refusal = Refusal(response, self.api)
         if response.status_code == 416 or (signed and response.status_code in (404, 410)):
-            return self._changed(f"{file.path}: {refusal.why}")
+            return self._changed(f"{file.path}: {refusal.why}", **refusal.request)
         if signed:
             return HubRefused(endpoint=self.api.endpoint, what=f"the content of {file.path}", why=refusal.why)
         return self._unreadable(refusal)
@@ -171,11 +172,11 @@ class HubSource:
     def _unreadable(self, refusal: Refusal) -> ReshardError:
         """What it means that the commit that we are pinned to is refused."""
         if refusal.code == "RevisionNotFound":
-            return self._changed(f"commit {self.pin.commit} is gone")
+            return self._changed(f"commit {self.pin.commit} is gone", **refusal.request)
         return refusal.as_source(self.place.repo)
 
-    def _changed(self, what: str) -> SourceChanged:
-        return SourceChanged(place=str(self.place), what=what)
+    def _changed(self, what: str, **facts: str) -> SourceChanged:
+        return SourceChanged(place=str(self.place), what=what, **facts)
 
 
 def _fits(told: str | None, size: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,22 +23,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from reshard.pipeline.errors import (
-    HubQuota,
-    HubRefused,
-    HubUnreachable,
-    NoWriteAccess,
-    ObjectLost,
-    ReshardError,
-    RevisionNotFound,
-    SourceChanged,
-    SourceGated,
-    SourceNotFound,
-    TargetNotFound,
-    TokenMissing,
-    TokenRefused,
-    UnsafePath,
-)
+from reshard.pipeline.errors import HubRefused, HubUnreachable, UnsafePath
 from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT
 from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.answers import (
@@ -59,7 +43,8 @@ from reshard.pipeline.stores.answers import (
     is_url,
 )
 from reshard.pipeline.stores.network import Guard, GuardedClient
-from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, rate_limit_window
+from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, own, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
 from reshard.pipeline.validation import first_problem
@@ -70,69 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_REQUEST_ID = re.compile(r"[\w.:=-]{1,100}", re.ASCII)
-WHO = "process that copies"  # where a token must be set, in messages
 LFS_HEADERS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
-
-
-class Refusal(Exception):
-    """A final answer other than success; ``as_source`` and ``as_target`` say what it means to a user."""
-
-    def __init__(self, response: httpx2.Response, call: HubApi) -> None:
-        self.status = response.status_code
-        own = call.own(str(response.request.url))
-        self.code = response.headers.get("x-error-code", "") if own else ""
-        # What another host says is not repeated: it may be one that only this machine can reach.
-        self._words = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
-        request = response.headers.get("x-request-id", "") if own else ""
-        # By its id the Hub's operator finds it.
-        self.why = f"{self._words} (request {request})" if _REQUEST_ID.fullmatch(request) else self._words
-        self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
-        self.endpoint = call.endpoint
-        self._api = call
-        self.signed_in = call.credential is not None
-        super().__init__(f"{self.status} {self.code} {self.why}")
-
-    def as_source(self, repo: str, revision: str | None = None) -> ReshardError:
-        """What it means that a repository could not be read."""
-        if self.code == "GatedRepo":
-            if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", who=WHO)
-            return SourceGated(repo=repo, endpoint=self.endpoint)
-        if self.status == 401 and self.signed_in:
-            return TokenRefused(endpoint=self.endpoint)
-        if self.code == "RevisionNotFound":
-            return RevisionNotFound(repo=repo, revision=revision)
-        if self.code == "EntryNotFound":
-            return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
-        if self.code == "RepoNotFound" or self.status in (401, 404):
-            missing = SourceNotFound(repo=repo, endpoint=self.endpoint)
-            missing.blames_worker = not self.signed_in  # whoever has a token may see it
-            return missing
-        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
-
-    def as_target(self, repo: str) -> ReshardError:
-        """What it means that a repository could not be written."""
-        if self.status == 401:
-            if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
-            return TokenRefused(endpoint=self.endpoint)
-        if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
-            return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
-        if self.status == 403:
-            return NoWriteAccess(repo=repo, endpoint=self.endpoint, whose=self._whose())
-        if self.code in ("RepoNotFound", "RevisionNotFound"):
-            return TargetNotFound(repo=repo, endpoint=self.endpoint)
-        if self.status == 400 and "LFS pointer" in self._words:
-            return ObjectLost(repo=repo, what=self.why)
-        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
-
-    def _whose(self) -> str:
-        """Whose token it was, in words; asked only now that it was refused."""
-        try:
-            return f"the token of {self._api.whoami().name}"
-        except (Refusal, ReshardError):
-            return "this token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +127,7 @@ class HubApi:
 
     def own(self, url: str) -> bool:
         """Whether ``url`` is on the Hub itself, and may be shown the token."""
-        here, there = urlsplit(self.endpoint), urlsplit(url)
-        return (here.scheme, here.netloc) == (there.scheme, there.netloc)
+        return own(self.endpoint, url)
 
     def call(self, method: str, path: str, headers: dict[str, str] | None = None, **options: Any) -> httpx2.Response:
         """The successful answer to a call that may safely be repeated; raises Refusal, and the HubError family."""
@@ -435,16 +357,3 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def _trusted() -> ssl.SSLContext:
     """Whose certificates count. Reading them takes 30 ms, and each step of a job makes a client of its own."""
     return httpx2.create_ssl_context()
-
-
-def _why(response: httpx2.Response) -> str:
-    """The server's own words, one line: its error header, its JSON's ``error``, or the status."""
-    if message := response.headers.get("x-error-message"):
-        return " ".join(str(message).split())
-    try:
-        body = response.json()
-    except (ValueError, RecursionError, httpx2.ResponseNotRead):
-        body = None
-    if isinstance(body, dict) and isinstance(body.get("error"), str):
-        return " ".join(body["error"].split())
-    return f"{response.status_code} {response.reason_phrase}"

@@ -45,8 +45,9 @@ from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import WHO, HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.refusal import WHO, Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
 
@@ -337,7 +338,7 @@ class HubTarget:
         error = refusal.as_target(self.place.repo)
         if isinstance(error, ObjectLost):
             lost = self.holds([addition.stored for addition in change.additions if addition.stored])
-            return ObjectLost(repo=self.place.repo, what=refusal.why, lost=[object_.sha256 for object_ in lost])
+            error.facts["lost"] = [object_.sha256 for object_ in lost]
         return error
 
     def _show(self) -> None:

@@ -23,7 +23,8 @@ from reshard.pipeline.errors import HubRefused, ObjectLost, ReshardError
 from reshard.pipeline.limits import ABORT_WAIT, CHUNK, STAGED_SHARDS_MAX
 from reshard.pipeline.protocols import Source, Traffic
 from reshard.pipeline.stores.answers import LfsAction
-from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi, Refusal
+from reshard.pipeline.stores.hub_api import LFS_HEADERS, HubApi
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import Retry, is_transient
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import StoredFile

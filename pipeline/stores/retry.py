@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from huggingface_hub.utils import RateLimitInfo
 
 TELL_EVERY = 10.0  # seconds between two words about a long wait, which ends sooner as time goes on
+
+_REQUEST_ID = re.compile(r"[\w.:=-]{1,100}", re.ASCII)
 
 # Answers that may differ the next time: timeouts, too many requests, and everything that is the server's own fault.
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
@@ -141,7 +145,7 @@ class Retry:
             raise self._given_up(problem, asked)
         if asked is not None:
             if asked > WAIT_MAX:
-                raise RateLimited(endpoint=self._endpoint, seconds=round(asked))
+                raise RateLimited(endpoint=self._endpoint, seconds=round(asked), **request_id(problem, self._endpoint))
             self._limiter.slow_down(asked)
             return  # the limiter holds back the next request, and everybody else's
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
@@ -152,10 +156,25 @@ class Retry:
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
         tried = f"{self._failed} attempts"
         if isinstance(problem, httpx2.Response):
+            request = request_id(problem, self._endpoint)
             if problem.status_code == 429:
-                return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX))
-            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}")
+                return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX), **request)
+            return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}", **request)
         return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)}, after {tried}")
+
+
+def request_id(problem: httpx2.TransportError | httpx2.Response, endpoint: str) -> dict[str, str]:
+    """A fact of an error, by which the Hub's operator finds the call; what another host says is not repeated."""
+    if not isinstance(problem, httpx2.Response):
+        return {}
+    id = problem.headers.get("x-request-id", "")
+    return {"request_id": id} if _REQUEST_ID.fullmatch(id) and own(endpoint, str(problem.request.url)) else {}
+
+
+def own(endpoint: str, url: str) -> bool:
+    """Whether ``url`` is on the Hub at ``endpoint`` itself."""
+    here, there = urlsplit(endpoint), urlsplit(url)
+    return (here.scheme, here.netloc) == (there.scheme, there.netloc)
 
 
 def rate_limited(seconds: float) -> str:

@@ -40,8 +40,9 @@ from reshard.pipeline.protocols import Source, Traffic, Visibility
 from reshard.pipeline.stores.answers import Reconstruction
 from reshard.pipeline.stores.heap import return_blocks
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import RateLimiter, Retry
 from reshard.pipeline.tensors import StoredFile
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 import redis
 
+from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.followers.counters import TOTALS, Counters
+from reshard.worker.logs import JsonFormatter, at_work
 from reshard.worker.queue.events import Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -266,6 +270,7 @@ def test_logs_in_json_are_an_object_a_line_and_tell_of_each_job_once(machine: Ma
     store.retry(failed)
     ended(store, failed)
     wait_for(lambda: control.said().count('"event": "ended"') == 4, "control's hearing of each end")
+    processes = store.processes()
     stop(worker, control)
 
     lines = [json.loads(line) for process in (control, worker) for line in process.said().splitlines()]
@@ -286,6 +291,47 @@ def test_logs_in_json_are_an_object_a_line_and_tell_of_each_job_once(machine: Ma
     assert end["commit"] == (facts.published or {})["commit"]
     assert isinstance(end["seconds"], float)
     assert {line["code"] for line in lines if line.get("state") == "failed"} == {"source.no_folder"}
+    (begun,) = [line for line in lines if line.get("event") == "started" and line["job"] == done]
+    main = next(process.name for process in processes if process.kind == "worker")
+    assert begun["worker"].rpartition(".")[0] == main
+    of_units = [line for line in lines if line["logger"] == "reshard.worker.steps"]
+    assert {line["unit"] for line in of_units if line["job"] == done} >= {"plan", "check", "group:00000", "publish"}
+    assert all(line["attempt"] == 1 and line["worker"].rpartition(".")[0] == main for line in of_units)
+
+
+def test_whatever_is_logged_during_a_unit_names_it_whichever_thread_and_module_says_it() -> None:
+    formatted: list[dict[str, Any]] = []
+
+    def say() -> None:
+        record = logging.makeLogRecord({"msg": "said", "code": "hub.refused"})
+        formatted.append(json.loads(JsonFormatter().format(record)))
+
+    with at_work({"job": "one", "unit": "plan"}):
+        thread = threading.Thread(target=say)
+        thread.start()
+        thread.join()
+    say()
+    during, after = formatted
+    assert (during["job"], during["unit"], during["code"]) == ("one", "plan", "hub.refused")
+    assert after.keys() == {"time", "level", "logger", "message", "code"}
+
+
+def test_what_a_hub_refused_is_logged_with_its_id_of_the_request_by_worker_and_control(
+    namespace: Namespace, tmp_path: Path, broker: Broker, store: JobStore
+) -> None:
+    environment = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token, "RESHARD_LOG_FORMAT": "json"}
+    with Machine(tmp_path, broker.url, **environment) as machine:
+        control, worker = machine.control(), machine.worker()
+        request = Request(source=Hub(repo=namespace.repo("none")), target=Hub(repo=namespace.repo("out")))
+        job = store.submit(request).id
+        ended(store, job)
+        said = wait_for(lambda: [line for line in control.said().splitlines() if job in line], "the line of its end")
+        lines = [json.loads(line) for line in [*worker.said().splitlines(), *said]]
+        known = {f"hub-{entry['n']}" for entry in namespace.admin.log()}
+    told = [line for line in lines if line.get("code") == "source.not_found"]
+    assert {line["logger"] for line in told} == {"reshard.worker.steps", "reshard.jobs"}
+    assert all(line["request_id"] in known for line in told)
+    assert {line["unit"] for line in told if "unit" in line} == {"plan"}
 
 
 def test_a_normal_end_leaves_no_banner_task_or_traceback_in_a_log_not_even_in_the_middle_of_a_copy(

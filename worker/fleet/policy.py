@@ -16,7 +16,7 @@ from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credentials
-from reshard.pipeline.stores.hub_api import Refusal
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.worker.settings import Settings
 
 ACCOUNT_AGE = 60.0  # seconds until an organisation is looked for that the token's owner may have joined meanwhile

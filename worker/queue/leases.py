@@ -94,7 +94,7 @@ class Leases(Wakes):
             )
         )  # fmt: skip
         if starts == "1":
-            job_started(job, request)
+            job_started(job, request, self._worker)
         self.wake(wake, job)
         if not unit:
             return None

@@ -25,8 +25,9 @@ from reshard.pipeline.stores.answers import HistoryItem
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Credential, Credentials, Reference
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing, send
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.xet import XetSink
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient

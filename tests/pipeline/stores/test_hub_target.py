@@ -297,15 +297,16 @@ def test_no_commit_leaves_the_namespace(
 
 def test_what_the_hub_refuses_is_told_with_its_id_of_the_request(context: Context, repo: str, hub: HubAdmin) -> None:
     hub.fault("POST .*/commit/main", "status", status=418)
-    with pytest.raises(HubRefused, match=r"\(request hub-\d+\)"):
+    with pytest.raises(HubRefused, match=r"\(request hub-\d+\)") as refused:
         target_at(repo, context).commit(SMALL, hub.head(repo))
+    assert refused.value.facts["request_id"] in str(refused.value)
 
 
 def test_what_is_no_id_of_a_request_is_not_repeated(context: Context, repo: str, hub: HubAdmin) -> None:
     hub.fault("POST .*/commit/main", "status", status=418, headers={"X-Request-Id": "a word; and another"})
     with pytest.raises(HubRefused) as refused:
         target_at(repo, context).commit(SMALL, hub.head(repo))
-    assert "another" not in str(refused.value)
+    assert "another" not in str(refused.value) and "request_id" not in refused.value.facts
 
 
 def test_an_id_of_a_request_is_no_word_of_why_it_was_refused(context: Context, repo: str, hub: HubAdmin) -> None:

@@ -19,9 +19,10 @@ from reshard.pipeline.stores import network
 from reshard.pipeline.stores.carry import read_whole
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi, Refusal
+from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing, send
 from reshard.pipeline.stores.network import is_public
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.tensors import StoredFile
 from tests.pipeline.stores.conftest import Impatient
 from tests.support.hub.admin import HubAdmin

@@ -157,3 +157,22 @@ def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) ->
     limiter.slow_down(25)
     limiter.before("api")
     assert [why for why in told if why] == [f"rate limited, {left} s" for left in (25, 15, 5)]
+
+
+@pytest.mark.parametrize(("status", "error"), [(503, HubError), (429, RateLimited)])
+@pytest.mark.parametrize(("url", "told"), [("https://hub/api", {"request_id": "abc-1"}), ("https://elsewhere/api", {})])
+def test_what_is_given_up_names_the_hubs_own_id_of_the_last_call(
+    pace: Impatient, status: int, error: type[HubError], url: str, told: dict[str, str]
+) -> None:
+    last = httpx2.Response(status, headers={"X-Request-Id": "abc-1"}, request=httpx2.Request("GET", url))
+    with pytest.raises(error) as given_up:
+        Retry("https://hub", pace, attempts=1).after(last)
+    assert {name: value for name, value in given_up.value.facts.items() if name == "request_id"} == told
+
+
+def test_a_wait_that_is_too_long_names_the_id_of_the_call(pace: Impatient) -> None:
+    headers = {"X-Request-Id": "abc-1", "Retry-After": "999999"}
+    asked = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "https://hub/api"))
+    with pytest.raises(RateLimited) as refused:
+        Retry("https://hub", pace).after(asked)
+    assert refused.value.facts["request_id"] == "abc-1"

@@ -1,0 +1,111 @@
+"""What a Hub's final answer other than success means to a user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx2
+
+from reshard.pipeline.errors import (
+    HubQuota,
+    HubRefused,
+    NoWriteAccess,
+    ObjectLost,
+    ReshardError,
+    RevisionNotFound,
+    SourceChanged,
+    SourceGated,
+    SourceNotFound,
+    TargetNotFound,
+    TokenMissing,
+    TokenRefused,
+)
+from reshard.pipeline.stores.retry import request_id
+
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.hub_api import HubApi
+
+WHO = "process that copies"  # where a token must be set, in messages
+
+
+class Refusal(Exception):
+    """A final answer other than success; ``as_source`` and ``as_target`` say what it means to a user."""
+
+    def __init__(self, response: httpx2.Response, call: HubApi) -> None:
+        self.status = response.status_code
+        own = call.own(str(response.request.url))
+        self.code = response.headers.get("x-error-code", "") if own else ""
+        # What another host says is not repeated: it may be one that only this machine can reach.
+        self._words = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
+        self.request = request_id(response, call.endpoint)  # a fact of the error
+        self.why = " ".join([self._words, *(f"(request {id})" for id in self.request.values())])
+        self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
+        self.endpoint = call.endpoint
+        self._api = call
+        self.signed_in = call.credential is not None
+        super().__init__(f"{self.status} {self.code} {self.why}")
+
+    def as_source(self, repo: str, revision: str | None = None) -> ReshardError:
+        """What it means that a repository could not be read."""
+        return self._with_id(self._of_source(repo, revision))
+
+    def as_target(self, repo: str) -> ReshardError:
+        """What it means that a repository could not be written."""
+        return self._with_id(self._of_target(repo))
+
+    def _with_id(self, error: ReshardError) -> ReshardError:
+        error.facts |= self.request
+        return error
+
+    def _of_source(self, repo: str, revision: str | None) -> ReshardError:
+        if self.code == "GatedRepo":
+            if not self.signed_in:
+                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", who=WHO)
+            return SourceGated(repo=repo, endpoint=self.endpoint)
+        if self.status == 401 and self.signed_in:
+            return TokenRefused(endpoint=self.endpoint)
+        if self.code == "RevisionNotFound":
+            return RevisionNotFound(repo=repo, revision=revision)
+        if self.code == "EntryNotFound":
+            return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
+        if self.code == "RepoNotFound" or self.status in (401, 404):
+            missing = SourceNotFound(repo=repo, endpoint=self.endpoint)
+            missing.blames_worker = not self.signed_in  # whoever has a token may see it
+            return missing
+        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
+
+    def _of_target(self, repo: str) -> ReshardError:
+        if self.status == 401:
+            if not self.signed_in:
+                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
+            return TokenRefused(endpoint=self.endpoint)
+        if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
+            return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
+        if self.status == 403:
+            return NoWriteAccess(repo=repo, endpoint=self.endpoint, whose=self._whose())
+        if self.code in ("RepoNotFound", "RevisionNotFound"):
+            return TargetNotFound(repo=repo, endpoint=self.endpoint)
+        if self.status == 400 and "LFS pointer" in self._words:
+            return ObjectLost(repo=repo, what=self.why)
+        return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
+
+    def _whose(self) -> str:
+        """Whose token it was, in words; asked only now that it was refused."""
+        try:
+            return f"the token of {self._api.whoami().name}"
+        except (Refusal, ReshardError):
+            return "this token"
+
+
+def _why(response: httpx2.Response) -> str:
+    """The server's own words, one line: its error header, its JSON's ``error``, or the status."""
+    if message := response.headers.get("x-error-message"):
+        return " ".join(str(message).split())
+    try:
+        body = response.json()
+    except (ValueError, RecursionError, httpx2.ResponseNotRead):
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("error"), str):
+        return " ".join(body["error"].split())
+    return f"{response.status_code} {response.reason_phrase}"
