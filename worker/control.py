@@ -140,7 +140,10 @@ class Control:
 
 
 def main(settings: Settings) -> None:
-    """The process `reshard control`; raises ExtraMissing and BrokerUnsupported, and waits for a broker that is away."""
+    """The process `reshard control`; waits for a broker that is away.
+
+    Raises ExtraMissing, BrokerUnsupported and, of a hook that cannot be, BadSetting.
+    """
     check_installed()
     # Here and not above: they need the packages that were just looked for.
     from reshard.worker.app import send

@@ -16,6 +16,7 @@ from typing import NoReturn
 from reshard.pipeline.errors import ExtraMissing
 from reshard.worker import broker
 from reshard.worker.daemon import Daemon
+from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import Settings
@@ -37,8 +38,12 @@ class Service:
 
 
 def up(settings: Settings) -> Service:
-    """Start what does not run yet, and wait until it does. Raises NoServer, NotStarted, and as ``become_worker``."""
+    """Start what does not run yet, and wait until it does.
+
+    Raises NoServer, NotStarted, and as ``become_worker`` and ``hooks``.
+    """
     check_installed()  # before anything is started, the broker first
+    hooks(settings)  # for control, which would say it where nobody looks
     names = ("broker", "control", "worker")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
     env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}

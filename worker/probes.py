@@ -41,9 +41,8 @@ def notices(settings: Settings) -> Iterator[Probe]:
     """Each hook that is set, tried with a notice that says that it is a test."""
     tried = hooks(settings)
     if not tried:
-        yield Probe(
-            "notices", "no hook is set", "no notices are sent: set RESHARD_NOTIFY_COMMAND or RESHARD_NOTIFY_URL"
-        )
+        lost = "no notices are sent: set RESHARD_NOTIFY_COMMAND, RESHARD_NOTIFY_URL or RESHARD_NOTIFY_APPRISE"
+        yield Probe("notices", "no hook is set", lost)
     for hook in tried:
         try:
             hook.tell(Notice.test())

@@ -91,9 +91,10 @@ class Settings(BaseSettings):
     metrics_address: str = "127.0.0.1"
     health_port: int | None = Field(default=None, ge=1, le=65535)  # where a worker answers probes, on the same address
 
-    # What control tells notices to. Both may hold a token.
+    # What control tells notices to. Each may hold a token.
     notify_command: SecretStr | None = None  # words as a shell splits them, but no shell
     notify_url: SecretStr | None = None
+    notify_apprise: SecretStr | None = None  # URLs of Apprise, separated by blanks: some have commas in them
 
     # Trust. None and empty differ: no list of targets means the token's own namespaces, an empty one means nobody's.
     allowed_targets: Annotated[tuple[str, ...] | None, NoDecode] = None
@@ -167,5 +168,5 @@ def settings() -> Settings:
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secret = first.loc[0] in {"broker_url", "notify_command", "notify_url"}
+        secret = first.loc[0] in {"broker_url", "notify_command", "notify_url", "notify_apprise"}
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

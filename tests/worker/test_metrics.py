@@ -372,7 +372,7 @@ def test_notices_are_counted_by_what_became_of_them(store: JobStore, leases: Lea
     schedules.add(nightly())
     fail(leases, schedules.run("nightly").job or "")
     seen = scrape(port)
-    assert seen["reshard_notices_waiting"] == {("command",): 1, ("url",): 0}
+    assert seen["reshard_notices_waiting"] == {("command",): 1, ("url",): 0, ("apprise",): 0}
     assert set(seen["reshard_notices_total"]) == {(h, r) for h in HOOKS for r in ("told", "failed", "dropped")}
     assert notifier.tell(hook) == "again"
     seen = scrape(port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,12 +17,24 @@ from uuid import uuid4
 
 import pytest
 
-from reshard.pipeline.errors import BadSetting, NoticeFailed, NoWeights, SourceNotFound, UsageError
+from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed, NoWeights, SourceNotFound, UsageError
+from reshard.worker import local
 from reshard.worker.control import Control
 from reshard.worker.followers import notices
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.notices import NOTICES, NOTICES_MAX, Command, Notice, Notifier, Url, hooks, keep, waiting
+from reshard.worker.followers.notices import (
+    NOTICES,
+    NOTICES_MAX,
+    Command,
+    Notice,
+    Notifier,
+    Services,
+    Url,
+    hooks,
+    keep,
+    waiting,
+)
 from reshard.worker.followers.schedules import LATE, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -472,6 +485,8 @@ def test_what_a_hub_says_is_passed_on_whatever_it_says(receiver: Receiver, url: 
     Command(["true"]).tell(odd)
     url.tell(odd)
     assert receiver.posted[0]["text"] == odd.text
+    Services([service(receiver)]).tell(odd)
+    assert receiver.posted[1]["message"] == "half a pair ?, a nul   and \u00e9"
 
 
 def test_a_command_that_reads_nothing_may_take_it_all_the_same() -> None:
@@ -490,6 +505,84 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path, mon
         return not stat.exists() or stat.read_text().split()[2] == "Z"
 
     wait_for(gone, "the end of what it started")
+
+
+def service(receiver: Receiver) -> str:
+    """The URL by which Apprise posts JSON to the receiver."""
+    return receiver.url.replace("http://", f"json://me:{SECRET}@")
+
+
+def test_a_service_is_told_in_words_and_again_when_it_did_not_take_them(
+    store: JobStore, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    hook = Services([service(receiver)])
+    notifier = Notifier(store, [hook])
+    notifier.listen()
+    something_fails(store)
+    receiver.answers = [503]
+    assert notifier.tell(hook) == "again"
+    assert notifier.tell(hook) is None
+    age(store, NOTIFY_FIRST, hook.name)
+    assert notifier.tell(hook) == "told"
+    first, again = receiver.posted
+    assert first == again
+    assert (first["title"], first["type"]) == ("reshard: schedule nightly failed", "failure")
+    text, command = first["message"].splitlines()
+    assert text.startswith("schedule nightly failed: job ") and command.startswith("reshard status ")
+    assert store.redis.hget(TOTALS, "notices:apprise:told") == b"1"
+    assert "JSON did not take it" in caplog.text and SECRET not in caplog.text
+
+
+def test_of_several_services_only_those_that_failed_are_told_again(receiver: Receiver) -> None:
+    hook = Services([f"{service(receiver)}/{name}" for name in ("one", "other")])
+    receiver.answers = [200, 500]
+    notice = Notice.test()
+    with pytest.raises(NoticeFailed):
+        hook.tell(notice)
+    assert len(receiver.posted) == 2
+    hook.tell(notice)
+    assert len(receiver.posted) == 3
+    hook.tell(replace(notice, id="another"))
+    assert len(receiver.posted) == 5
+
+
+def test_a_service_that_hangs_is_given_up_for_now(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "NOTIFY_TIMEOUT", 0.5)
+    receiver.open.clear()
+    with pytest.raises(NoticeFailed, match="JSON did not take it"):
+        Services([service(receiver)]).tell(Notice.test())
+
+
+def test_a_url_that_apprise_does_not_know_is_said_without_its_secret(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "apprise")
+    with pytest.raises(BadSetting, match="number 2 is not a URL that Apprise knows") as wrong:
+        hooks(Settings(notify_apprise=f"json://127.0.0.1:9 slack://T1JJ3T3L2/{SECRET}/x"))
+    assert SECRET not in str(wrong.value.to_dict()) + caplog.text
+
+
+def test_without_apprise_nothing_is_started_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    assert hooks(Settings()) == []
+    wanted = Settings(notify_apprise="json://127.0.0.1:9", data_dir=tmp_path)
+    with pytest.raises(ExtraMissing, match="apprise is not installed, which RESHARD_NOTIFY_APPRISE needs") as missing:
+        local.up(wanted)
+    assert "'reshard[apprise]'" in missing.value.next_step
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_apprise_is_loaded_only_where_it_is_asked_for() -> None:
+    script = (
+        "import sys, reshard.worker.control as control\n"
+        "from reshard.worker.followers.notices import hooks\n"
+        "from reshard.worker.settings import Settings\n"
+        "for url in (None, 'json://127.0.0.1:9'):\n"
+        "    hooks(Settings(notify_apprise=url)); print('apprise' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_a_hook_that_hangs_holds_up_nothing_else(
@@ -552,4 +645,5 @@ def test_a_wrong_hook_is_said_without_its_secret(name: str, value: str, monkeypa
 
 
 def test_a_hooks_secret_is_not_printed() -> None:
-    assert SECRET not in repr(Settings(notify_url=f"http://x/{SECRET}", notify_command=f"curl {SECRET}"))
+    secrets = {"notify_url": f"http://x/{SECRET}", "notify_command": f"curl {SECRET}", "notify_apprise": SECRET}
+    assert SECRET not in repr(Settings(**secrets))

@@ -1,4 +1,4 @@
-"""Notices: what a command or a URL of the operators gets when a night failed, went well again, or did not happen.
+"""Notices: what the hooks of the operators get when a night failed, went well again, or did not happen.
 
     reshard:notices:stream   the last day's notices, 1,000 at most; each hook is a consumer group that reads it
 
@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from uuid import uuid4
 import httpx2
 import redis
 
-from reshard.pipeline.errors import NoticeFailed
+from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed
 from reshard.pipeline.stores.retry import describe
 from reshard.worker.followers.counters import TOTALS
 from reshard.worker.queue.events import create_group
@@ -199,14 +200,58 @@ class Url:
             raise NoticeFailed(hook=self.name, why=f"it answered {status}")
 
 
-HOOKS = (Command.name, Url.name)
+class Services:
+    """Tells services that Apprise knows by their URLs, all at once; a notice is told again to those that failed."""
+
+    name = "apprise"
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Raises ExtraMissing and BadSetting."""
+        try:
+            import apprise
+        except ImportError:
+            raise ExtraMissing(package="apprise", extra="apprise", who="RESHARD_NOTIFY_APPRISE needs") from None
+        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its messages name URLs, which hold secrets
+        self._services = [apprise.Apprise() for _ in urls]
+        self._left: dict[str, list[Any]] = {}  # by notice: those that have not taken it
+        for number, (service, url) in enumerate(zip(self._services, urls, strict=True), 1):
+            if not service.add(url):
+                raise BadSetting(
+                    name="RESHARD_NOTIFY_APPRISE", value="...", why=f"number {number} is not a URL that Apprise knows"
+                )
+
+    def tell(self, notice: Notice) -> None:
+        about = {
+            "title": _plain(f"reshard: {notice.what} {notice.name} {notice.kind}"),
+            "body": _plain("\n".join(line for line in (notice.text, notice.next) if line)),
+            "notify_type": _SEVERITY[notice.kind],
+            "body_format": "text",  # names are no markup
+            "timeout": NOTIFY_TIMEOUT,
+        }
+        left = self._left.pop(notice.id, self._services)
+        with ThreadPoolExecutor(len(left)) as pool:
+            took = list(pool.map(lambda service: bool(service.notify(**about)), left))
+        if failed := [service for service, well in zip(left, took, strict=True) if not well]:
+            self._left[notice.id] = failed
+            names = ", ".join(sorted({str(part.service_name) for service in failed for part in service}))
+            raise NoticeFailed(hook=self.name, why=f"{names} did not take it")
+
+
+_SEVERITY: dict[Kind, str] = {"failed": "failure", "recovered": "success", "missed": "warning", "test": "info"}
+HOOKS = (Command.name, Url.name, Services.name)
 
 
 def hooks(settings: Settings) -> list[Hook]:
-    """Those that are set."""
-    command, url = settings.notify_command, settings.notify_url
-    found: list[Hook] = [Command(shlex.split(command.get_secret_value()))] if command else []
-    return [*found, *([Url(url.get_secret_value())] if url else [])]
+    """Those that are set. Raises ExtraMissing and BadSetting."""
+    command, url, services = settings.notify_command, settings.notify_url, settings.notify_apprise
+    found: list[Hook] = []
+    if command:
+        found.append(Command(shlex.split(command.get_secret_value())))
+    if url:
+        found.append(Url(url.get_secret_value()))
+    if services:
+        found.append(Services(services.get_secret_value().split()))
+    return found
 
 
 def keep(at: int, **fields: str) -> Callable[[Pipeline], Any]:
@@ -309,5 +354,5 @@ def _pause(tries: int) -> float:
 
 
 def _plain(text: str) -> str:
-    """As an environment variable can hold it."""
+    """As an environment variable and any service can hold it."""
     return text.encode(errors="replace").decode().replace("\0", " ")
