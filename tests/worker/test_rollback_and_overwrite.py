@@ -91,7 +91,7 @@ def test_a_job_that_made_no_commit_has_nothing_to_take_back(namespace: Namespace
     second = str(answer(machine, "submit", repo, "--to", namespace.repo("target"), "--size", "20kB", "--watch")["id"])
     assert first != second
     refused = machine.run("rollback", second)
-    assert refused.returncode == 11 and "no commit" in refused.stderr
+    assert refused.returncode == 11 and "published nothing" in refused.stderr
     assert "nothing was done" in machine.run("status", second).stdout
 
 
