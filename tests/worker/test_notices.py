@@ -531,7 +531,7 @@ def test_a_service_is_told_in_words_and_again_when_it_did_not_take_them(
     text, command = first["message"].splitlines()
     assert text.startswith("schedule nightly failed: job ") and command.startswith("reshard status ")
     assert store.redis.hget(TOTALS, "notices:apprise:told") == b"1"
-    assert "JSON did not take it" in caplog.text and SECRET not in caplog.text
+    assert "JSON failed" in caplog.text and SECRET not in caplog.text
 
 
 def test_of_several_services_only_those_that_failed_are_told_again(receiver: Receiver) -> None:
@@ -550,7 +550,7 @@ def test_of_several_services_only_those_that_failed_are_told_again(receiver: Rec
 def test_a_service_that_hangs_is_given_up_for_now(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "NOTIFY_TIMEOUT", 0.5)
     receiver.open.clear()
-    with pytest.raises(NoticeFailed, match="JSON did not take it"):
+    with pytest.raises(NoticeFailed, match="JSON failed"):
         Services([service(receiver)]).tell(Notice.test())
 
 

@@ -234,7 +234,7 @@ class Services:
         if failed := [service for service, well in zip(left, took, strict=True) if not well]:
             self._left[notice.id] = failed
             names = ", ".join(sorted({str(part.service_name) for service in failed for part in service}))
-            raise NoticeFailed(hook=self.name, why=f"{names} did not take it")
+            raise NoticeFailed(hook="Apprise service", why=f"{names} failed")
 
 
 _SEVERITY: dict[Kind, str] = {"failed": "failure", "recovered": "success", "missed": "warning", "test": "info"}
