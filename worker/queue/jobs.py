@@ -230,8 +230,7 @@ class JobStore:
         ``onto_head`` does so too, and replaces whatever others changed in the target since.
         Raises JobNotFound, WrongState, and TargetBusy when another job has the target by now.
         """
-        id = self.resolve(id)
-        request = ""
+        id, request = self.resolve(id), ""
         if onto_head:
             asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
             asked.pop("recurring", None)  # this time a person says so
@@ -276,8 +275,7 @@ class JobStore:
     @_answering
     def get(self, id: str) -> Job:
         """The job, with who works on what now; raises JobNotFound."""
-        jobs = self._load([self.resolve(id)], with_units=True)
-        if not jobs:
+        if not (jobs := self._load([self.resolve(id)], with_units=True)):
             raise JobNotFound(job=id)
         return jobs[0]
 
@@ -288,8 +286,8 @@ class JobStore:
         newest: list[tuple[bytes, float]] = []
         for name in names:
             newest += cast(Any, self.redis.zrevrange(PREFIX + name, 0, limit - 1, withscores=True))
-        newest.sort(key=lambda pair: pair[1], reverse=True)
-        jobs = self._load([id.decode() for id, _ in newest[:limit]], with_units=False)
+        ids = [id.decode() for id, _ in sorted(newest, key=lambda pair: pair[1], reverse=True)]
+        jobs = self._load(ids[:limit], with_units=False)
         now = {job.id: job for job in self._load([job.id for job in jobs if not job.state.ended], with_units=True)}
         return [now.get(job.id, job) for job in jobs]
 
