@@ -98,7 +98,7 @@ app.conf.update(
     worker_pool="prefork",
     worker_concurrency=settings().concurrency,
     # A child is replaced once it was larger than a copy may be: against slow leaks, and after a plan of very many
-    # tensors. Not before: its reload child goes with it, and the next one starts cold.
+    # tensors. The next one has its reload child (inheritance.py).
     worker_max_memory_per_child=_memory_limit() // 1024,  # KiB, of its largest
     # Else anybody who reaches the broker could end all workers by one message; `reshard fleet` is the way to stop them.
     worker_enable_remote_control=False,

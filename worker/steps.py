@@ -21,6 +21,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from billiard.pool import EX_RECYCLE
 from celery import signals
 from celery.exceptions import Reject
 
@@ -50,7 +51,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS
-from reshard.worker import logs
+from reshard.worker import inheritance, logs
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
@@ -381,7 +382,7 @@ def _leases() -> Leases:
 
 @cache
 def _reload() -> MetaLoader:
-    """One warm reload child for each worker process; what it puts on disk goes with the process's temporary folder."""
+    """One warm reload child for each worker process, whose home is in the process's temporary folder."""
     return MetaLoader(tmpdir=_temp_dir().path, verdicts=state_dir() / VERDICTS)
 
 
@@ -400,7 +401,7 @@ def _temp_dir() -> ProcessTempDir:
         log.warning("%s is gone, and is made again", mine.path)
         _end()
     if os.getpid() not in _temp_dirs:
-        _temp_dirs[os.getpid()] = ProcessTempDir(settings().tmpdir)
+        _temp_dirs[os.getpid()] = ProcessTempDir.make(settings().tmpdir)
     return _temp_dirs[os.getpid()]
 
 
@@ -409,24 +410,39 @@ _ended_well: list[Context] = []  # of the last step of this process, whose conne
 
 
 def _begin(**_: Any) -> None:
-    """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now."""
+    """The main process starts, or a child in place of one that may have been killed: what dead ones left goes now.
+
+    A child that was replaced because it grew has left its folder, and the reload child in it, to this one.
+    """
     sweep(settings().tmpdir)
     with suppress(TempDirUnusable):  # which the first unit says
+        if (left := inheritance.inherit()) is not None:
+            _temp_dirs[os.getpid()], orphan = left
+            _reload().adopt(orphan)
         _temp_dir()
 
 
-def _end(**_: Any) -> None:
-    """This process ends in order: its reload child goes, and its temporary folder."""
+def _end(exitcode: int | None = None, **_: Any) -> None:
+    """This process ends in order: its reload child goes, and its temporary folder, unless the next one has them."""
+    mine, left = _temp_dirs.pop(os.getpid(), None), False
     if _reload.cache_info().currsize:
-        _reload().close()
+        loader = _reload()
         _reload.cache_clear()
+        left = exitcode == EX_RECYCLE and mine is not None and mine.stands() and inheritance.leave(mine, loader)
+        loader.close()
     if _ended_well:
         _ended_well.pop().close()
-    if os.getpid() in _temp_dirs:
-        _temp_dirs.pop(os.getpid()).close()
+    if mine is not None and not left:
+        mine.close()
+
+
+def _end_worker() -> None:
+    """The main process ends, after its children."""
+    inheritance.end()
+    _end()
 
 
 for starts in (signals.worker_init, signals.worker_process_init):
     starts.connect(_begin)
 signals.worker_process_shutdown.connect(_end)
-Finalize(None, _end, exitpriority=-101)  # of the main process, once multiprocessing (-100) removed its folder in ours
+Finalize(None, _end_worker, exitpriority=-101)  # once multiprocessing (-100) removed its folder in ours

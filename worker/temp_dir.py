@@ -28,16 +28,22 @@ OURS = re.compile(r"reshard-\d+-[0-9a-f]{32}")  # nothing else in a shared tempo
 class ProcessTempDir:
     """The folder of this process; it also becomes the one that Python's tempfile uses."""
 
-    def __init__(self, tmpdir: Path) -> None:
-        """Raises TempDirUnusable."""
-        self.path = tmpdir / f"reshard-{os.getpid()}-{uuid4().hex}"
+    def __init__(self, path: Path, lock: int) -> None:
+        """``lock`` is the open file that is locked."""
+        self.path, self.lock = path, lock
+        self._tempdir_before, tempfile.tempdir = tempfile.tempdir, str(path)
+
+    @classmethod
+    def make(cls, tmpdir: Path) -> ProcessTempDir:
+        """A new one. Raises TempDirUnusable."""
+        path = tmpdir / f"reshard-{os.getpid()}-{uuid4().hex}"
         try:
-            self.path.mkdir(parents=True, mode=0o700)
-            self._lock = (self.path / LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            path.mkdir(parents=True, mode=0o700)
+            lock = os.open(path / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise TempDirUnusable(path=str(tmpdir), why=error.strerror or str(error)) from error
-        self._tempdir_before, tempfile.tempdir = tempfile.tempdir, str(self.path)
+        return cls(path, lock)
 
     def stands(self) -> bool:
         """Whether it is there: systems have cleaners that remove what was not touched for some days."""
@@ -47,7 +53,7 @@ class ProcessTempDir:
         """Remove it and all that is in it."""
         tempfile.tempdir = self._tempdir_before
         shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
+        os.close(self.lock)
 
 
 def sweep(tmpdir: Path) -> list[Path]:

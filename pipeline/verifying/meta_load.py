@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,6 +97,15 @@ class ModelCheck:
         """The check whose fields ``data`` has, as JSON keeps them."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return ModelCheck(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A warm child whose owner has left it, for another process of ours to adopt."""
+
+    pid: int
+    home: Path
+    pipe: int  # our end's file descriptor: the child ends when nobody has it open
 
 
 class MetaLoader:
@@ -221,6 +230,19 @@ class MetaLoader:
         child = self._child
         return None if child is None else child.process.pid
 
+    def leave(self) -> Orphan | None:
+        """Leave the warm child, if there is one, to another process, and start no other."""
+        self._closed = True
+        with self._lock:
+            child, self._child = self._child, None
+        return None if child is None else child.leave()
+
+    def adopt(self, orphan: Orphan) -> None:
+        """Go on with a child that another process has left."""
+        pipe = Connection(orphan.pipe)
+        with self._lock:
+            self._child = _Child(_Adopted(orphan.pid, pipe), pipe, orphan.home)
+
     def close(self) -> None:
         """End the child and whatever it is doing, for good; who waits for its answer hears that it was killed."""
         self._closed = True
@@ -248,7 +270,7 @@ class MetaLoader:
         if self._child is not None:
             self._child.end()
         try:
-            self._child = _Child(self._python, self._tmpdir)
+            self._child = _Child.start(self._python, self._tmpdir)
         except OSError as error:
             folder = str(self._tmpdir or tempfile.gettempdir())
             raise TempDirUnusable(path=folder, why=error.strerror or str(error)) from error
@@ -269,28 +291,54 @@ class _ChildLost(Exception):
     """The child is gone or does not answer, and why."""
 
 
+class _Adopted:
+    """What Popen is to a child that another process started: its end shows in its pipe, and how it ended nowhere."""
+
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid, self._pipe = pid, pipe
+
+    def poll(self) -> int | None:
+        return 0 if self._pipe.poll() else None  # unasked, it says nothing
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._pipe.poll(timeout):
+            raise subprocess.TimeoutExpired("the reload child", timeout or 0)
+
+
 class _Child:
     """One child process, the pipe to it, and a folder of its own that stands for its home."""
 
-    def __init__(self, python: str, tmpdir: Path | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | _Adopted, pipe: Connection, home: Path) -> None:
+        self.process, self._pipe, self._home = process, pipe, home
+        self._log = home / "log"
+        self._asked = False  # and has not answered
+
+    @staticmethod
+    def start(python: str, tmpdir: Path | None) -> _Child:
         # Absolute, because the child works in another folder.
-        self._home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
-        self._log = self._home / "log"
-        self._pipe, theirs = Pipe()
-        with self._log.open("wb") as log, theirs:
-            self.process = subprocess.Popen(
+        home = Path(tempfile.mkdtemp(prefix="reshard-reload-", dir=tmpdir)).absolute()
+        ours, theirs = Pipe()
+        with (home / "log").open("wb") as log, theirs:
+            process = subprocess.Popen(
                 # -P: a file named torch.py in the working folder must not become torch.
                 [python, "-P", "-m", "reshard.pipeline.verifying.child.server"],
                 stdin=theirs.fileno(),
                 stdout=log,
                 stderr=log,
-                cwd=self._home,
-                env=_environment(self._home),
+                cwd=home,
+                env=_environment(home),
                 start_new_session=True,  # so that one signal ends it with all its forks
             )
+        return _Child(process, ours, home)
+
+    def leave(self) -> Orphan:
+        """Give it up without an end."""
+        with self._pipe:
+            return Orphan(self.process.pid, self._home, os.dup(self._pipe.fileno()))
 
     def ask(self, seconds: float, *request: str) -> dict[str, Any]:
         """The answer to one request; to none, what it says once it has its imports. Raises _ChildLost."""
+        self._asked = True
         deadline = time.monotonic() + seconds
         late = threading.Timer(seconds, self.kill)  # ends both sending and receiving
         late.start()
@@ -298,6 +346,7 @@ class _Child:
             for part in request:
                 self._pipe.send_bytes(part.encode())
             answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(limits.RELOAD_ANSWER))
+            self._asked = False
             return answer
         except (EOFError, ConnectionError):
             raise _ChildLost(
@@ -310,6 +359,8 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it and its forks; its owner still has to ``end`` it."""
+        if self.process.poll() is not None and not self._asked:
+            return  # it ended long ago and has no forks, and its pid may be another's by now
         with suppress(ProcessLookupError, PermissionError):  # it may have ended by itself; macOS says that of a zombie
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -326,7 +377,9 @@ class _Child:
             status = self.process.wait(timeout=limits.RELOAD_GRACE)
         except subprocess.TimeoutExpired:
             return "the reload child closed its pipe"
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+        how = "ended" if status is None else f"ended with code {status}"
+        if status is not None and status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
         with self._log.open("rb") as log:
             log.seek(max(0, self._log.stat().st_size - 4096))
             last = log.read().decode(errors="replace").strip().rpartition("\n")[2][:300]

@@ -131,7 +131,7 @@ def test_a_temporary_folder_that_cannot_be_made_counts_as_an_attempt_and_ends_th
     (bench.folder / "file").write_text("")
 
     def unusable() -> Path:
-        return Path(bench.steps.ProcessTempDir(bench.folder / "file" / "tmp").path)
+        return Path(bench.steps.ProcessTempDir.make(bench.folder / "file" / "tmp").path)
 
     tries = 0
     while not bench.job.state.ended:

@@ -22,7 +22,7 @@ HOLDER = """
 import sys, tempfile, time
 from pathlib import Path
 from reshard.worker.temp_dir import ProcessTempDir
-spool = ProcessTempDir(Path(sys.argv[1]))
+spool = ProcessTempDir.make(Path(sys.argv[1]))
 (spool.path / "shard").write_bytes(b"x" * 1000)
 print(spool.path, flush=True)
 sys.stdin.read()
@@ -84,7 +84,7 @@ def test_a_folder_whose_lock_cannot_be_opened_such_as_another_user_s_is_left_alo
 
 def test_temporary_files_lie_in_it_and_go_with_it(tmp_path: Path) -> None:
     before = tempfile.gettempdir()
-    spool = ProcessTempDir(tmp_path)
+    spool = ProcessTempDir.make(tmp_path)
     inside = Path(tempfile.mkdtemp())
     assert inside.parent == spool.path
     assert (spool.path / LOCK).exists()

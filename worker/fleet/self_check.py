@@ -184,7 +184,7 @@ def check(cause: Mapping[str, Any], settings: Settings) -> None:
     The temporary folder can be written and has the room that was missing, the settings and the credentials file can be
     read, some token of the Hub in question is accepted, and the broker answers.
     """
-    with closing(ProcessTempDir(settings.tmpdir)) as temp_dir:
+    with closing(ProcessTempDir.make(settings.tmpdir)) as temp_dir:
         context = Context.from_env()
         disk = shutil.disk_usage(temp_dir.path)
         needed, total = int(cause.get("needed") or 0), min(disk.total, context.disk_limit or disk.total)

@@ -194,6 +194,41 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert meta_loader.pid is None
 
 
+@pytest.mark.parametrize("moment", ["idle", "busy", "stuck", "closed"])
+def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
+    owner = MetaLoader()
+    warm = child_of(owner)
+    home, orphan = Path(warm.cwd()), owner.leave()
+    assert orphan is not None and owner.warm() == "the reload was closed"
+    with MetaLoader(Allowed(seconds=20), grace=0.5) as meta_loader:
+        meta_loader.adopt(orphan)
+        assert child_of(meta_loader) == warm
+        assert meta_loader.check(llama(), NORM).result == "report"
+        if moment == "busy":
+            found: list[ModelCheck] = []
+            asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
+            asking.start()
+            until(lambda: warm.children() != [])
+            fork = warm.children()[0]
+            warm.kill()
+            asking.join(timeout=30)
+            assert (found[0].result, found[0].reason) == ("inconclusive", "the reload child ended")
+            until(lambda: not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE)
+        elif moment == "stuck":
+            warm.suspend()
+            stuck = meta_loader.check(llama(hidden_size=32), NORM, allowed=Allowed(seconds=0.5))
+            assert (stuck.result, stuck.reason) == ("inconclusive", "no answer within 1 s")
+        elif moment == "idle":
+            warm.kill()
+            warm.wait(30)
+            assert meta_loader.check(llama(hidden_size=32), NORM).result == "report"
+            assert meta_loader.pid != warm.pid
+        else:
+            meta_loader.close()
+        until(lambda: not warm.is_running() or warm.status() == psutil.STATUS_ZOMBIE)
+        assert not home.exists()
+
+
 def test_a_loader_that_was_closed_starts_no_other_child() -> None:
     """A check in another thread may come to its start only after that."""
     meta_loader = MetaLoader()
