@@ -277,7 +277,7 @@ def test_bytes_that_were_read_stop_it(catalogs: Cursor, leases: Leases, store: J
     finish(leases, job)
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
-    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "1000 bytes were read")
+    assert (seen.state, seen.todo, seen.note) == ("stopped", 2, "1,000 bytes were read")
 
 
 def test_paused_it_admits_nothing_and_notes_what_ends(catalogs: Cursor, leases: Leases) -> None:

@@ -163,7 +163,7 @@ def test_what_the_disk_says_is_raised_by_a_later_call(disk: Disk, tmp_path: Path
     resource.setrlimit(resource.RLIMIT_FSIZE, (DISK_BLOCK + 1000, hard))
     try:
         file = disk.create(tmp_path / "file", 4 * DISK_BLOCK)
-        with pytest.raises(DiskFull, match=f"{4 * DISK_BLOCK} bytes needed"):
+        with pytest.raises(DiskFull, match=f"{4 * DISK_BLOCK:,} bytes needed"):
             fill(file, bytes(4 * DISK_BLOCK))
         assert not file.on_disk
     finally:

@@ -579,7 +579,7 @@ def test_a_disk_that_fills_up_while_staging(target: FolderTarget, root: Path, li
     batch = target.sink("t").batch([])
     writer = batch.open("w.safetensors", 1000)
     limited(100)
-    with pytest.raises(DiskFull, match="1000 bytes needed"):
+    with pytest.raises(DiskFull, match="1,000 bytes needed"):
         writer.write(memoryview(bytes(1000)))
         writer.finish()
         batch.seal()

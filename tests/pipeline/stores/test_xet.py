@@ -404,7 +404,7 @@ def test_a_small_memory_limit_rules_xet_out(source: Source, context: Context) ->
     place = Hub(repo=source.pin.repo)
     assert open_source(place, small).transport == "http"
     assert open_target(place, Options(), small).transport == "lfs"
-    with pytest.raises(MemoryLimit, match=str(MEMORY_FLOOR_XET)):
+    with pytest.raises(MemoryLimit, match=f"{MEMORY_FLOOR_XET:,}"):
         open_source(place, small, transport="xet")
     with pytest.raises(MemoryLimit):
         open_target(place, Options(transport="xet"), small)

@@ -256,7 +256,7 @@ def stale_single(folder: Path, index: Index) -> None:
 
 BIN_FAULTS: dict[str, tuple[Callable[[Path, Index], Any], str]] = {
     "a sum of nothing": (lambda folder, index: index["metadata"].update(total_size=5), "total_size 5, and the tensors"),
-    "a sum above all": (lambda folder, index: index["metadata"].update(total_size=2517), "1012 to 2516 bytes"),
+    "a sum above all": (lambda folder, index: index["metadata"].update(total_size=2517), "1,012 to 2,516 bytes"),
     "a tensor less": (lambda folder, index: index["weight_map"].pop("d"), "d is in pytorch_model-00002-of-00002.bin"),
     "a tensor more": (lambda folder, index: index["weight_map"].update(x=index["weight_map"]["a"]), "no file has it"),
     "another file": (lambda folder, index: index["weight_map"].update(a=index["weight_map"]["d"]), "a is in pytorch"),
