@@ -17,9 +17,9 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two processes, as the suite is made for 2 cores; one file's tests stay together, because they share its servers, and
-# the files come in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+# Three processes for the 2 cores that the suite is made for: its tests often wait for what they started. One file's tests
+# stay together, because they share its servers, and the files come in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
 help:
 	@sed -n 's/^#   //p' Makefile
