@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx2
@@ -21,29 +21,37 @@ from reshard.pipeline.errors import (
     TokenMissing,
     TokenRefused,
 )
-from reshard.pipeline.stores.retry import request_id
-
-if TYPE_CHECKING:
-    from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.answers import Account
+from reshard.pipeline.stores.credentials import Credential
+from reshard.pipeline.stores.retry import own, request_id
 
 WHO = "process that copies"  # where a token must be set, in messages
+
+
+class Caller(Protocol):
+    """What made the call: `hub_api.py`."""
+
+    endpoint: str
+    credential: Credential | None
+
+    def whoami(self) -> Account: ...
 
 
 class Refusal(Exception):
     """A final answer other than success; ``as_source`` and ``as_target`` say what it means to a user."""
 
-    def __init__(self, response: httpx2.Response, call: HubApi) -> None:
+    def __init__(self, response: httpx2.Response, caller: Caller) -> None:
         self.status = response.status_code
-        own = call.own(str(response.request.url))
-        self.code = response.headers.get("x-error-code", "") if own else ""
+        ours = own(caller.endpoint, str(response.request.url))
+        self.code = response.headers.get("x-error-code", "") if ours else ""
         # What another host says is not repeated: it may be one that only this machine can reach.
-        self._words = _why(response) if own else f"{response.status_code} from {response.request.url.host}"
-        self.request = request_id(response, call.endpoint)  # a fact of the error
+        self._words = _why(response) if ours else f"{response.status_code} from {response.request.url.host}"
+        self.request = request_id(response, caller.endpoint)  # a fact of the error
         self.why = " ".join([self._words, *(f"(request {id})" for id in self.request.values())])
         self.what = f"{response.request.method} {urlsplit(str(response.request.url)).path}"
-        self.endpoint = call.endpoint
-        self._api = call
-        self.signed_in = call.credential is not None
+        self.endpoint = caller.endpoint
+        self._caller = caller
+        self.signed_in = caller.credential is not None
         super().__init__(f"{self.status} {self.code} {self.why}")
 
     def as_source(self, repo: str, revision: str | None = None) -> ReshardError:
@@ -93,7 +101,7 @@ class Refusal(Exception):
     def _whose(self) -> str:
         """Whose token it was, in words; asked only now that it was refused."""
         try:
-            return f"the token of {self._api.whoami().name}"
+            return f"the token of {self._caller.whoami().name}"
         except (Refusal, ReshardError):
             return "this token"
 
