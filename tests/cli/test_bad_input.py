@@ -216,7 +216,7 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
     "header repeats a field": (lambda s: s.spoil_header(twice), "checkpoint.header", 5, "once each", ""),
     "header claims 100 GB": (
         lambda s: s.files.update({FIRST: (100 * 10**9).to_bytes(8, "little") + s.files[FIRST][8:]}),
-        "checkpoint.header", 5, "100000000000", "",
+        "checkpoint.header", 5, "100,000,000,000", "",
     ),
     "bytes that do not match their sha256": (flipped, "proof.source_corrupt", 6, FIRST, "nothing was published"),
     "disk full": (disk_full, "resource.disk", 8, "no room", "the same command"),
