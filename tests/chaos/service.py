@@ -18,20 +18,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, pairwise
+from math import inf
 from pathlib import Path
 from typing import Literal, cast
+from urllib.parse import urlsplit
 
+import psutil
 from celery import Celery
 from kombu import Queue
 
 from reshard.pipeline.errors import WrongState
-from reshard.pipeline.limits import HEADER_READ, PRIME
+from reshard.pipeline.limits import HEADER_READ, MEMORY_FLOOR_XET, POOL, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import TRANSITIONS, JobState
+from tests.chaos.growing_worker import GROW
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.process import ROOT, HubProcess
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -48,7 +52,8 @@ FILES, SHARDS = 4, 4  # source files, and shards of each
 SIZE = 420_000  # bytes of a shard: four tensors of 100 kB
 PATIENCE = 120.0  # seconds; nothing here takes ten on an idle machine, and ours is shared
 USER, TOKEN = "us", "hf_us"
-RELOADED = f"{USER}/reloaded"  # the same model stored plainly, with a config, so that a reload child is started for it
+RELOADED = f"{USER}/reloaded"  # the same model stored plainly, with a config, so that a reload child is asked about it
+CONNECTIONS = POOL + 8  # to the Hub, of a child, at most; hf_xet has some of its own
 
 
 class Violated(AssertionError):
@@ -113,6 +118,7 @@ class Service:
             "RESHARD_BACKOFF_FIRST": "0.2", "RESHARD_BACKOFF_MAX": "2", "PYTHONPATH": str(ROOT),
         } | environment  # fmt: skip
         self.kills = 0  # of processes that copy, since the last submission
+        self.grown: set[int] = set()  # children that are to be replaced
         self._numbers = count(1)
 
     def __enter__(self) -> Service:
@@ -139,7 +145,10 @@ class Service:
         self.kills = 0
         self.admin.clear_faults()
         self.admin.log(reset=True)
-        target = f"{USER}/out-{next(self._numbers)}-{os.urandom(3).hex()}"
+        number = next(self._numbers)
+        if source == RELOADED:  # what a class answered is kept, so each job has a config of its own
+            self.admin.put_files(RELOADED, {"config.json": json.dumps({**CONFIG, "number": number}).encode()})
+        target = f"{USER}/out-{number}-{os.urandom(3).hex()}"
         return Work("", transport, source or model(transport), target)
 
     def submit(self, work: Work) -> Work:
@@ -213,6 +222,29 @@ class Service:
         with suppress(ProcessLookupError):  # its job may have ended in this very moment
             os.kill(pid, signal.SIGKILL)
         self.kills += 1
+
+    def reload_children(self) -> list[int]:
+        return [pid for machine in self.machines for pid in machine.reload_children()]
+
+    def grow_child(self, work: Work, pid: int) -> None:
+        """A child of growing_worker.py becomes too large, and if it is still at its unit then, it is replaced."""
+        with suppress(ProcessLookupError):
+            os.kill(pid, GROW)
+        self.kills += 1  # it may stand still for longer than its lease while it grows
+        wait_for(lambda: peak(pid) > MEMORY_FLOOR_XET, "its growth")
+        self.grown |= {pid} & {*self.at_work(work)}
+
+    def at_work(self, work: Work) -> list[int]:
+        """The pids of children that have a part of the job."""
+        held = [int(claim.worker.rpartition(".")[2]) for claim in self.store.get(work.job).claims]
+        return [pid for pid in held if pid in self._children()]
+
+    def replaced(self) -> bool:
+        """Whether each child that grew is gone."""
+        return not self.grown & {*self._children()}
+
+    def _children(self) -> list[int]:
+        return [pid for worker in self.workers if worker.alive() for pid in worker.children()]
 
     def kill_worker(self, worker: Proc) -> None:
         self._kill(worker)
@@ -312,10 +344,21 @@ class Service:
             allowed += CONCURRENCY * FILE_BYTES
         if twice > allowed:
             raise Violated("copied twice", f"{twice} bytes, and {self.kills} kills allow {allowed}\n{self.story(work)}")
+        if (most := self._connections()) > CONNECTIONS:
+            raise Violated("few connections", f"{most} of one child to the Hub")
         published = read_checkpoint(from_hub(self.hub.endpoint, work.target, token=TOKEN))
         if published != truth(self.hub.endpoint, model(work.transport)):
             raise Violated("every tensor", f"of {work.target} is not what it was")
         return seen
+
+    def _connections(self) -> int:
+        """To the Hub, of that child of a worker that has most."""
+        port, found = urlsplit(self.hub.endpoint).port, [0]
+        for pid in self._children():
+            with suppress(psutil.NoSuchProcess):  # it was replaced just now
+                open_ones = psutil.Process(pid).net_connections("tcp")
+                found.append(sum(bool(one.raddr) and one.raddr.port == port for one in open_ones))
+        return max(found)
 
     def copied_twice(self, work: Work) -> int:
         """Bytes of weights that the Hub sent beyond the headers for each planning and what each sealed batch needed.
@@ -336,11 +379,20 @@ class Service:
             worker.terminate()
         for worker in self.workers:
             worker.wait(60)
+        wait_for(lambda: not self.reload_children(), "the end of all reload children")
 
     def leftovers(self) -> list[str]:
         """What workers that have ended left in the machines' temporary folders and in kombu's records: nothing."""
         files = [str(path) for machine in self.machines for path in machine.tmpdir.glob("*")]
         return files + [key.decode() for key in self.store.redis.scan_iter(match="*unacked*")]
+
+
+def peak(pid: int) -> float:
+    """The most bytes that a process has held; if it is gone, as many as you like."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found else inf  # a zombie has none
+    return inf
 
 
 def token(folder: Path) -> Path:
@@ -356,6 +408,7 @@ def credentials(folder: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------- models
 
 MATRIX = 100_000  # bytes
+CONFIG = {"model_type": "bert", "architectures": ["BertModel"]}  # of RELOADED
 FILE_BYTES = 16 * (MATRIX + 64) + 8192  # at most; what one source file and the shards of its group hold
 
 
@@ -374,7 +427,7 @@ def put_models(hub: HubProcess, folder: Path) -> None:
     add_friends(model)
     (model / "config.json").unlink()
     files = {path.name: path.read_bytes() for path in model.iterdir()}
-    config = {"config.json": json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode()}
+    config = {"config.json": json.dumps(CONFIG).encode()}
     for repo, more in ((f"{USER}/plain", {}), (RELOADED, config)):
         hub.admin.create_repo(repo)
         hub.admin.put_files(repo, files | more, lfs=[name for name in files if name.endswith(".safetensors")])

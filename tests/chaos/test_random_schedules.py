@@ -25,6 +25,7 @@ from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import REST_MAX
+from tests.chaos.growing_worker import growing_worker_command
 from tests.chaos.service import RELOADED, SIZE, TRANSPORTS, Service, Transport, Work, credentials, servers, token
 from tests.support.hub.process import HubProcess
 from tests.support.procs import Machine, Proc, wait_for
@@ -58,7 +59,8 @@ def drawn(seed: str, number: int) -> Schedule:
     moments = sorted(draw.randrange(REQUESTS) for _ in range(draw.randint(1, 4)))
     events = tuple(Event(after, draw.choice(list(EVENTS)), draw.random() < 0.5) for after in moments)
     commit = draw.choice([None, None, "lost_response", "reset"])
-    reloaded = transport == "http" and draw.random() < 0.25
+    needs_class = any(event.what == the_reload_child.__name__ for event in events) or draw.random() < 0.25
+    reloaded = transport == "http" and needs_class
     return Schedule(server, transport, commit, RELOADED if reloaded else "", events)
 
 
@@ -70,11 +72,21 @@ def a_worker(service: Service, work: Work) -> None:
 
 
 def a_child(service: Service, work: Work) -> None:
-    held = service.store.get(work.job).claims
-    pids = {pid for worker in service.workers if worker.alive() for pid in worker.children()}
-    for pid in [int(h.worker.rpartition(".")[2]) for h in held][:1]:
-        if pid in pids:
-            service.kill_child(pid)
+    for pid in service.at_work(work)[:1]:
+        service.kill_child(pid)
+
+
+def the_reload_child(service: Service, work: Work) -> None:
+    """All that are there, warm, busy or just starting."""
+    for pid in service.reload_children():
+        with suppress(ProcessLookupError):  # its worker was killed just before
+            os.kill(pid, signal.SIGKILL)
+
+
+def a_child_grows(service: Service, work: Work) -> None:
+    """By more than it may have; it is replaced after its unit."""
+    for pid in service.at_work(work)[:1]:
+        service.grow_child(work, pid)
 
 
 def control(service: Service, work: Work) -> None:
@@ -232,10 +244,11 @@ def clock_jumps_back(service: Service, work: Work) -> None:
 
 
 KILLS = (a_worker, a_child, control, the_broker, everything, a_worker_hangs, second_thoughts)
+OF_CHILDREN = (the_reload_child, a_child_grows)
 AT_FAULT = (temp_dir_full, temp_dir_unwritable, temp_dir_removed, no_token, token_revoked, bad_credentials)
 OF_THE_BROKER = (garbage, remote_shutdown, the_broker_is_full, clock_jumps_back)
 EVENTS: dict[str, Callable[[Service, Work], None]] = {
-    event.__name__: event for event in (*KILLS, *AT_FAULT, *OF_THE_BROKER)
+    event.__name__: event for event in (*KILLS, *OF_CHILDREN, *AT_FAULT, *OF_THE_BROKER)
 }
 NEEDS_BROKER = EVENTS.keys() - {"control", "the_broker", "everything"}
 
@@ -264,7 +277,7 @@ def services(hub: HubProcess, folder: Path) -> Iterator[dict[str, Service]]:
     try:
         for name, path in servers().items():
             if path:
-                running[name] = Service(folder / f"random-{name}", hub, path).__enter__()
+                running[name] = Service(folder / f"random-{name}", hub, path, growing_worker_command).__enter__()
         yield running
     finally:
         for service in running.values():
@@ -301,6 +314,7 @@ def carry_out(service: Service, schedule: Schedule) -> None:
     service.mend()
     try:
         service.check(work)
+        wait_for(service.replaced, "the replacement of children that grew")
         wait_for(lambda: not resting(service), "the return of workers that rested", REST_MAX / 2)
     finally:
         service.forget(work)
