@@ -12,7 +12,7 @@ import pytest
 
 from reshard.worker import control, health
 from reshard.worker.control import Control
-from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import PRESUMED_DEAD, Settings
 from tests.support.procs import Broker, Machine, wait_for
@@ -56,14 +56,14 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
 def test_a_worker_tells_what_it_and_its_children_take(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, Machine(tmp_path, broker.url) as machine:
         pid = machine.worker(concurrency=2).pid
-        children = psutil.Process(pid).children(recursive=True)
-        resident = sum(process.memory_info().rss for process in [psutil.Process(pid), *children])
-        assert len(children) >= 2
+
+        def tells_of_all() -> list[Process]:
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            resident = sum(process.memory_info().rss for process in family)
+            return [p for p in store.processes() if len(family) > 2 and p.memory == pytest.approx(resident, rel=0.2)]
+
         with JobStore.at(broker.url) as store:
-            (told,) = wait_for(
-                lambda: [p for p in store.processes() if p.memory == pytest.approx(resident, rel=0.2)],
-                "a sign of life with the memory of all",
-            )
+            (told,) = wait_for(tells_of_all, "a sign of life with the memory of all")
         assert told.temporary is not None
 
 
