@@ -146,9 +146,12 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     (seen,) = queue("catalog", "status", "mine", "--json").documents
     assert (seen["state"], seen["digest"]) == ("expanding", again["digest"])
     assert queue("catalog", "failures", "mine").out == "no failures\n"
-    assert queue("catalog", "pause", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
-    assert queue("catalog", "resume", "mine").code == 10
+    assert queue("catalog", "resume", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
+    assert queue("catalog", "pause", "mine").out == "catalog mine is paused\n"
     assert queue("catalog", "retry", "mine").code == 10
+    assert queue("catalog", "resume", "mine").code == 0
+    (seen,) = queue("catalog", "status", "mine", "--json").documents
+    assert seen["state"] == "expanding"
     bogus = queue("catalog", "retry", "mine", "--only", "bogus")
     assert bogus.code == 2
     assert bogus.err.startswith("error[usage.only]: --only bogus: no model of mine failed with it; there is nothing")
