@@ -27,7 +27,7 @@ FILES = """
 import sys, tempfile
 from pathlib import Path
 from reshard.worker.temp_dir import ProcessTempDir
-mine = ProcessTempDir(Path(sys.argv[1]))
+mine = ProcessTempDir.make(Path(sys.argv[1]))
 nameless = tempfile.TemporaryFile(dir=mine.path, buffering=0)
 nameless.write(bytes(2 << 20))
 (mine.path / "named").write_bytes(bytes(1 << 20))
@@ -78,7 +78,7 @@ def test_what_lies_in_the_folder_of_another_process_is_not_ours(tmp_path: Path) 
     other = tmp_path / f"reshard-{os.getpid()}-{'0' * 32}"  # with our pid, as in another container
     other.mkdir()
     (other / "shard").write_bytes(bytes(MB))
-    mine = ProcessTempDir(tmp_path)
+    mine = ProcessTempDir.make(tmp_path)
     assert measured(ME, tmp_path).temporary == 0
     mine.close()
 
