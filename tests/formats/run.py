@@ -103,6 +103,7 @@ def _reshard(name: str, folder: Path, space: Namespace, meta_loader: MetaLoader)
     case, target = CASES[name], space.repo(f"{name}-resharded")
     transport = "xet" if list(CASES).index(name) % 2 else "http"
     source = _publish(case, name, folder, space, transport)
+    space.admin.create_repo(target)
     lender = None if case.home == "source" else parse_place(str(folder / case.home))
     options = Options(**case.options, config_from=lender, transport=transport, visibility="public")
     request = Request(source=parse_place(source), target=parse_place(target), options=options)
