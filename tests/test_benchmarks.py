@@ -22,8 +22,8 @@ from tests.benchmarks.profiles import Sampler
 from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
-# These start fleets, and take minutes.
-SLOW = {"faulty", "nights"}
+# Half of the queue's own tests once more, or nothing but seconds, of which tiny data says nothing.
+SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading"}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_files_of_more_than_the_hub_takes_are_refused_and_smaller_ones_are_cut(
 ) -> None:
     folder = tmp_path / "model"
     save_sparse(folder, iter([matrix(f"layer.{i}.weight", 40 * GB) for i in range(12)]), 1)
-    refused(go, folder, on_hub, BadSize, str(HUB_FILE_MAX), 240 * GB)
+    refused(go, folder, on_hub, BadSize, f"{HUB_FILE_MAX:,}", 240 * GB)
     planned = do_plan(str(folder), on_hub.repo("large"), {"size": HUB_FILE_MAX})
     assert planned["shards"] == 3, "one file of 480 GB becomes three that the Hub takes"
     assert do_plan(str(folder), str(tmp_path / "out"), {"size": 240 * GB})["shards"] == 3, "a folder takes any file"
