@@ -3,7 +3,7 @@
 #   make demo        the real command on a real model, against a Hub on this machine
 #   make test        lint, types, and every test but the slow ones
 #   make test-all    the slow ones too: minutes, gigabytes
-#   make bench       ours beside others, about half an hour; writes build/bench.json and docs/benchmarks.md
+#   make bench       ours beside others, about 45 minutes; writes build/bench.json and docs/benchmarks.md
 #   make bench-quick a tenth of it in three minutes; writes nothing
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
