@@ -178,6 +178,7 @@ def watch(name: Name, output: Output) -> None:
 def _follow(queue: Queue, name: str, output: Output) -> None:
     """To its end; raises CatalogFailed, and CatalogState where models are left that did not fail."""
     from reshard.cli.watch import follow_catalog
+    from reshard.worker.followers.catalogs import TURNS
     from reshard.worker.followers.records import FULFILLED
 
     seen = follow_catalog(queue, name, output)
@@ -193,7 +194,9 @@ def _follow(queue: Queue, name: str, output: Output) -> None:
     left = seen.entries - sum(ended.outcome in FULFILLED for _, ended in seen.ended)
     if seen.state != "done" or left:
         note = f"{seen.note}; " if seen.note else ""
-        raise CatalogState(name=name, state=seen.state, why=f"{note}{left:,} of {seen.entries:,} models are not done")
+        why = f"{note}{left:,} of {seen.entries:,} models are not done"
+        cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in TURNS["running"] else ""
+        raise CatalogState(name=name, state=seen.state, why=why, cure=cure)
 
 
 @command("status")
@@ -349,6 +352,7 @@ def _status(seen: Seen) -> list[tuple[str, str]]:
         *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
         *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
         *([("next", f"see `reshard catalog failures {definition.name}`")] if groups else []),
+        *([("next", f"continue it with `reshard catalog resume {definition.name}`")] if seen.state == "paused" else []),
     ]
 
 

@@ -44,6 +44,15 @@ def page(target: Hub | Folder, ref: str = "") -> str:
     return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
 
 
+def into(request: Request) -> str:
+    """The target, with the branch or the pull request that was asked for."""
+    if request.target.kind == "hub" and request.options.branch:
+        place = str(request.target.model_copy(update={"revision": request.options.branch}))
+    else:
+        place = str(request.target)
+    return f"{place}, as a pull request" if request.options.pr else place
+
+
 def summary(
     target: Hub | Folder, published: Mapping[str, Any], files: int, size: int, seconds: float, checks: Checks
 ) -> str:
@@ -54,7 +63,7 @@ def summary(
     """
     where = page(target, published["ref"])
     if published["found"] and not checks:
-        commit = f", commit {published['commit']}" if target.kind == "hub" else ""
+        commit = f", commit {published['commit'][:12]}" if target.kind == "hub" else ""
         return f"nothing to do: {where} has this already{commit}, {lasted(seconds)}"
     results = Counter(check["result"] for check in checks)
     passed = count(results.pop("passed", 0), "check")
@@ -96,6 +105,8 @@ def in_short(
 
     ``moved`` are the bytes of weights that were read, sent, and found in the target's store.
     """
+    if published["found"] and not checks:  # nothing was done
+        return []
     rows = [*undo]
     if target.kind == "hub":
         read, sent, there = map(human_bytes, moved)
@@ -167,7 +178,7 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         ("state", f"{progress_text(job)}, since {dated(job.since)}"),
         ("took", f"{took(job)}{'' if job.state.ended else ' so far'}"),
         ("source", str(request.source)),
-        ("target", str(request.target)),
+        ("target", into(request)),
         ("size", f"{request.options.size:,} bytes a file"),
         ("asked by", f"{request.asked_by}, {dated(job.created)}"),
         *([("files", f"{job.shards_done:,} of {job.shards:,} sealed")] if job.shards else []),

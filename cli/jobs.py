@@ -10,7 +10,7 @@ from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
-from reshard.cli.job_text import describe, progress_text, report_of, report_text, took, undone
+from reshard.cli.job_text import describe, into, progress_text, report_of, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
 from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
 from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, UsageError, WrongState
@@ -131,18 +131,20 @@ def list_(
     Example: reshard list --state failed
     """
     with open_queue() as queue:
-        records = queue.jobs.recent(state or [], limit=sum(queue.jobs.counts().values()) if all_ else limit)
+        there = sum(number for one, number in queue.jobs.counts().items() if not state or one in state)
+        records = queue.jobs.recent(state or [], limit=there if all_ else limit)
         why = queue.waits(bulk=False)
     if why:
         output.say(why)
-    text = lines([LIST_HEAD, *map(_row, records)]) if records else "no jobs"
+    more = [f"{there - len(records):,} more; --all shows them"] if there > len(records) else []
+    text = "\n".join([lines([LIST_HEAD, *map(_row, records)]), *more]) if records else "no jobs"
     output.listing([record.to_dict() for record in records], text, [record.id for record in records])
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
     undone = f", undone by {job.rolled_back[:12]}" if job.rolled_back else ""
     code = f", {job.error['code']}" if job.error else ""
-    places = f"{job.request.source} -> {job.request.target}"
+    places = f"{job.request.source} -> {into(job.request)}"
     return job.id, progress_text(job) + code + undone, when(job.created), took(job), places
 
 

@@ -66,19 +66,25 @@ def lines(
     """Rows under each other with aligned columns, those numbered in ``right`` to the right.
 
     On a terminal the last column is wrapped between words, under its own beginning, or under its row where there is no
-    room for it or for one of its words beside the others; nothing is ever cut. ``stream`` is where they go, or else
-    stdout.
+    room for it or for one of its words beside the others. Where there is none for these others, the first column has a
+    line of its own. Nothing is ever cut. ``stream`` is where they go, or else stdout.
     """
     stream = stream or sys.stdout
     if not rows:
         return ""
     rows = [[printable(cell) for cell in row] for row in rows]
+    width = console(stream).width if stream.isatty() else sys.maxsize
+    return "\n".join(line.rstrip() for shown in _laid_out(rows, right, indent, width) for line in shown)
+
+
+def _laid_out(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, width: int) -> list[list[str]]:
+    """The lines of each row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
-    if not stream.isatty():
-        return "\n".join((indent + layout.format(*row)).rstrip() for row in rows)
-    width = console(stream).width
+    if start > width and len(widths) > 2:
+        others = _laid_out([row[1:] for row in rows], {i - 1 for i in right}, f"{indent}  ", width)
+        return [[indent + row[0], *below] for row, below in zip(rows, others, strict=True)]
     beside = start + min(widths[-1], WRAP_MIN) <= width
     own = len(indent) + 4  # where the lines begin that the last column has for itself
     shown = []
@@ -87,8 +93,8 @@ def lines(
         if not beside or any(start + len(line) > width for line in cell):
             cell, begin = ["", *_broken(row[-1], max(WRAP_MIN, width - own))], own
         first, *more = cell or [""]
-        shown += [indent + layout.format(*row[:-1], first), *(" " * begin + line for line in more)]
-    return "\n".join(line.rstrip() for line in shown)
+        shown.append([indent + layout.format(*row[:-1], first), *(" " * begin + line for line in more)])
+    return shown
 
 
 def _broken(text: str, width: int, indent: str = "", hanging: str = "") -> list[str]:

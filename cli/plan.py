@@ -48,7 +48,7 @@ def plan(
         made = draft(request, source, target)
         facts = plan_facts(request, made)
         if not has_target:
-            facts |= {"target": None, "undo": None, "transports": facts["transports"] | {"target": ""}}
+            facts |= {"target": None, "into": None, "undo": None, "transports": facts["transports"] | {"target": ""}}
         if not made.published:
             facts |= needs_facts(made, source, target if has_target else None, context)
     text = plan_text(facts, WHOLE if all_ else SHORT)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from reshard.cli.job_text import brings_back, undoable
+from reshard.cli.job_text import brings_back, into, undoable
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
 from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
@@ -39,6 +39,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
     return {
         "source": str(plan.pin),
         "target": str(request.target),
+        "into": into(request),
         "undo": undoable(request),
         "commit": plan.pin.commit,
         "base": plan.base,
@@ -104,10 +105,10 @@ def _file(shard: Shard, limit: int) -> dict[str, Any]:
 def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None = None) -> str:
     """The plan for people: figures first, then the files, then what becomes of the rest; laid out for ``stream``."""
     size = "one file" if facts["size"] == SINGLE else f"files of at most {facts['size']:,} bytes"
-    goes = f" -> {facts['target']}" if facts["target"] else ""
+    goes = f" -> {facts['into']}" if facts["target"] else ""
     head = [f"{facts['source']}{goes}, {size}"]
     if facts["published"]:
-        return f"{head[0]}\npublished already, as {facts['published']}: nothing to do"
+        return f"{head[0]}\nthe target has this already: nothing to do"
     files = facts["files"]
     came, goes = count(len(facts["reads"]), "file"), count(len(files), "file")
     groups = f", copied in {count(len(facts['groups']), 'group')}" if len(facts["groups"]) > 1 else ""
@@ -137,7 +138,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
 def _files(files: Sequence[dict[str, Any]], most: int, stream: TextIO | None) -> str:
     rows = [_row(file) for file in files]
     if len(rows) > most:
-        rows[most - 2 : -1] = [("...", "", "", f"{len(rows) - most + 1:,} more; {ALL}")]
+        rows[most - 2 : -1] = [(f"... {len(rows) - most + 1:,} more, by `plan --all`", "", "", "")]
     return lines(rows, right={1, 2}, indent="  ", stream=stream)
 
 

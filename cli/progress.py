@@ -60,12 +60,13 @@ class _Terminal(Bar):
         from rich.table import Column
 
         phase = rich.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, min_width=PHASE))
-        figures = rich.TextColumn("{task.fields[figures]}", markup=False, table_column=Column(ratio=1))
         shown = console(sys.stderr)
         width = LONG_BAR if shown.width >= WIDE else SHORT_BAR
+        self._room = shown.width - PHASE - width - GAPS  # columns for the figures
+        # A row that fills the terminal is two once somebody types Ctrl-C behind it.
+        figures = rich.TextColumn("{task.fields[figures]}", markup=False, table_column=Column(max_width=self._room))
         columns = (phase, rich.BarColumn(width, table_column=Column(no_wrap=True, min_width=width)), figures)
         self._progress = rich.Progress(*columns, console=shown, transient=True)
-        self._room = shown.width - PHASE - width - GAPS  # columns for the figures
         self._phase, self._task = "", rich.TaskID(0)
         self._rate = _Rate()
         self._figures: Callable[[int], str] = lambda room: ""

@@ -92,7 +92,7 @@ def worker(
 
 
 def control(log_format: LogFormat = None) -> None:
-    """Run the scheduler: fire schedules, recover lost work.
+    """Run the scheduler: wake workers for jobs and schedules.
 
     Example: reshard control
     """

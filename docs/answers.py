@@ -143,6 +143,7 @@ class Plan(Answer):
 
     source: str
     target: str | None = Field(description="null where only the cut is planned")
+    into: str | None = Field(description="the target in words, with its branch or pull request")
     undo: str | None = Field(description="the target as `reshard rollback` takes it")
     commit: str | None = Field(description="of the source")
     base: str | None = Field(description="the target's commit that the plan was made for")

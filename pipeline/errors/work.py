@@ -128,9 +128,9 @@ class NoticeFailed(QueueError, code="queue.notice", retryable=True):
 class CatalogNotFound(QueueError, code="queue.no_catalog"):
     message = "no catalog {name} was submitted"
     hint = "`reshard catalog status` shows what there is"
-class CatalogState(QueueError, code="queue.catalog_state"):
+class CatalogState(QueueError, code="queue.catalog_state", cure=""):
     message = "catalog {name} is {state}: {why}"
-    hint = "see `reshard catalog status {name}`"
+    hint = "{cure}see `reshard catalog status {name}`"
 
 
 class JobError(ReshardError, code="job", exit_code=11):

@@ -148,6 +148,8 @@ def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) 
     assert queue("catalog", "failures", "mine").out == "no failures\n"
     assert queue("catalog", "resume", "mine").err.startswith("error[queue.catalog_state]: catalog mine is expanding")
     assert queue("catalog", "pause", "mine").out == "catalog mine is paused\n"
+    assert "`reshard catalog resume mine`" in queue("catalog", "status", "mine").out
+    assert "continue it with `reshard catalog resume mine`, or see" in queue("catalog", "watch", "mine").err
     assert queue("catalog", "retry", "mine").code == 10
     assert queue("catalog", "resume", "mine").code == 0
     (seen,) = queue("catalog", "status", "mine", "--json").documents

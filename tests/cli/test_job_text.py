@@ -8,12 +8,12 @@ from unittest.mock import ANY
 
 import pytest
 
-from reshard.cli.job_text import SHORT_ROWS, describe, in_short, page, summary, took, undo_rows
+from reshard.cli.job_text import SHORT_ROWS, describe, in_short, into, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
 from reshard.cli.queue import Queue, waits
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import Claim, Job
 from reshard.worker.queue.states import JobState
 
@@ -40,6 +40,19 @@ def test_a_repository_without_an_endpoint_is_on_the_hub_that_is_set(monkeypatch:
     assert page(Hub(repo="us/m"), "main") == "https://huggingface.co/us/m"
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (Options(size=1), "us/m"),
+        (Options(size=1, branch="cut"), "us/m@cut"),
+        (Options(size=1, pr=True), "us/m, as a pull request"),
+        (Options(size=1, branch="cut", pr=True), "us/m@cut, as a pull request"),
+    ],
+)
+def test_a_target_is_named_with_its_branch_or_pull_request(options: Options, says: str) -> None:
+    assert into(Request(source=Hub(repo="a/b"), target=Hub(repo="us/m"), options=options)) == says
+
+
 def test_one_line_says_where_the_result_is_and_what_it_took() -> None:
     hub, published = (
         Hub(repo="us/m", endpoint="https://hub.example"),
@@ -55,12 +68,13 @@ def test_what_was_there_already_is_no_work_unless_this_job_did_it() -> None:
     assert nothing == "nothing to do: /out has this already, 1 s"
     hub = Hub(repo="us/m", endpoint="https://hub.example")
     nothing = summary(hub, published | {"ref": "main"}, 1, 10, 1.0, [])
-    assert nothing == f"nothing to do: https://hub.example/us/m has this already, commit {'c' * 64}, 1 s"
+    assert nothing == f"nothing to do: https://hub.example/us/m has this already, commit {'c' * 12}, 1 s"
+    assert in_short(hub, published | {"ref": "main"}, (0, 0, 0), {}, []) == [], "which says it all"
     assert summary(Folder(path="/out"), published, 1, 10, 1.0, PASSED).startswith("wrote /out: 1 file, ")
 
 
 def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> None:
-    published = {"ref": "main", "commit": "c" * 40}
+    published = {"ref": "main", "found": False, "commit": "c" * 40}
     levels = {"checked": ["a", "b"], "as delivered": ["c"]}
     moved = (2_000_000, 1_000, 500_000)
     assert in_short(Hub(repo="us/m"), published, moved, levels, PASSED + SKIPPED) == [
@@ -90,7 +104,9 @@ def test_the_end_of_a_job_in_place_says_how_it_is_undone(
     request = Request.of(target, target, **options)
     rows = undo_rows(request, changes_source=True)
     assert rows == ([("undo", f"the source itself was changed; {says}")] if says else [])
-    assert in_short(request.target, {"ref": "", "commit": ""}, (0, 0, 0), {}, SKIPPED * 9, rows)[:1] == (rows or ANY)
+    assert in_short(request.target, {"ref": "", "commit": "", "found": False}, (0, 0, 0), {}, SKIPPED * 9, rows)[
+        :1
+    ] == (rows or ANY)
     assert undo_rows(request, changes_source=False) == []
 
 

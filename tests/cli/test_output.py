@@ -49,7 +49,7 @@ def test_a_table_of_workers_is_whole_however_long_their_names_are(
     idle = (name, "takes work", "Nov 23 00:06", "2", "0.1.0", "")
     busy = ("b:2", "resting", "Nov 23 00:06", "2", "0.1.0", "hbyeu8ypup plan")
     shown = terminal(lambda: Output().result({}, lines([WORKERS_HEAD, idle, busy])))
-    assert shown.endswith("\n    hbyeu8ypup plan\n")
+    assert shown.endswith("  hbyeu8ypup plan\n") and f"\n{name}\n" in shown
     assert [word for word in shown.split() if word in {name, "b:2", "0.1.0"}] == [name, "0.1.0", "b:2", "0.1.0"]
 
 
@@ -92,6 +92,20 @@ def test_a_last_column_of_which_one_word_has_no_room_is_below_its_row(
     ]
 
 
+def test_a_first_column_that_leaves_the_others_no_room_has_a_line_of_its_own(
+    terminal: Callable[[Callable[[], object]], str],
+) -> None:
+    rows = [("NAME", "STATE", "SINCE", "LAST"), ("n" * 38, "waits", "Nov 23 02:48", "none"), ("b", "here", "-", "")]
+    assert terminal(lambda: Output().result({}, lines(rows))).splitlines() == [
+        "NAME",
+        "  STATE  SINCE         LAST",
+        "n" * 38,
+        "  waits  Nov 23 02:48  none",
+        "b",
+        "  here   -",
+    ]
+
+
 def test_a_short_last_column_stays_beside_the_others(terminal: Callable[[Callable[[], object]], str]) -> None:
     rows = [("model-00001-of-00003", "9,000 bytes", "above"), ("model-00002-of-00003", "7,000 bytes", "")]
     told = [" ".join(line.split()) for line in terminal(lambda: Output().result({}, lines(rows))).splitlines()]
@@ -113,8 +127,7 @@ def test_a_path_longer_than_a_line_stays_whole_in_every_column(
         f"  {path}",
         "    9,000 bytes  1 tensor",
         "  b",
-        "    7 bytes  1 tensor",
-        "      above --size",
+        "        7 bytes  1 tensor  above --size",
         "largest",
         f"    {path},",
         "    9,000 bytes",

@@ -80,7 +80,7 @@ def test_a_long_plan_is_shown_in_part_or_whole(reshard: Run, model: Path, tmp_pa
         (model / f"more-{number:02}.txt").write_text("words")
         save_file({f"w{number}": np.zeros(9, np.uint8)}, model / f"extra-{number:02}.safetensors")
     short = reshard("plan", model, "--to", tmp_path / "out").out
-    assert re.search(r"^  \.\.\. +\d+ more; `reshard plan --all` shows them$", short, re.MULTILINE)
+    assert re.search(r"^  \.\.\. \d+ more, by `plan --all`$", short, re.MULTILINE)
     whole = reshard("plan", model, "--to", tmp_path / "out", "--all").out
     assert "more" not in whole.replace("more-", "")
     assert {f"{kind}-{n:02}" for kind in ("more", "extra") for n in range(60)} <= set(re.findall(r"\w+-\d\d", whole))
@@ -232,6 +232,8 @@ def test_verbose_shows_the_figures_of_each_check(reshard: Run, model: Path, tmp_
     assert re.fullmatch(rf"nothing to do: {tmp_path}/out has this already, \d s\n", again.out)
     told = reshard("run", model, "--to", tmp_path / "out", "--size", "3300B", "--verbose")
     assert len(re.findall("nothing|already", told.out + told.err)) == 2, "once, in one line"
+    planned = reshard("plan", model, "--to", tmp_path / "out", "--size", "3300B").out
+    assert planned.splitlines()[1:] == ["the target has this already: nothing to do"]
 
 
 def test_quiet_writes_the_commit_and_nothing_else(reshard: Run, model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,8 @@ def test_jobs_are_listed_newest_first_and_by_state(queue: Queue) -> None:
     queue("cancel", old)
     assert queue("list", "--limit", "2", "-q").out.split() == [new, old]
     assert [job["id"] for job in queue("list", "--state", "cancelled", "--limit", "1", "--json").documents] == [old]
+    assert re.search(r"\n[\d,]+ more; --all shows them\n$", queue("list", "--limit", "1").out)
+    assert "more;" not in queue("list", "--all").out
     head, *rows = queue("list", "--all").out.splitlines()
     assert head.split() == ["JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE", "->", "TARGET"]
     assert any(row.startswith(f"{old}  cancelled  ") for row in rows), rows
