@@ -172,7 +172,8 @@ def parse(text: str, file: str) -> Catalog:
     try:
         return Catalog.model_validate(data)
     except ValidationError as invalid:
-        errors = invalid.errors()
+        # Pydantic takes wrong entries for none: a list that is empty only then is not counted.
+        errors = [error for error in invalid.errors() if error["type"] != "too_short" or not error["input"]]
         first = errors[0]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise BadCatalog(

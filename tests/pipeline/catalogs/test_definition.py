@@ -95,6 +95,20 @@ def test_an_error_names_the_line_the_key_and_the_fix(text: str, line: int, key: 
     assert str(caught.value).startswith(f"c.yaml, line {line}: {key}")
 
 
+@pytest.mark.parametrize(
+    ("entries", "count"),
+    [
+        ("- {repo: a/b, sise: 1GB}", ""),
+        ("- {repo: a/b, sise: 1GB, pakc: layers}", " (and 1 more)"),
+        ("- {repo: a/b}\n- {repo: a/c, sise: 1GB}\n- nowhere", " (and 1 more)"),
+    ],
+)
+def test_only_what_a_person_got_wrong_is_counted(entries: str, count: str) -> None:
+    with pytest.raises(BadCatalog) as caught:
+        parse(f"name: n\ndefaults: {{to: 'us/{{name}}'}}\nentries:\n{entries}\n", "c.yaml")
+    assert caught.value.facts["why"] == f"unknown name{count}"
+
+
 @given(st.text(max_size=200) | st.from_regex(r"(name|entries|defaults): ?[\[\]{}a-z:, \n-]{0,40}", fullmatch=True))
 def test_any_text_is_a_catalog_or_one_clear_error(text: str) -> None:
     try:
