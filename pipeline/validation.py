@@ -46,8 +46,10 @@ def _plain(message: str) -> str:
     'must be a valid boolean'
     >>> _plain("Input should be a valid dictionary or instance of Entry")
     'must be a mapping'
+    >>> _plain("Input should be a valid tuple")
+    'must be a list'
     """
     if message.startswith("Value error, "):  # what pydantic puts before our own words
         return message.removeprefix("Value error, ")
-    plain = message.replace("Input should be", "must be").partition(", unable to")[0]
+    plain = message.replace("Input should be", "must be").partition(", unable to")[0].replace("a valid tuple", "a list")
     return re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", plain)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import string
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -28,6 +29,11 @@ from reshard.pipeline.validation import first_problem
 VERSION: Literal[1] = 1
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
+    "string_pattern_mismatch": "a name is of small letters and digits, and behind the first also dots, - and _; "
+    "63 characters at most",
+    "too_short": "there are none",
+}
 # Ten times as fast, where PyYAML was built with libyaml; a catalog may have thousands of lines.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PLACEHOLDERS = ("owner", "name", "size", "revision")
@@ -147,12 +153,14 @@ class Catalog(Strict):
     defaults: Cut = Cut()
     entries: tuple[CatalogEntry, ...] = Field(min_length=1, max_length=ENTRIES_MAX)
 
-    @model_validator(mode="after")
-    def _targeted(self) -> Catalog:
-        for number, entry in enumerate(self.entries):
-            if entry.to is None and self.defaults.to is None:
-                raise ValueError(f"entries[{number}] says nowhere where it goes; give it or defaults a `to`")
-        return self
+
+LEVELS = (Catalog, Cut, CatalogEntry, Query)  # what a key is of, by how many steps lead to it
+HOMES: dict[type[Strict], str] = {  # of a key that two of them know, the last one counts
+    Catalog: "at the top of the file",
+    CatalogEntry: "in an entry",
+    Cut: "in `defaults` or an entry",
+    Query: "in `query: {...}`, which an entry has instead of `repo`",
+}
 
 
 def parse(text: str, file: str) -> Catalog:
@@ -170,7 +178,7 @@ def parse(text: str, file: str) -> Catalog:
         raise BadCatalog(file=file, line=1, key="file", why="not a mapping", fix="begin with `name:` and `entries:`")
     _refuse_doubles(root, file)
     try:
-        return Catalog.model_validate(data)
+        catalog = Catalog.model_validate(data)
     except ValidationError as invalid:
         # Pydantic takes wrong entries for none: a list that is empty only then is not counted.
         errors = [error for error in invalid.errors() if error["type"] != "too_short" or not error["input"]]
@@ -178,8 +186,14 @@ def parse(text: str, file: str) -> Catalog:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise BadCatalog(
             file=file, line=_line(root, first["loc"]), key=_dotted(first["loc"]),
-            why=first_problem(invalid).why + more, fix=_fix(first),
+            why=WORDS.get(first["type"], first_problem(invalid).why) + more, fix=_fix(first),
         ) from None  # fmt: skip
+    for number, entry in enumerate(catalog.entries):
+        if entry.to is None and catalog.defaults.to is None:
+            path, why = ("entries", number), "no `to` says where it goes"
+            fix = "add `to: user/repo` to the entry, or a template such as `to: user/{name}-{size}` to `defaults`"
+            raise BadCatalog(file=file, line=_line(root, path), key=_dotted(path), why=why, fix=fix)
+    return catalog
 
 
 def schema() -> dict[str, Any]:
@@ -274,14 +288,27 @@ def _fix(error: Any) -> str:
     path = error["loc"]
     match error["type"]:
         case "extra_forbidden":
-            known = sorted({*Catalog.model_fields, *CatalogEntry.model_fields, *Query.model_fields})
-            near = difflib.get_close_matches(str(path[-1]), known, 1)
-            return f"did you mean `{near[0]}`?" if near else "remove it; docs/guides/catalogs.md lists every key"
+            return _meant(str(path[-1]), LEVELS[len(path) - 1])
         case "missing":
             return f"add `{path[-1]}:`"
+        case "string_pattern_mismatch":
+            return "write it as in `name: nightly-200mb`"
+        case "too_short":
+            return "add one: `- repo: user/repo`"
         case "literal_error":
             return f"choose one of {error['ctx']['expected']}"
     return f"change {_dotted(path)}; docs/guides/catalogs.md says what it may be"
+
+
+def _meant(typed: str, level: type[Strict]) -> str:
+    """What to do about a key that ``level`` does not know: it is misspelt, or belongs elsewhere."""
+    homes = {key: home for other, home in HOMES.items() for key in other.model_fields}
+    close = partial(difflib.get_close_matches, typed, n=1)
+    near = [typed] if typed in homes else close(level.model_fields) or close(homes)
+    if not near:
+        return "remove it; docs/guides/catalogs.md lists every key"
+    key = near[0]
+    return f"did you mean `{key}`?" if key in level.model_fields else f"`{key}` belongs {homes[key]}"
 
 
 def named(catalog: Catalog) -> Iterator[str]:
