@@ -8,13 +8,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from typer import Abort, TyperException
 
 from reshard.cli.output import Output, console
-from reshard.pipeline.errors import BadSize, NoTarget, ReshardError, UsageError
+from reshard.pipeline.errors import BadPlace, BadSize, NoTarget, ReshardError, UsageError
 from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
@@ -85,8 +84,11 @@ def _mistyped(what: str, command: str) -> UsageError:
 
 
 def _meant(error: ReshardError, typed: Sequence[str]) -> str:
-    """That a folder has the name by which no repository was found, if so."""
-    if not error.code.startswith(("source.not_found", "target.not_found", "hub.unreachable")):
+    """That a folder has the name that no repository has, or may have, if so."""
+    if error.code == BadPlace.code:
+        typed = [str(error.facts["value"])]
+    elif not error.code.startswith(("source.not_found", "target.not_found", "hub.unreachable")):
         return ""
-    here = next((text for text in typed if re.match(r"[^-./~]", text) and Path(text).is_dir()), None)
+    # os.path, as Path raises for a name that is too long. Without a slash, it is a command, or told of already.
+    here = next((text for text in typed if re.match(r"[^-./~].*/", text) and os.path.isdir(text)), None)  # noqa: PTH112
     return f"; for the folder here, type ./{here}" if here else ""

@@ -12,7 +12,7 @@ import pytest
 from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, guarded
-from reshard.pipeline.errors import BadSize, ReshardError, by_code
+from reshard.pipeline.errors import BadSize, ReshardError, SourceNotFound, by_code
 from tests.cli.conftest import COMMAND, Run
 
 
@@ -48,6 +48,34 @@ def test_with_json_an_error_is_a_document_on_stdout(capsys: pytest.CaptureFixtur
 def test_a_wrong_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(BadParameter("no such thing")) == 2
     assert capsys.readouterr().err.startswith("error[usage]: ")
+
+
+@pytest.mark.parametrize("typed", ["mine/model/", "u/../mine/model", "mine/model/deep"])
+def test_a_folder_here_that_no_repository_can_be_called_is_pointed_at(reshard: Run, tmp_path: Path, typed: str) -> None:
+    for folder in ("mine/model/deep", "u"):
+        (tmp_path / folder).mkdir(parents=True)
+    done = reshard("plan", typed)
+    assert done.code == 2
+    assert done.err.startswith("error[usage.place]: ")
+    assert done.err.endswith(f"; for the folder here, type ./{typed}\n")
+
+
+@pytest.mark.parametrize("typed", ["mine/model/", "gpt2", "mine/" + "x" * 300])
+def test_no_folder_is_pointed_at_that_is_not_there_or_was_told_of(reshard: Run, tmp_path: Path, typed: str) -> None:
+    (tmp_path / "gpt2").mkdir()
+    done = reshard("plan", typed)
+    assert done.err.startswith("error[usage.place]: ")
+    assert "for the folder here" not in done.err
+
+
+def test_a_folder_that_is_called_as_a_command_is_not_pointed_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["reshard", "plan", "them/model"])
+    assert code_of(SourceNotFound(repo="them/model", endpoint="https://hub.example")) == 3
+    assert "for the folder here" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["catalog"], ["schedule"], ["fleet"]])
