@@ -104,9 +104,14 @@ class TokenMissing(AccessError, code="access.no_token", blames_worker=True):
 class TokenRefused(AccessError, code="access.bad_token", blames_worker=True):
     message = "{endpoint} does not accept the token"
     hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
-class NoWriteAccess(AccessError, code="access.no_write", whose="this token"):
+class NoWriteAccess(
+    AccessError,
+    code="access.no_write",
+    whose="this token",
+    cure="use a token of an account that may write there, or open a pull request with --pr if the repository exists",
+):
     message = "{whose} may not write to {repo} on {endpoint}"
-    hint = "use a token of an account that may write there, or open a pull request with --pr if the repository exists"
+    hint = "{cure}"
 class TargetHidden(NoWriteAccess, code="access.hidden_target"):
     message = "{repo} is on {endpoint} already, and this token may not see it"
     hint = "use a token that may read and write it{where}, or choose another target; then {again}"

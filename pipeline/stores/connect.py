@@ -201,7 +201,7 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
             if api.xet_token(route) is not None:
                 return XetSink(api, place.repo, route, context.memory_limit)
         except Refusal as refusal:
-            raise refusal.as_target(place.repo) from refusal
+            raise refusal.as_target(place.repo, options.pr) from refusal
         return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
 
     return HubTarget(api, place, ref, choose, pull_request=options.pr)

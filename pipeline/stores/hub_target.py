@@ -170,7 +170,7 @@ class HubTarget:
                     if number is None:
                         raise
         except Refusal as refusal:
-            raise refusal.as_target(self.place.repo) from refusal
+            raise refusal.as_target(self.place.repo, pr=True) from refusal
         return HubTarget(self.api, self.place, f"refs/pr/{number}", self._choose)
 
     def _find(self, author: str, digest: str) -> int | None:

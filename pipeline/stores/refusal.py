@@ -58,9 +58,9 @@ class Refusal(Exception):
         """What it means that a repository could not be read."""
         return self._with_id(self._of_source(repo, revision))
 
-    def as_target(self, repo: str) -> ReshardError:
-        """What it means that a repository could not be written."""
-        return self._with_id(self._of_target(repo))
+    def as_target(self, repo: str, pr: bool = False) -> ReshardError:
+        """What it means that a repository could not be written, or with ``pr`` no pull request be opened."""
+        return self._with_id(self._of_target(repo, pr))
 
     def _with_id(self, error: ReshardError) -> ReshardError:
         error.facts |= self.request
@@ -83,7 +83,7 @@ class Refusal(Exception):
             return missing
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
 
-    def _of_target(self, repo: str) -> ReshardError:
+    def _of_target(self, repo: str, pr: bool) -> ReshardError:
         if self.status == 401:
             if not self.signed_in:
                 return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
@@ -91,19 +91,26 @@ class Refusal(Exception):
         if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
             return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)
         if self.status == 403:
-            return NoWriteAccess(repo=repo, endpoint=self.endpoint, whose=self._whose())
+            return NoWriteAccess(repo=repo, endpoint=self.endpoint, **self._token(repo, pr))
         if self.code in ("RepoNotFound", "RevisionNotFound"):
             return TargetNotFound(repo=repo, endpoint=self.endpoint)
         if self.status == 400 and "LFS pointer" in self._words:
             return ObjectLost(repo=repo, what=self.why)
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
 
-    def _whose(self) -> str:
-        """Whose token it was, in words; asked only now that it was refused."""
+    def _token(self, repo: str, pr: bool) -> dict[str, str]:
+        """Whose token it was, in words, and what to do about it; asked only now that it was refused."""
+        cure = {"cure": "use a token of an account that may write there, or publish elsewhere"} if pr else {}
         try:
-            return f"the token of {self._caller.whoami().name}"
+            account = self._caller.whoami()
         except (Refusal, ReshardError):
-            return "this token"
+            return cure
+        owner = account.name.casefold() == repo.partition("/")[0].casefold()
+        if account.role == "read" or (owner and account.role == "fineGrained"):  # it opens no pull request either
+            whose = "" if owner else ", of an account that may write there"
+            make = f"make one with write access{whose} ({self.endpoint}/settings/tokens)"
+            cure = {"cure": f"the token is read-only: {make}"}
+        return {"whose": f"the token of {account.name}", **cure}
 
 
 def _why(response: httpx2.Response) -> str:

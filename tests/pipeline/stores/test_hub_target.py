@@ -133,14 +133,47 @@ def test_somebody_elses_namespace(context: Context, hub: HubAdmin, namespace: Na
         target_at("stranger/model" if there else "stranger/new", context).prepare(private=True)
 
 
+@pytest.mark.parametrize("role", ["read", "fineGrained"])
 def test_a_token_that_only_reads(
-    context: Context, repo: str, hub: HubAdmin, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+    context: Context, repo: str, hub: HubAdmin, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    token = hub.create_token(namespace.name, role=role, scopes={namespace.name: "read"})
+    monkeypatch.setenv("HF_TOKEN", token)
+    head = hub.head(repo)
+    with pytest.raises(NoWriteAccess) as refused:
+        target_at(repo, context).prepare(private=True)
+    make = "the token is read-only: make one with write access"
+    assert refused.value.next_step == f"{make} ({namespace.endpoint}/settings/tokens)"
+    assert hub.head(repo) == head
+
+
+def test_with_a_token_that_only_reads_somebody_elses_repository_takes_no_pull_request(
+    context: Context, hub: HubAdmin, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", hub.create_token(namespace.name, role="read"))
-    head = hub.head(repo)
-    with pytest.raises(NoWriteAccess):
-        target_at(repo, context).prepare(private=True)
-    assert hub.head(repo) == head
+    hub.create_user("stranger")
+    hub.create_repo("stranger/model", visibility="public")
+    for pr in (False, True):
+        target = target_at("stranger/model", context, pr=pr)
+        with pytest.raises(NoWriteAccess) as refused:
+            target.request("d1", target.prepare(private=True), "Title", "digest d1")
+        assert "read-only: make one with write access, of an account that may write there" in refused.value.next_step
+        assert "--pr" not in refused.value.next_step
+
+
+def test_where_a_pull_request_is_refused_none_is_offered(context: Context, hub: HubAdmin) -> None:
+    hub.create_user("stranger")
+    hub.create_repo("stranger/model", visibility="public")
+    with pytest.raises(NoWriteAccess) as refused:
+        target_at("stranger/model", context).prepare(private=True)
+    assert "--pr" in refused.value.next_step
+    target = target_at("stranger/model", context, pr=True)
+    base = target.prepare(private=True)
+    hub.fault("POST /api/models/stranger/model/discussions", "status", status=403)
+    with pytest.raises(NoWriteAccess) as refused:
+        target.request("d1", base, "Title", "digest d1")
+    assert "an account that may write there" in refused.value.next_step
+    assert "--pr" not in refused.value.next_step
 
 
 def test_where_the_hub_does_not_say_whose_a_token_is_it_is_this_token(context: Context, hub: HubAdmin) -> None:

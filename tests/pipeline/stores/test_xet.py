@@ -345,6 +345,16 @@ def test_a_repo_of_others_is_refused(context: Context, hub: HubAdmin) -> None:
         target.sink("t")
 
 
+def test_where_uploads_for_a_pull_request_are_refused_none_is_offered(context: Context, hub: HubAdmin) -> None:
+    hub.create_user("xet-stranger")
+    hub.create_repo("xet-stranger/model", visibility="public")
+    hub.fault("GET .*/xet-write-token/.*", "status", status=403)
+    target = open_target(Hub(repo="xet-stranger/model"), Options(pr=True), context)
+    with pytest.raises(NoWriteAccess) as refused:
+        target.sink("t")
+    assert "--pr" not in refused.value.next_step
+
+
 def test_an_object_that_the_store_forgot_is_not_held(data: bytes, target: HubTarget, hub: HubAdmin) -> None:
     batch = target.sink("t").batch([])
     write(batch, data)
