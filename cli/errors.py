@@ -17,7 +17,8 @@ from reshard.pipeline.errors import BadPlace, BadSize, NoTarget, ReshardError, U
 from reshard.pipeline.text import printable
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
-LOOKING = {"reshard plan", "reshard verify"}  # the long commands that change nothing; others say what is left
+# The long commands that change nothing; others say what is left.
+LOOKING = {"reshard doctor", "reshard plan", "reshard verify"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 

@@ -124,7 +124,7 @@ def test_ctrl_c_while_it_is_planned_says_that_nothing_was_copied(held: Held) -> 
     assert "interrupted: nothing was copied" in held.interrupt(f"^GET /api/models/{held.source}/")
 
 
-@pytest.mark.parametrize("command", ["plan", "verify"])
+@pytest.mark.parametrize("command", ["doctor", "plan", "verify"])
 def test_ctrl_c_while_something_is_only_looked_at_says_so(command: str, held: Held) -> None:
     said = held.interrupt(f"^GET /api/models/{held.source}/", command=command)
     assert said.splitlines()[-1] == "interrupted; nothing was changed"
