@@ -19,7 +19,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
-from reshard.pipeline.errors import NoTarget, UsageError
+from reshard.pipeline.errors import BadPlace, NoTarget, UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
@@ -148,7 +148,12 @@ def _source(value: str, revision: str | None) -> Hub | Folder:
 
 
 def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
-    place = parse_place(value)
+    try:
+        place = parse_place(value)
+    except BadPlace as bad:
+        if value.strip() and "/" not in value:
+            bad.facts["cure"] = f"give --to user/repo, or --to ./{value} for a folder here"
+        raise
     if branch and pr:
         raise UsageError(what="--branch and --pr exclude each other: a pull request goes to the default branch")
     if isinstance(place, Folder) and (branch or pr):

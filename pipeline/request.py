@@ -43,7 +43,8 @@ def parse_size(value: str, option: str = "--size") -> int:
         raise BadSize(option=option, value=value, why="this is a rate or bits, and a file has bytes")
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadSize(option=option, value=value, why="this is not a number of bytes")
+        why = "a number has no commas here" if "," in text else "this is not a number of bytes"
+        raise BadSize(option=option, value=value, why=why)
     unit = match["unit"]
     if re.fullmatch(r"[KMGTkmgt]i?b", unit) and unit.upper() != unit and not unit.islower():
         raise BadSize(option=option, value=value, why=f"{unit} means bits")

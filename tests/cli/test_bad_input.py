@@ -308,6 +308,12 @@ def test_a_target_that_is_missing_is_asked_for(reshard: Run, model: Path, comman
     assert "--to user/repo or --to ./folder" in done.err
 
 
+def test_a_target_without_its_owner_is_told_what_a_target_is(reshard: Run, model: Path) -> None:
+    done = reshard("run", model, "--to", "you")
+    assert (done.code, done.err.partition(":")[0]) == (2, "error[usage.place]")
+    assert done.err.endswith("hint: give --to user/repo, or --to ./you for a folder here\n")
+
+
 @pytest.mark.parametrize("token", ["", "their own"])
 def test_a_plan_without_a_target_needs_no_leave_to_write(scene: Scene, reshard: Run, token: str) -> None:
     lfs = [path for path in scene.files if path.endswith(".safetensors")]

@@ -91,6 +91,12 @@ def test_a_small_number_without_a_unit_is_taken_for_one_whose_unit_was_forgotten
     assert (parse_size("200B"), parse_size("1000000")) == (200, 1_000_000)
 
 
+@pytest.mark.parametrize("text", ["200,000,000", "1,000MB", "1,5GB"])
+def test_a_size_with_a_comma_is_told_of_the_comma(text: str) -> None:
+    with pytest.raises(BadSize, match=f"--size {text}: a number has no commas here"):
+        parse_size(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [
