@@ -91,6 +91,7 @@ def test_a_folder_keeps_no_past(repo: str, tmp_path: Path, go: Run) -> None:
     with pytest.raises(NothingToRollBack, match="keeps nothing") as refused:
         rollback(place(str(tmp_path / "out")), published)
     assert "until the next run" in refused.value.next_step
+    assert published not in str(refused.value), "a folder has no commits"
     assert list((tmp_path / "out").glob("*.safetensors"))
 
 
