@@ -53,7 +53,8 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         if context and what == context.get_help():  # typed without anything behind it
             sys.stderr.write(f"{what}\n")
             return UsageError.exit_code
-        error = _known(typed, sys.argv[1:]) or _mistyped(what, context.command_path if context else name)
+        path = context.command_path if context else name
+        error = _known(typed, path, sys.argv[1:]) or _mistyped(what, path)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
         with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
             file.writelines(traceback.format_exception(unknown))
@@ -69,10 +70,12 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
     return error.exit_code
 
 
-def _known(typed: TyperException, words: Sequence[str]) -> UsageError | None:
+def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageError | None:
     """The error that has a hint of its own for this mistake, if one does."""
     if getattr(getattr(typed, "param", None), "name", None) == "to":
         return NoTarget()
+    if command == "reshard rollback" and getattr(typed, "option_name", None) == "--pr":
+        return UsageError(what=f"--pr: which one is part of the name: `{command} user/repo@refs/pr/N`", command=command)
     size = re.search(r"(--[\w-]+)[= ]([\d.]+ [kMGT]?i?B(?:/s)?)(?!\S)", " ".join(words))
     if size and "unexpected extra argument" in typed.format_message():
         return BadSize(option=size[1], value=size[2], why="it is two words to the shell; write it without the blank")

@@ -209,8 +209,6 @@ def rollback(
         str,
         argument("JOB|DST", "A job's id, or the start of one; or the target itself.", autocompletion=completion.jobs),
     ],
-    pr: Annotated[bool, Option("--pr", hidden=True, help="As it was given to run.")] = False,
-    *,
     output: Output,
 ) -> None:
     """Undo the commit of a job, or the last one to DST.
@@ -222,8 +220,6 @@ def rollback(
     from reshard.pipeline.publishing.rollback import rollback as undo
     from reshard.pipeline.stores.connect import Context, open_target
 
-    if pr:
-        raise UsageError(what="--pr: which one is part of the name: `reshard rollback user/repo@refs/pr/N`")
     if "/" in job or job.startswith("."):
         _roll_back_target(parse_place(job), output)
         return

@@ -74,16 +74,16 @@ def lines(
         return ""
     rows = [[printable(cell) for cell in row] for row in rows]
     width = console(stream).width if stream.isatty() else sys.maxsize
-    return "\n".join(line.rstrip() for shown in _laid_out(rows, right, indent, width) for line in shown)
+    return "\n".join(line.rstrip() for shown in _rows(rows, right, indent, width) for line in shown)
 
 
-def _laid_out(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, width: int) -> list[list[str]]:
+def _rows(rows: Sequence[Sequence[str]], right: Collection[int], indent: str, width: int) -> list[list[str]]:
     """The lines of each row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{width}}}" for i, width in enumerate(widths))
     start = len(indent) + sum(widths[:-1]) + 2 * len(widths[:-1])
     if start > width and len(widths) > 2:
-        others = _laid_out([row[1:] for row in rows], {i - 1 for i in right}, f"{indent}  ", width)
+        others = _rows([row[1:] for row in rows], {i - 1 for i in right}, f"{indent}  ", width)
         return [[indent + row[0], *below] for row, below in zip(rows, others, strict=True)]
     beside = start + min(widths[-1], WRAP_MIN) <= width
     own = len(indent) + 4  # where the lines begin that the last column has for itself

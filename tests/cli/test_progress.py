@@ -176,6 +176,21 @@ def test_a_phase_has_one_line_of_eighty_columns(
     assert last[-1] == "" and re.fullmatch(rf"copying +\S+ {re.escape(line)}", last[-2]), last
 
 
+def test_no_row_fills_the_terminal_where_ctrl_c_would_break_it_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(theirs, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        with bar(Output()) as shown:
+            shown.show("queued")
+            shown.waits("the service is paused since 2026-11-23 02:40 UTC, by somebody@a-machine: a long reason; go on")
+    seen = b"".join(iter(lambda: read(ours), b"")).decode()
+    os.close(ours)
+    rows = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", seen).replace("\r", "\n").split("\n")
+    assert any("paused" in row for row in rows) and max(map(len, rows)) < 80
+
+
 def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(capsys: pytest.CaptureFixture[str]) -> None:
     with bar(Output()) as shown:
         view = _View(Request.of("us/model", "/out"), Output(), shown)

@@ -232,7 +232,7 @@ class Services:
         with ThreadPoolExecutor(len(left)) as pool:
             took = list(pool.map(lambda service: bool(service.notify(**about)), left))
         if failed := [service for service, well in zip(left, took, strict=True) if not well]:
-            self._left[notice.id] = failed
+            self._left = dict([*self._left.items(), (notice.id, failed)][-NOTICES_MAX:])  # older ones are told no more
             names = ", ".join(sorted({str(part.service_name) for service in failed for part in service}))
             raise NoticeFailed(hook="Apprise service", why=f"{names} failed")
 

@@ -135,6 +135,20 @@ def test_a_fork_that_stops_in_the_middle_of_its_answer_is_as_limited(allowed: Al
     os.close(there)
 
 
+def ended_at_work(
+    meta_loader: MetaLoader, warm: psutil.Process, end: Callable[[psutil.Process], None]
+) -> tuple[ModelCheck, psutil.Process]:
+    """What a check says that is ended while the child's fork is at it, and that fork, which ``end`` is given."""
+    found: list[ModelCheck] = []
+    asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
+    asking.start()
+    until(lambda: warm.children() != [])
+    fork = warm.children()[0]
+    end(fork)
+    asking.join(timeout=30)
+    return found[0], fork
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
@@ -147,14 +161,9 @@ def test_a_fork_that_is_killed_is_inconclusive_and_the_child_stays(
     number: signal.Signals, reason: str, meta_loader: MetaLoader
 ) -> None:
     warm = child_of(meta_loader)
-    found: list[ModelCheck] = []
-    asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
-    asking.start()
-    until(lambda: warm.children() != [])
-    warm.children()[0].send_signal(number)
-    asking.join(timeout=30)
-    assert found[0].result == "inconclusive"
-    assert reason in found[0].reason
+    found, _ = ended_at_work(meta_loader, warm, lambda fork: fork.send_signal(number))
+    assert found.result == "inconclusive"
+    assert reason in found.reason
     assert child_of(meta_loader) == warm
 
 
@@ -162,15 +171,9 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
     with MetaLoader(Allowed(seconds=20), grace=0.5) as meta_loader:
         warm = child_of(meta_loader)
         home = Path(warm.cwd())
-        found: list[ModelCheck] = []
-        asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
-        asking.start()
-        until(lambda: warm.children() != [])
-        fork = warm.children()[0]
-        warm.kill()
-        asking.join(timeout=30)
-        assert found[0].result == "inconclusive"
-        assert "killed by SIGKILL" in found[0].reason
+        found, fork = ended_at_work(meta_loader, warm, lambda fork: warm.kill())
+        assert found.result == "inconclusive"
+        assert "killed by SIGKILL" in found.reason
         psutil.wait_procs([fork], timeout=10)
         assert not fork.is_running()
         assert not home.exists()
@@ -184,13 +187,9 @@ def test_a_child_that_is_killed_stuck_or_closed_is_inconclusive_and_replaced() -
         assert meta_loader.pid is None
 
         third = child_of(meta_loader)
-        asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
-        asking.start()
-        until(lambda: third.children() != [])
-        meta_loader.close()
-        asking.join(timeout=30)
-        assert found[1].result == "inconclusive"
-        assert "longer than" not in found[1].reason and "no answer" not in found[1].reason
+        found, _ = ended_at_work(meta_loader, third, lambda fork: meta_loader.close())
+        assert found.result == "inconclusive"
+        assert "longer than" not in found.reason and "no answer" not in found.reason
         assert meta_loader.pid is None
 
 
@@ -205,14 +204,8 @@ def test_an_adopted_child_ends_like_ones_own(moment: str) -> None:
         assert child_of(meta_loader) == warm
         assert meta_loader.check(llama(), NORM).result == "report"
         if moment == "busy":
-            found: list[ModelCheck] = []
-            asking = threading.Thread(target=lambda: found.append(meta_loader.check(ENDLESS, NORM)))
-            asking.start()
-            until(lambda: warm.children() != [])
-            fork = warm.children()[0]
-            warm.kill()
-            asking.join(timeout=30)
-            assert (found[0].result, found[0].reason) == ("inconclusive", "the reload child ended")
+            found, fork = ended_at_work(meta_loader, warm, lambda fork: warm.kill())
+            assert (found.result, found.reason) == ("inconclusive", "the reload child ended")
             until(lambda: not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE)
         elif moment == "stuck":
             warm.suspend()
