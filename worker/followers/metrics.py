@@ -126,24 +126,22 @@ class Metrics(Collector):
             (seconds, _), *answers, resting = pipeline.execute()
         told = zip(answers[::3], answers[1::3], answers[2::3], strict=True)
         found = [(known_fields(Process, data), left, _numbers(moved)) for data, left, moved in told if data]
-        signs = {process: left for process, left, _ in found}
+        alive = [process for process, _, _ in found]
         running, newest = Counter(worker=0, control=0), defaultdict[str, float](float)
-        for process, left in signs.items():
+        for process, left, _ in found:
             running[process.kind] += 1
             newest[process.kind] = max(newest[process.kind], seconds - PRESUMED_DEAD + left / 1000)
         yield _gauges("processes", "Processes that gave a sign of life.", "kind", running.items())
-        built = Counter((process.kind, process.version) for process in signs)
+        built = Counter((process.kind, process.version) for process in alive)
         releases = [(kind, version, number) for (kind, version), number in built.items()]
         yield _gauges("build_info", "These processes by release.", "kind version", releases)
-        for what, about, used in (
-            ("memory", "Memory that it and its children have resident.", {p: p.memory for p in signs}),
-            ("temporary", "Disk that their temporary files take.", {p: p.temporary for p in signs}),
-        ):
-            rows = [(process.kind, process.name, size) for process, size in used.items() if size is not None]
-            yield _gauges(f"process_{what}_bytes", about, "kind process", rows)
+        memory = [(process.kind, process.name, process.memory) for process in alive if process.memory is not None]
+        yield _gauges("process_memory_bytes", "Memory that it and its children have resident.", "kind process", memory)
+        files = [(process.kind, process.name, process.temporary) for process in alive if process.temporary is not None]
+        yield _gauges("process_temporary_bytes", "Disk that their temporary files take.", "kind process", files)
         by = [(process.name, what, moved[what]) for process, _, moved in found for what in MOVED if what in moved]
         yield _counters("worker_bytes", "Bytes that it moved, of these three kinds.", "process moved", by)
-        faulty = len({process.name for process in signs}.intersection(texts(resting)))
+        faulty = len({process.name for process in alive}.intersection(texts(resting)))
         yield _gauges("workers_resting", "Workers that rest because of a fault of their machine.", "", [(faulty,)])
         about = "The newest sign of life, of any process of this kind."
         yield _gauges("heartbeat_timestamp_seconds", about, "kind", newest.items())
