@@ -174,9 +174,9 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         )
         self._client = open_redis(broker_url(settings()), timeout=HEARTBEAT_TIMEOUT)
         self._told = float("-inf")
-        self._tell()
         if (port := settings().health_port) is not None:
             health.expose(port, settings().metrics_address, healthy=lambda: "", ready=self._unready)
+        self._tell()  # who reads of it may ask it at once
         self._timer = worker.timer.call_repeatedly(HEARTBEAT, self._tell)
 
     def stop(self, worker: Any) -> None:

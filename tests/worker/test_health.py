@@ -15,7 +15,7 @@ from reshard.worker.control import Control
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.settings import PRESUMED_DEAD, Settings
-from tests.support.procs import Broker, Machine, wait_for
+from tests.support.procs import Broker, Machine, free_port, wait_for
 
 
 def answer(port: int, path: str) -> tuple[int, str]:
@@ -24,11 +24,6 @@ def answer(port: int, path: str) -> tuple[int, str]:
             return said.status, said.read().decode().strip()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode().strip()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with_it(tmp_path: Path) -> None:
