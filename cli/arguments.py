@@ -21,10 +21,9 @@ from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.errors import BadPlace, NoTarget, UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
-from reshard.pipeline.places import Folder, Hub, check_credential, parse_place
+from reshard.pipeline.places import NOWHERE, Folder, Hub, check_credential, parse_place
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
-NOWHERE = Folder(path="/nonexistent/reshard")  # what a plan without --to is made for: nothing is there
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
 
 

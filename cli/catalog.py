@@ -15,7 +15,8 @@ from reshard.cli.arguments import argument, asked_by, commands, read_limits, val
 from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
-from reshard.cli.queue import Queue, open_queue
+from reshard.cli.queue import warn
+from reshard.client.queue import Queue, open_queue
 from reshard.pipeline.errors import (
     CatalogFailed,
     CatalogState,
@@ -147,7 +148,7 @@ def submit(
     definition = read_definition(file, limits)
     with open_queue() as queue:
         started = queue.catalogs.submit(definition)
-        why = queue.warn(output, bulk=True)
+        why = warn(queue, output, bulk=True)
         name = definition.name
         old = [s.schedule.name for s in queue.schedules.all() if s.outdated and catalog_of(s) == name]
         text = f"catalog {name} is {'submitted' if started else 'already running'}"
@@ -171,7 +172,7 @@ def watch(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.catalogs.now(name)
-        queue.warn(output, bulk=True)
+        warn(queue, output, bulk=True)
         _follow(queue, name, output)
 
 

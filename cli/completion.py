@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from reshard.cli.queue import Queue, open_queue
+from reshard.client.queue import Queue, open_queue
 
 OFFERED = 100  # jobs; more are no help in a shell
 

@@ -12,15 +12,9 @@ from reshard.cli import completion
 from reshard.cli.arguments import argument, asked_by, commands, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines, when
-from reshard.cli.queue import (
-    START,
-    bulk_text,
-    fault_text,
-    moment,
-    open_queue,
-    pause_text,
-    worker_state,
-)
+from reshard.cli.queue import fault_text
+from reshard.client.facts import fleet_facts
+from reshard.client.queue import START, bulk_text, moment, open_queue, pause_text
 
 WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
 
@@ -46,19 +40,19 @@ def status(output: Output) -> None:
     """
     with open_queue() as queue:
         seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
+    facts = fleet_facts(seen, processes, claims)
     rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
-    workers, table = [], list[Sequence[str]]()
+    workers, table = {worker["name"]: worker for worker in facts["workers"]}, list[Sequence[str]]()
     for process in processes:
-        if process.kind == "worker":
-            units, state = claims.get(process.name, []), worker_state(process, seen.drained, seen.resting)
+        if (worker := workers.get(process.name)) is not None:
             faults = [fault_text(seen.resting[process.name])] if process.name in seen.resting else []
-            now = "; ".join((*faults, *units))
-            table.append((process.name, state, when(process.started), f"{process.concurrency:,}", process.version, now))
-            workers.append({"name": process.name, "state": state, "concurrency": process.concurrency, "at": units})
+            now = "; ".join((*faults, *worker["at"]))
+            copies = f"{process.concurrency:,}"
+            table.append((process.name, worker["state"], when(process.started), copies, process.version, now))
     if not workers:
         rows.append(("worker", f"none is running: {START.format('worker')}"))
     text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if workers else [])])
-    output.result(seen.to_dict() | {"workers": workers}, text, "paused" if seen.paused else "takes work")
+    output.result(facts, text, "paused" if seen.paused else "takes work")
 
 
 @command("pause")

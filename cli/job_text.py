@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
-from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
+from reshard.client.facts import into, page, seconds_of, undoable
+from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
-from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job
@@ -24,33 +21,6 @@ FOUND = "the target had this already: nothing was done"
 SHORT_ROWS = 6  # below the summary; --verbose has all
 
 Checks = Sequence[Mapping[str, Any]]
-
-
-def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
-    """The source files by what their bytes were held against; without ``attested``, nothing but the transport."""
-    levels: dict[str, list[str]] = {}
-    for path in sorted({*read, *attested}):
-        levels.setdefault(attested.get(path, "as delivered"), []).append(path)
-    return levels
-
-
-def page(target: Hub | Folder, ref: str = "") -> str:
-    """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
-    if target.kind == "folder":
-        return target.path
-    repo = f"{(target.endpoint or os.environ.get('HF_ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/{target.repo}"
-    if ref.startswith("refs/pr/"):
-        return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
-    return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
-
-
-def into(request: Request) -> str:
-    """The target, with the branch or the pull request that was asked for."""
-    if request.target.kind == "hub" and request.options.branch:
-        place = str(request.target.model_copy(update={"revision": request.options.branch}))
-    else:
-        place = str(request.target)
-    return f"{place}, as a pull request" if request.options.pr else place
 
 
 def summary(
@@ -70,15 +40,6 @@ def summary(
     done = "wrote" if target.kind == "folder" else "published"
     figures = [count(files, "file"), human_bytes(size), lasted(seconds), f"{passed} passed"]
     return f"{done} {where}: {', '.join([*figures, *(f'{number} {result}' for result, number in results.items())])}"
-
-
-def undoable(request: Request) -> str | None:
-    """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
-    if request.options.pr:
-        return None
-    if request.target.kind == "folder":
-        return str(request.target)
-    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
 
 
 def brings_back(undo: str, is_folder: bool) -> str:
@@ -197,16 +158,6 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     ]
 
 
-def report_of(job: Job) -> dict[str, Any]:
-    """The checks of a job, JSON-able, and the error where one of them ended it."""
-    error = ReshardError.from_dict(job.error) if job.error else None
-    failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
-    result = "failed" if failed else "passed" if job.confirmed else "unfinished"
-    attested = (job.published or {}).get("attested", {})
-    facts = {"id": job.id, "state": job.state, "result": result, "checks": job.checks, "attested": attested}
-    return facts | {"error": job.error}
-
-
 def _attested(published: Mapping[str, Any] | None) -> list[str]:
     """How many files of the source were attested by what: ``checked: 4 files``."""
     return [f"{how}: {count(number, 'file')}" for how, number in (published or {}).get("attested", {}).items()]
@@ -225,13 +176,6 @@ def report_text(facts: Mapping[str, Any]) -> str:
 def took(job: Job) -> str:
     """How long it has been at work."""
     return lasted(seconds_of(job))
-
-
-def seconds_of(job: Job) -> float:
-    """How long it has been at work, since the submit or the last retry where that is known."""
-    end = job.since if job.state.ended else time.time()
-    began = job.started if job.created < job.started < end else job.created
-    return max(0.0, end - began)
 
 
 def progress_text(job: Job) -> str:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
-from reshard.cli.job_text import describe, into, progress_text, report_of, report_text, took, undone
+from reshard.cli.job_text import describe, progress_text, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
-from reshard.cli.queue import Queue, missing, open_queue, process_text, waits
-from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, UsageError, WrongState
-from reshard.pipeline.limits import HISTORY_MAX
-from reshard.pipeline.places import Folder, Hub, parse_place
-from reshard.pipeline.request import Options, Priority, Request
+from reshard.cli.queue import process_text, warn
+from reshard.client.facts import into, job_facts, report_of, service_facts
+from reshard.client.queue import Queue, missing, open_queue
+from reshard.pipeline.errors import UsageError
+from reshard.pipeline.places import Folder, parse_place
+from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
-AWAITED = "control has noted in its catalog how it ended"
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
 
 _JOB = argument("JOB", "A job's id, or the start of one.", autocompletion=completion.jobs)
@@ -57,7 +55,7 @@ def submit(
         if folders := _folders(request):
             where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
             output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
-        why = queue.warn(output, priority == "bulk")
+        why = warn(queue, output, priority == "bulk")
         output.result({"id": job, "existed": existed, "waits": why}, text, job)
         if watch:
             follow(queue, job, output, verbose)
@@ -90,31 +88,16 @@ def status(
             output.result(facts, report_text(facts), facts["result"])
         else:
             record = queue.jobs.get(job)
-            why = None if record.state.ended else waits(queue, record)
-            output.result(record.to_dict() | {"waits": why}, lines(describe(record, why)), record.state)
+            facts = job_facts(queue, record)
+            output.result(facts, lines(describe(record, facts["waits"])), record.state)
 
 
 def _show_service(queue: Queue, output: Output) -> None:
-    from reshard.worker.queue.jobs import without_password
-
-    counts = {str(state): number for state, number in queue.jobs.counts().items() if number}
-    processes, why = queue.jobs.processes(), queue.waits(bulk=True)
-    drained, resting = queue.fleet.all_drained(), queue.fleet.resting()
-    broker = without_password(queue.jobs.url)
-    facts = {
-        "broker": broker,
-        "jobs": counts,
-        "waiting": queue.jobs.waiting(),
-        "waits": why,
-        "processes": [
-            asdict(process) | {"drained": process.name in drained, "resting": process.name in resting}
-            for process in processes
-        ],
-    }
-    rows = [("broker", broker), *([("waits", why)] if why else [])]
-    rows += [(process.kind, process_text(process, drained, resting)) for process in processes]
-    rows += [(kind, "none is running") for kind in missing(processes)]
-    rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in counts.items()) or "none"))
+    facts = service_facts(queue)
+    rows = [("broker", facts["broker"]), *([("waits", facts["waits"])] if facts["waits"] else [])]
+    rows += [(process["kind"], process_text(process)) for process in facts["processes"]]
+    rows += [(kind, "none is running") for kind in missing({process["kind"] for process in facts["processes"]})]
+    rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in facts["jobs"].items()) or "none"))
     output.result(facts, lines(rows))
 
 
@@ -196,7 +179,7 @@ def retry(
     with open_queue() as queue:
         id = queue.jobs.resolve(job)
         was = queue.jobs.retry(id, anew=anew, onto_head=overwrite or onto_head)
-        why = queue.warn(output, queue.jobs.get(id).request.priority == "bulk")
+        why = warn(queue, output, queue.jobs.get(id).request.priority == "bulk")
         facts = {"id": id, "was": was, "state": "queued", "waits": why}
         output.result(facts, f"job {id} continues; it was {was}", id)
         if follow_it:
@@ -217,44 +200,17 @@ def rollback(
 
     Example: reshard rollback you/gpt2-200MB
     """
-    from reshard.pipeline.publishing.rollback import rollback as undo
-    from reshard.pipeline.stores.connect import Context, open_target
+    from reshard.client.acts import roll_back, roll_back_target
+    from reshard.pipeline.stores.connect import Context
 
     if "/" in job or job.startswith("."):
-        _roll_back_target(parse_place(job), output)
-        return
-    with open_queue() as queue:
-        record = queue.jobs.get(job)
-        published = record.published
-        # A found commit is the job's own if it had work to do: then its author did not live to record it.
-        if published is None or (published["found"] and not record.confirmed):
-            raise WrongState(job=record.id, state=record.state, why="it published nothing that could be undone")
-        ref, request = published["ref"], record.request
-        place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
-        options = request.options.model_copy(update={"pr": False, "branch": None})
-        commit = undo(open_target(place, options, Context.from_env()), published["commit"])
-        queue.jobs.rolled_back(record.id, commit)
-    text = undone(request.target, published["commit"], commit)
-    output.result({"id": record.id, "undone": published["commit"], "commit": commit}, text, commit)
-
-
-def _roll_back_target(place: Hub | Folder, output: Output) -> None:
-    """Undo our last commit to ``place``, whoever asked for it, unless that is done."""
-    from reshard.pipeline.publishing.history import read, undoes
-    from reshard.pipeline.publishing.rollback import rollback as undo
-    from reshard.pipeline.stores.connect import Context, open_target
-
-    target = open_target(place, Options(), Context.from_env())
-    head = target.state().head
-    history = islice(target.history(head, None), HISTORY_MAX) if head else ()
-    last = next((commit for commit in history if read(commit) or undoes(commit)), None)
-    if last is None:
-        refs = {"cure": "for a branch type DST@BRANCH, for a pull request DST@refs/pr/N"}
-        named = refs if isinstance(place, Hub) and not place.revision else {}
-        raise NothingToRollBack(commit=str(place), why="reshard has published nothing there", **named)
-    gone = undoes(last) or last.id
-    commit = last.id if undoes(last) else undo(target, gone)
-    output.result({"id": None, "undone": gone, "commit": commit}, undone(place, gone, commit), commit)
+        place = parse_place(job)
+        done = roll_back_target(place, Context.from_env())
+    else:
+        with open_queue() as queue:
+            place = queue.jobs.get(job).request.target
+            done = roll_back(queue, job, Context.from_env())
+    output.result(done, undone(place, done["undone"], done["commit"]), done["commit"])
 
 
 @takes(output=read_output)
@@ -276,7 +232,7 @@ def delete(
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
-    from reshard.worker.queue import ended
+    from reshard.client.acts import AWAITED, forget
 
     if bool(jobs) == bool(state or older_than):
         raise UsageError(what="give the JOBs to delete, or choose them with --state, --older-than or both")
@@ -284,18 +240,9 @@ def delete(
         raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
     age = parse_age(older_than, "--older-than") if older_than else 0.0
     with open_queue() as queue:
-        kept = queue.catalogs.awaited()
-        for record in (records := [queue.jobs.get(job) for job in jobs or ()]):
-            if not record.state.ended:
-                raise JobUnderWay(job=record.id, state=record.state)
-            if record.id in kept:
-                raise WrongState(job=record.id, state=record.state, why=f"it is kept until {AWAITED}")
-        found = [record.id for record in records] or ended.ended(queue.jobs.redis, state or ENDED, age)
-        kept &= {*found}
-        found = [id for id in dict.fromkeys(found) if id not in kept]
-        found = found if dry_run else ended.delete(queue.jobs.redis, found)
+        facts = forget(queue, jobs or (), state or (), age, dry_run)
+    found, kept = facts["ids"], facts["kept"]
     text = f"{'would delete' if dry_run else 'deleted'} {count(len(found), 'job')}"
     text += f": {some(found)}" if found else ""
-    text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(sorted(kept))}" if kept else ""
-    facts = {"deleted": 0 if dry_run else len(found), "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
+    text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(kept)}" if kept else ""
     output.result(facts, text, "\n".join(found))

@@ -17,9 +17,9 @@ from rich.filesize import decimal
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
+from reshard.client import SCHEMA
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
-SCHEMA = 1  # of every document; raised when a field goes or changes its meaning, not when one is added
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
 _FIGURE = re.compile(r"(?<![^\s(])(\d(?:[\d.,]*\d)?) (?=[^\W\d]|%)")  # a number before its unit
 

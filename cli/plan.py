@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from reshard.cli.arguments import NOWHERE, flag, read_output, read_plan, takes, value
+from reshard.cli.arguments import flag, read_output, read_plan, takes, value
 from reshard.cli.help import OUTPUT
 from reshard.cli.output import Output
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError
+from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.request import Request
 
 
@@ -33,30 +34,23 @@ def plan(
     Example: reshard plan openai-community/gpt2 --size 200MB
     """
     from reshard.cli.devices import device_facts, device_text, read_placement
-    from reshard.cli.plan_text import SHORT, WHOLE, needs_facts, plan_facts, plan_text
-    from reshard.pipeline.reshard import draft, refuse_without_disk, refuse_without_room, source_of
-    from reshard.pipeline.stores.connect import Context, open_target, own_limiters
+    from reshard.cli.plan_text import SHORT, WHOLE, plan_text
+    from reshard.client.plan import look
+    from reshard.pipeline.reshard import refuse_without_disk, refuse_without_room
+    from reshard.pipeline.stores.connect import Context, own_limiters
 
-    has_target = request.target != NOWHERE
     placed, memory = read_placement(device_map, max_memory)
     if isinstance(placed, str) and memory is None:
         raise UsageError(what=f"--device-map {placed} needs --max-memory: which devices there are, and how large")
     with bar(output) as shown:
         context = Context.from_env(own_limiters(shown.waits))
-        source = source_of(request, context)
-        target = open_target(request.target, request.options, context)
-        made = draft(request, source, target)
-        facts = plan_facts(request, made)
-        if not has_target:
-            facts |= {"target": None, "into": None, "undo": None, "transports": facts["transports"] | {"target": ""}}
-        if not made.published:
-            facts |= needs_facts(made, source, target if has_target else None, context)
+        facts, made, source, target = look(request, context)
     text = plan_text(facts, WHOLE if all_ else SHORT)
     if memory is not None or placed is not None:
         facts["device_maps"] = device_facts(made, source, memory, placed)
         text = "\n".join([text, *map(device_text, facts["device_maps"])])
     output.result(facts, text, "\n".join(file["path"] for file in facts["files"]))
-    if has_target and not made.published:  # whether shards wait on this disk shows only once the target is there
+    if request.target != NOWHERE and not made.published:  # whether shards wait on this disk shows only with the target
         if made.transports.target:
             refuse_without_disk(made, target, context.disk)
         refuse_without_room(made, target)

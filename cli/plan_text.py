@@ -1,20 +1,16 @@
-"""A plan as facts and as text. The facts are what --json writes, and the text says nothing that they do not hold."""
+"""A plan for people: the text says nothing that its facts (client/plan.py) do not hold."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from reshard.cli.job_text import brings_back, into, undoable
+from reshard.cli.job_text import brings_back
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
-from reshard.pipeline.planning.model import MANIFEST, Plan, Shard
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import SINGLE, Request
-
-if TYPE_CHECKING:
-    from reshard.pipeline.protocols import Source, Target
-    from reshard.pipeline.stores.connect import Context
 
 
 class Shown(NamedTuple):
@@ -31,75 +27,15 @@ ALL = "`reshard plan --all` shows them"
 SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
 
 
-def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
-    """Everything that will be written, carried, deleted and kept; sizes in bytes."""
-    from reshard.pipeline.planning.estimate import forecast
-    from reshard.pipeline.planning.model import CARD
-
-    return {
-        "source": str(plan.pin),
-        "target": str(request.target),
-        "into": into(request),
-        "undo": undoable(request),
-        "commit": plan.pin.commit,
-        "base": plan.base,
-        "digest": plan.digest,
-        "published": plan.published,
-        "size": plan.options.size,
-        "tensors": sum(len(s.entries) for s in plan.shards),
-        "bytes_read": sum(f.size for f in plan.files),
-        "bytes_written": sum(s.size for s in plan.shards),
-        "transports": plan.transports._asdict(),
-        "forecast": forecast(plan).to_dict(),
-        "reads": [{"path": f.path, "size": f.size} for f in plan.files],
-        "files": [_file(s, plan.options.size) for s in plan.shards],
-        "largest": _largest(plan.shards),
-        "ties": _ties(plan),
-        "indexes": [o.index.path for o in plan.outputs if o.index],
-        "manifest": MANIFEST if plan.options.manifest and plan.shards else None,
-        "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
-        "card": None if plan.published else CARD,
-        "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
-        "edited": [edit.path for edit in plan.edits],
-        "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
-        "replaced": [{"path": f.path, "size": f.size, "deleted": f.path in plan.deletes} for f in plan.replaced],
-        "overwrite": plan.options.overwrite,
-        "in_place": plan.in_place,
-        "may_replace": plan.options.overwrite or plan.options.pr or plan.in_place,
-        **{name: list(getattr(plan, name)) for name in ("deletes", "kept", "drift", "occupied", "notes")},
-    }
-
-
 def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
     """The plan of a job on its way, before its end is known."""
+    from reshard.client.plan import plan_facts  # which a client that only submits need not wait for
+
     facts = plan_facts(request, plan)
     if output.json:
         output.document({"plan": facts})
     if not plan.published:  # or else the end says all
         bar.say(plan_text(facts, stream=sys.stderr))
-
-
-def _largest(shards: Sequence[Shard]) -> dict[str, Any] | None:
-    if not shards:
-        return None
-    file = max(shards, key=lambda shard: shard.size)
-    tensor = max((entry for shard in shards for entry in shard.entries), key=lambda entry: entry.size, default=None)
-    sized = {"name": tensor.name, "size": tensor.size} if tensor else None
-    return {"file": {"path": file.path, "size": file.size}, "tensor": sized}
-
-
-def _ties(plan: Plan) -> list[dict[str, list[str]]]:
-    """Names whose bytes the source stores once, and which of them are written."""
-    written = {entry.name for shard in plan.shards for entry in shard.entries}
-    ties = [tie for output in plan.outputs for tie in output.ties]
-    return [{"names": list(tie), "written": [name for name in tie if name in written]} for tie in ties]
-
-
-def _file(shard: Shard, limit: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"path": shard.path, "size": shard.size, "tensors": len(shard.entries)}
-    if shard.size > limit:
-        facts["oversize"] = shard.entries[0].name
-    return facts
 
 
 def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None = None) -> str:
@@ -209,26 +145,6 @@ def _drift(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:
     goes = "which is replaced" if facts["overwrite"] else "and a run refuses (exit code 7) unless --overwrite is given"
     warning = f"others changed {changed} of our last publication in the target, {goes}"
     return [("warning", warning), *(("drift", path) for path in _first(facts["drift"], most))]
-
-
-def needs_facts(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:
-    """What the job needs, of ``target`` where there is one, and what to think of before it runs."""
-    from reshard.pipeline.limits import CONFIG_MAX
-    from reshard.pipeline.planning.estimate import Room, licence, needs, warnings
-    from reshard.pipeline.planning.model import CARD
-
-    before = target.at(plan.base).files() if target and plan.base else {}
-    need = needs(plan, target is not None and target.place.kind == "hub", before)
-    need = need if target else need._replace(target=0)
-    card = source.files().get(CARD)
-    text = None
-    if card and plan.pin.endpoint:
-        head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
-        text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    scratch, free = Room(str(context.disk.path), context.disk.room()), target.room() if target else None
-    room = Room(str(target.place), free) if target and free is not None else None
-    warned = warnings(plan, need, source.visibility, text, scratch, room)
-    return {"needs": need._asdict(), "licence": licence(text), "warnings": warned}
 
 
 def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:

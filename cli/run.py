@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from reshard.cli.arguments import Verbose, read_output, read_request, takes
-from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, source_bytes, summary, undo_rows
+from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, summary, undo_rows
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
+from reshard.client.facts import source_bytes
 from reshard.pipeline.errors import ProofError
 from reshard.pipeline.planning.model import weight_files
 from reshard.pipeline.request import Request

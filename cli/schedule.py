@@ -13,7 +13,8 @@ from reshard.cli.catalog import catalog_of, looked_at, read_definition, would_do
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
-from reshard.cli.queue import START, Queue, missing, moment, open_queue
+from reshard.cli.queue import warn
+from reshard.client.queue import START, Queue, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def add(
     kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed, **what})
     with open_queue() as queue:
         first = queue.schedules.add(kept)
-        if "control" in missing(queue.jobs.processes()):
+        if "control" in missing({process.kind for process in queue.jobs.processes()}):
             output.say(f"no control is running, so nothing fires: {START.format('control')}")
     text = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
     output.result({"name": name, "next": first}, text, name)
@@ -163,7 +164,7 @@ def run(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         done = queue.schedules.run(name)
-        why = queue.warn(output, bulk=True)
+        why = warn(queue, output, bulk=True)
     facts = {"name": name, "outcome": done.outcome, "job": done.job, "waits": why}
     output.result(facts, f"schedule {name}: {_outcome(done)}", done.job or "")
 

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from typer import Exit
 
 from reshard.cli.errors import INTERRUPTED
-from reshard.cli.job_text import ended, in_short, moved, outcome, seconds_of, sent, source_bytes, summary, undo_rows
+from reshard.cli.job_text import ended, in_short, moved, outcome, sent, summary, undo_rows
 from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
-from reshard.cli.queue import Queue, waits
+from reshard.client.facts import seconds_of, source_bytes
+from reshard.client.queue import Queue, waits
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.followers.catalogs import Now
 from reshard.worker.followers.records import FULFILLED, CatalogStatus

@@ -19,9 +19,10 @@ from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.answers import ANSWERS, Failed
+from docs.answers import ANSWERS
 from reshard.cli.main import app
-from reshard.cli.output import SCHEMA
+from reshard.client import SCHEMA
+from reshard.client.models.jobs import Failed
 from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
 

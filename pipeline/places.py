@@ -124,6 +124,7 @@ class Folder(Strict):
 
 
 Place = Annotated[Hub | Folder, Field(discriminator="kind")]
+NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 
 
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"

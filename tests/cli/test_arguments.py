@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import NOWHERE, read_output, read_plan, read_request, takes
+from reshard.cli.arguments import read_output, read_plan, read_request, takes
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.catalogs.definition import Cut
 from reshard.pipeline.errors import BadPlace, BadSize, UsageError
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import NOWHERE, Folder, Hub
 from reshard.pipeline.request import SINGLE, Options, Request
 
 

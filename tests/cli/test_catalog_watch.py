@@ -14,7 +14,7 @@ import pytest
 from reshard.cli import progress, watch
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
-from reshard.cli.queue import Queue as Opened
+from reshard.client.queue import Queue as Opened
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases

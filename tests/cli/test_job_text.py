@@ -10,7 +10,7 @@ import pytest
 
 from reshard.cli.job_text import SHORT_ROWS, describe, in_short, into, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
-from reshard.cli.queue import Queue, waits
+from reshard.client.queue import Queue, waits
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request

@@ -1,0 +1,3 @@
+"""What may be asked of the service: its queue as records, what it knows as data, and the acts on it."""
+
+SCHEMA = 1  # of every document; raised when a field goes or changes its meaning, not when one is added

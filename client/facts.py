@@ -1,0 +1,110 @@
+"""Jobs and the fleet as data: what --json and the HTTP API say of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from reshard.client.queue import Queue, waits, worker_state
+from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
+from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
+from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+
+if TYPE_CHECKING:
+    from reshard.worker.fleet.fleet import FleetStatus
+    from reshard.worker.queue.jobs import Job, Process
+
+
+def job_facts(queue: Queue, job: Job) -> dict[str, Any]:
+    """A job, and why nothing of it moves now."""
+    return job.to_dict() | {"waits": None if job.state.ended else waits(queue, job)}
+
+
+def service_facts(queue: Queue) -> dict[str, Any]:
+    """The queue and its processes."""
+    from reshard.worker.queue.jobs import without_password
+
+    drained, resting = queue.fleet.all_drained(), queue.fleet.resting()
+    return {
+        "broker": without_password(queue.jobs.url),
+        "jobs": {str(state): number for state, number in queue.jobs.counts().items() if number},
+        "waiting": queue.jobs.waiting(),
+        "waits": queue.waits(bulk=True),
+        "processes": [
+            asdict(process) | {"drained": process.name in drained, "resting": process.name in resting}
+            for process in queue.jobs.processes()
+        ],
+    }
+
+
+def fleet_facts(seen: FleetStatus, processes: Iterable[Process], claims: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The limits in force, and each worker with the units of jobs that it is at."""
+    workers = [
+        {
+            "name": process.name,
+            "state": worker_state(process.draining, process.name in seen.drained, process.name in seen.resting),
+            "concurrency": process.concurrency,
+            "at": list(claims.get(process.name, ())),
+        }
+        for process in processes
+        if process.kind == "worker"
+    ]
+    return seen.to_dict() | {"workers": workers}
+
+
+def into(request: Request) -> str:
+    """The target, with the branch or the pull request that was asked for."""
+    if request.target.kind == "hub" and request.options.branch:
+        place = str(request.target.model_copy(update={"revision": request.options.branch}))
+    else:
+        place = str(request.target)
+    return f"{place}, as a pull request" if request.options.pr else place
+
+
+def undoable(request: Request) -> str | None:
+    """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
+    if request.options.pr:
+        return None
+    if request.target.kind == "folder":
+        return str(request.target)
+    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
+
+
+def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
+    """The source files by what their bytes were held against; without ``attested``, nothing but the transport."""
+    levels: dict[str, list[str]] = {}
+    for path in sorted({*read, *attested}):
+        levels.setdefault(attested.get(path, "as delivered"), []).append(path)
+    return levels
+
+
+def page(target: Hub | Folder, ref: str = "") -> str:
+    """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
+    if target.kind == "folder":
+        return target.path
+    repo = f"{(target.endpoint or os.environ.get('HF_ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/{target.repo}"
+    if ref.startswith("refs/pr/"):
+        return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
+    return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
+
+
+def report_of(job: Job) -> dict[str, Any]:
+    """The checks of a job, JSON-able, and the error where one of them ended it."""
+    error = ReshardError.from_dict(job.error) if job.error else None
+    failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
+    result = "failed" if failed else "passed" if job.confirmed else "unfinished"
+    attested = (job.published or {}).get("attested", {})
+    facts = {"id": job.id, "state": job.state, "result": result, "checks": job.checks, "attested": attested}
+    return facts | {"error": job.error}
+
+
+def seconds_of(job: Job) -> float:
+    """How long it has been at work, since the submit or the last retry where that is known."""
+    end = job.since if job.state.ended else time.time()
+    began = job.started if job.created < job.started < end else job.created
+    return max(0.0, end - began)

@@ -1,0 +1,164 @@
+"""What is said of catalogs and schedules."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from reshard.client.models.records import Answer, Bytes, Moment, Problem, Run, of
+from reshard.pipeline.request import Request
+from reshard.worker.followers import records
+
+
+class CatalogWrong(Problem):
+    repo: str
+
+
+class CatalogEntry(Answer):
+    repo: str
+    target: str | None
+    commit: str | None
+    bytes: Bytes | None
+    exists: bool
+    standing: str
+    error: str | None
+
+
+class CatalogChecked(Answer):
+    name: str
+    models: int
+    empty: list[int] = Field(description="numbers of entries that find no model")
+    unwritable: list[str]
+    ready: int
+    new: int
+    gated: list[str]
+    bytes: Bytes
+    growth: Bytes
+    calls: int
+    unchanged: int | None
+    drift: list[str] | None
+    wrong: list[CatalogWrong]
+    entries: list[CatalogEntry]
+
+
+class CatalogSubmitted(Answer):
+    name: str
+    digest: str
+    existed: bool
+    waits: str | None
+    outdated_schedules: list[str]
+
+
+Ended = of("Ended", records.Ended, repo=str, target=str | None, read=Bytes, uploaded=Bytes, error=Problem | None)
+
+
+class Catalog(Answer):
+    name: str
+    digest: str
+    state: str
+    note: str | None
+    started: Moment
+    since: Moment
+    success: Moment | None
+    entries: int
+    todo: int
+    active: dict[str, str] = Field(description="job by repository")
+    empty: list[int]
+    counts: dict[str, int]
+    read: Bytes
+    uploaded: Bytes
+    ended: list[Ended]
+
+
+class CatalogFailure(Answer):
+    repo: str
+    job: str | None
+    code: str
+    message: str
+    hint: str
+    facts: dict[str, Any]
+
+
+class CatalogFailures(Answer):
+    name: str
+    failures: dict[str, list[CatalogFailure]] = Field(description="by error code")
+
+
+class CatalogRetried(Answer):
+    name: str
+    again: int
+    left: dict[str, int] = Field(description="by error code")
+
+
+class CatalogState(Answer):
+    name: str
+    state: str
+
+
+class CatalogCancelled(CatalogState):
+    jobs: int
+
+
+class CatalogRemoved(Answer):
+    name: str
+    removed: Literal[True]
+    schedules: list[str]
+
+
+class Schedule(Answer):
+    name: str
+    cron: str
+    tz: str
+    missed: Literal["once", "skip"]
+    request: Request | None
+    catalog: records.Definition | None
+    digest: str | None
+    next: Moment | None = Field(description="null while it is paused")
+    success: Moment | None
+    outdated: bool
+    runs: list[Run]
+    last: str
+
+
+class ScheduleNext(Answer):
+    name: str
+    next: Moment | None
+
+
+class WouldSubmit(Answer):
+    source: str
+    target: str
+    published: str | None
+    files: int
+    bytes: Bytes
+
+
+class Would(Answer):
+    outcome: str
+    job: str | None
+    request: WouldSubmit | None = None
+    catalog: CatalogChecked | None = None
+
+
+class ScheduleTimes(Answer):
+    name: str
+    next: list[Moment]
+    would: Would | None = Field(None, description="with --dry-run")
+
+
+class ScheduleFired(Answer):
+    name: str
+    outcome: str
+    job: str | None
+    waits: str | None
+
+
+class ScheduleSet(Answer):
+    name: str
+    digest: str
+
+
+class ScheduleRemoved(Answer):
+    name: str
+    removed: Literal[True]

@@ -1,0 +1,66 @@
+"""What is said of the fleet and its processes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from reshard.client.models.records import Answer, Bytes, Closed, Fault, Limits, Moment, Pause
+
+
+class FleetLimits(Answer):
+    paused: Pause | None
+    limits: Limits
+    bulk_rests: Closed | None
+    night: Moment
+    read_in_the_night: Bytes
+    bytes_a_second: int
+    held: int = Field(description="bulk jobs that wait")
+    drained: list[str]
+    resting: dict[str, Fault]
+
+
+class WorkerNow(Answer):
+    name: str
+    state: str
+    concurrency: int
+    at: list[str] = Field(description="units of jobs")
+
+
+class Fleet(FleetLimits):
+    workers: list[WorkerNow]
+
+
+class FleetPaused(Answer):
+    paused: Pause
+    was_paused: bool
+
+
+class FleetResumed(Answer):
+    paused: None
+    was_paused: bool
+
+
+class Drained(Answer):
+    name: str
+    drained: Literal[True]
+
+
+class Undrained(Answer):
+    name: str
+    drained: Literal[False]
+    was_drained: bool
+
+
+class Up(Answer):
+    broker: str
+    started: list[str]
+    found: list[str]
+    data_dir: str
+    log_dir: str
+    notes: list[str]
+
+
+class Down(Answer):
+    stopped: list[str]

@@ -1,0 +1,229 @@
+"""What is said of jobs, and of one repository or installation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from reshard.client.models.plans import Plan
+from reshard.client.models.records import (
+    Answer,
+    Bytes,
+    Check,
+    Claim,
+    Commit,
+    Moment,
+    Problem,
+    Process,
+    Seconds,
+    Symptom,
+    of,
+)
+from reshard.pipeline.request import Request
+from reshard.worker.queue import jobs
+
+
+class Moved(Answer):
+    read: Bytes
+    uploaded: Bytes
+    deduplicated: Bytes
+    expected: Bytes
+
+
+class Finished(Answer):
+    """The end of a run."""
+
+    state: Literal["done"]
+    target: str
+    published: Commit
+    checks: list[Check]
+    source_bytes: dict[str, list[str]]
+    moved: Moved
+    seconds: Seconds
+
+
+Job = of(
+    "Job",
+    jobs.Job,
+    state=str,
+    request=Request,
+    created=Moment,
+    since=Moment,
+    started=Moment,
+    bytes=Bytes,
+    bytes_done=Bytes,
+    claims=list[Claim],
+    error=Problem | None,
+    last_error=Problem | None,
+    notes=list[str],
+    checked=list[Check],
+    confirmed=list[Check],
+)
+
+
+class JobNow(Job):
+    """A job, and why nothing of it moves."""
+
+    waits: str | None
+
+
+class JobDone(Job):
+    """A job that was followed to its end, with what a run ends with."""
+
+    target: str
+    checks: list[Check]
+    source_bytes: dict[str, list[str]]
+    moved: Moved
+    seconds: Seconds
+
+
+class ProcessNow(Process):
+    drained: bool
+    resting: bool
+
+
+class Service(Answer):
+    """The queue and its processes."""
+
+    broker: str
+    jobs: dict[str, int] = Field(description="by state")
+    waiting: dict[str, int]
+    waits: str | None
+    processes: list[ProcessNow]
+
+
+class JobReport(Answer):
+    id: str
+    state: str
+    result: Literal["passed", "failed", "unfinished"]
+    checks: list[Check]
+    attested: dict[str, int]
+    error: Problem | None
+
+
+class Submitted(Answer):
+    id: str
+    existed: bool
+    waits: str | None
+
+
+class Cancelled(Answer):
+    id: str
+    was: str
+    state: Literal["cancelled"]
+
+
+class Retried(Answer):
+    id: str
+    was: str
+    state: Literal["queued"]
+    waits: str | None
+
+
+class RolledBack(Answer):
+    id: str | None = Field(description="the job's, where one was named")
+    undone: str
+    commit: str
+
+
+class Deleted(Answer):
+    deleted: int
+    dry_run: bool
+    ids: list[str]
+    kept: list[str]
+
+
+class Verified(Answer):
+    place: str
+    commit: str | None
+    against: str | None
+    deep: bool
+    result: str
+    checks: list[Check]
+
+
+class Probe(Answer):
+    state: Literal["ok", "warning", "trouble"]
+    name: str
+    says: str
+    warning: str
+    error: Problem | None
+    facts: dict[str, Any]
+
+
+class Installation(Answer):
+    """Without a repository: this installation and its queue."""
+
+    state: Literal["ok", "warning", "trouble"]
+    probes: list[Probe]
+
+
+class Refusals(Answer):
+    always: Problem | None
+    on_hub: Problem | None
+    require_model: Problem | None
+
+
+class Repository(Answer):
+    """With a repository: its state, its symptoms, and what `reshard run` would refuse."""
+
+    place: str
+    commit: str | None
+    visibility: str | None
+    state: Literal["ok", "warning", "trouble"]
+    tensors: int
+    bytes: Bytes
+    symptoms: list[Symptom]
+    refused: Refusals
+
+
+# ---------------------------------------------------------------------------------------------------- on the way
+
+
+class PlanMade(Answer):
+    plan: Plan
+
+
+class Waits(Answer):
+    """Why nothing moves from now on; null: no more."""
+
+    waits: str | None
+
+
+class Happened(BaseModel):
+    """The kind says which of these there are; other fields are text."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    __pydantic_extra__: dict[str, str]
+    kind: str
+    at: Moment
+    attempt: int | None = Field(None, description="claimed: how often that unit was")
+    waited: float | None = Field(None, description="claimed first: seconds since the job was asked for")
+    took: float | None = Field(None, description="finished: seconds since the unit was claimed")
+    bytes: int | None = Field(None, description="sealed: of the shard")
+    error: Problem | None = Field(None, description="trouble, voided, failed: why")
+
+
+class Event(Answer):
+    """What happened to a job."""
+
+    event: Happened
+
+
+class Failed(Answer):
+    """The last document of a command that failed."""
+
+    error: Problem
+
+
+class FailedModel(Answer):
+    repo: str
+    job: str | None
+    error: Problem
+
+
+class ModelFailed(Answer):
+    """A model of a catalog failed."""
+
+    failed: FailedModel

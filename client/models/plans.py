@@ -1,0 +1,114 @@
+"""What is said of a plan."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from reshard.client.models.records import Answer, Bytes, Forecast, Named, Needs, Sized
+
+
+class Shard(Sized):
+    tensors: int
+    oversize: str | None = Field(None, description="the tensor that is larger than the size")
+
+
+class Largest(Answer):
+    file: Sized
+    tensor: Named | None
+
+
+class Tie(Answer):
+    names: list[str]
+    written: list[str]
+
+
+class Group(Answer):
+    files: int
+    bytes: Bytes
+
+
+class LeftOut(Answer):
+    path: str
+    why: str
+
+
+class Replaced(Sized):
+    deleted: bool = Field(description="or else overwritten")
+
+
+class Transports(Answer):
+    source: str
+    target: str
+
+
+class Device(Answer):
+    device: str
+    limit: Bytes | None
+    bytes: Bytes
+    files: list[str]
+
+
+class Block(Answer):
+    name: str
+    device: str
+    bytes: Bytes
+    files: list[str]
+
+
+class DeviceMap(Answer):
+    checkpoint: str
+    result: str
+    reason: str
+    class_: str | None = Field(None, alias="class")
+    kept_whole: list[str] | None = None
+    devices: list[Device] | None = None
+    blocks: list[Block] | None = None
+    notes: list[str] | None = None
+
+
+class Plan(Answer):
+    """What will be written, carried, deleted and kept."""
+
+    source: str
+    target: str | None = Field(description="null where only the cut is planned")
+    into: str | None = Field(description="the target in words, with its branch or pull request")
+    undo: str | None = Field(description="the target as `reshard rollback` takes it")
+    commit: str | None = Field(description="of the source")
+    base: str | None = Field(description="the target's commit that the plan was made for")
+    digest: str
+    published: str | None = Field(description="the commit that has all this already")
+    size: Bytes
+    tensors: int
+    bytes_read: Bytes
+    bytes_written: Bytes
+    transports: Transports
+    forecast: Forecast
+    reads: list[Sized]
+    files: list[Shard]
+    largest: Largest | None
+    ties: list[Tie]
+    indexes: list[str]
+    manifest: str | None
+    groups: list[Group]
+    card: str | None
+    carried: list[Sized]
+    edited: list[str]
+    left_out: list[LeftOut]
+    replaced: list[Replaced]
+    overwrite: bool
+    in_place: bool
+    may_replace: bool
+    deletes: list[str]
+    kept: list[str]
+    drift: list[str]
+    occupied: list[str]
+    notes: list[str]
+
+
+class Planned(Plan):
+    """`reshard plan` also tells what the job needs, unless it is published already."""
+
+    needs: Needs | None = None
+    licence: str | None = None
+    warnings: list[str] = Field(default_factory=list)
+    device_maps: list[DeviceMap] = Field(default_factory=list)

@@ -1,0 +1,130 @@
+"""The queue of a broker: what is on it, who works on it, and why nothing is begun now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from reshard.pipeline.errors import BadSchedule
+
+if TYPE_CHECKING:
+    from reshard.worker.fleet.fleet import Fleet, Pause
+    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.worker.followers.catalogs import Catalogs
+    from reshard.worker.followers.schedules import Schedules
+    from reshard.worker.queue.jobs import Job, JobStore, Process
+
+
+class Queue:
+    """Jobs, catalogs, schedules and the fleet of one broker; each is imported when it is used."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self.jobs = jobs
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        from reshard.worker.fleet.fleet import Fleet
+
+        return Fleet(self.jobs)
+
+    @cached_property
+    def catalogs(self) -> Catalogs:
+        from reshard.worker.followers.catalogs import Catalogs
+
+        return Catalogs(self.jobs)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        from reshard.worker.followers.schedules import Schedules
+
+        return Schedules(self.jobs)
+
+    def waits(self, bulk: bool) -> str | None:
+        """Why nothing, or no bulk work, is begun now; None when it is."""
+        if (paused := self.fleet.paused()) is not None:
+            return f"{pause_text(paused)}; `reshard fleet resume` continues it"
+        processes = self.jobs.processes()
+        workers = [process.name for process in processes if process.kind == "worker"]
+        drained, resting = self.fleet.all_drained(), self.fleet.resting()
+        if workers and drained.issuperset(workers):
+            return f"every worker is drained; `reshard fleet undrain {workers[0]}` lets it take work again"
+        if workers and (drained | resting.keys()).issuperset(workers):
+            fault = next(fault for worker, fault in resting.items() if worker in workers)
+            return f"every worker rests until it is fit again: {fault.message} ({fault.hint})"
+        return (self._bulk_waits() if bulk else None) or _lacking(processes)
+
+    def _bulk_waits(self) -> str | None:
+        try:
+            seen = self.fleet.seen()
+        except BadSchedule as error:
+            return f"cannot tell here whether bulk work rests: {error}"
+        return f"bulk work {bulk_text(seen)}" if seen.closed is not None else None
+
+
+def waits(queue: Queue, job: Job) -> str | None:
+    """Why nothing of this job moves now; its ``note`` may say why a part of it does not."""
+    if job.claims:
+        held_up = [f"{claim.unit}: {claim.waits}" for claim in job.claims if claim.waits]
+        return held_up[0] if len(held_up) == len(job.claims) else None
+    return queue.waits(job.request.priority == "bulk")
+
+
+@contextmanager
+def open_queue() -> Iterator[Queue]:
+    """The queue of the broker that is configured or running here.
+
+    Raises NoBroker, BrokerUnavailable, BrokerUnsupported.
+
+    Inside, a broker that stops answering raises BrokerUnavailable, too.
+    """
+    from reshard.worker.broker import broker_url
+    from reshard.worker.queue.jobs import JobStore, broker_errors
+    from reshard.worker.settings import settings
+
+    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
+        store.check_server()
+        yield Queue(store)
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+
+START = "start one with `reshard {0}`, or everything with `reshard up`"
+
+
+def missing(kinds: Collection[str]) -> list[str]:
+    """The kinds of process that no job moves without, and that are not among the ``kinds`` that run."""
+    return [kind for kind in ("worker", "control") if kind not in kinds]
+
+
+def _lacking(processes: Sequence[Process]) -> str | None:
+    lacking = missing({process.kind for process in processes})
+    if len(lacking) > 1:
+        return "neither worker nor control is running: start both with `reshard up`"
+    return f"no {lacking[0]} is running: {START.format(lacking[0])}" if lacking else None
+
+
+def worker_state(draining: bool, drained: bool, resting: bool) -> str:
+    """``draining``: it says so itself, as it is asked to or ends."""
+    return "drained" if drained else "resting" if resting else "finishing" if draining else "takes work"
+
+
+def pause_text(paused: Pause) -> str:
+    reason = f": {paused.reason}" if paused.reason else ""
+    return f"the service is paused since {moment(paused.since, 'UTC')}, by {paused.by}{reason}"
+
+
+def bulk_text(seen: Seen) -> str:
+    """Of bulk work: until when it rests and why, or that it does not."""
+    if seen.closed is None:
+        return "starts as it arrives"
+    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[seen.closed.why]
+    return f"rests until {moment(seen.closed.until, seen.limits.tz)}: {why}"
+
+
+def moment(seconds: float, tz: str) -> str:
+    """``2026-06-01 22:00 CEST``."""
+    return datetime.fromtimestamp(seconds, ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M %Z")
