@@ -44,8 +44,6 @@ def submit(
 
     Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
-    from reshard.cli.watch import follow
-
     request = request.model_copy(update={"priority": priority})
     with open_queue() as queue:
         job, existed = (submitted := queue.jobs.submit(request)).id, submitted.existed
@@ -58,6 +56,8 @@ def submit(
         why = warn(queue, output, priority == "bulk")
         output.result({"id": job, "existed": existed, "waits": why}, text, job)
         if watch:
+            from reshard.cli.watch import follow  # which a client that only submits need not wait for
+
             follow(queue, job, output, verbose)
 
 
@@ -174,8 +174,6 @@ def retry(
 
     Example: reshard retry pkgd --watch
     """
-    from reshard.cli.watch import follow
-
     with open_queue() as queue:
         id = queue.jobs.resolve(job)
         was = queue.jobs.retry(id, anew=anew, onto_head=overwrite or onto_head)
@@ -183,6 +181,8 @@ def retry(
         facts = {"id": id, "was": was, "state": "queued", "waits": why}
         output.result(facts, f"job {id} continues; it was {was}", id)
         if follow_it:
+            from reshard.cli.watch import follow
+
             follow(queue, id, output)
 
 

@@ -12,7 +12,6 @@ from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import source_bytes
 from reshard.pipeline.errors import ProofError
-from reshard.pipeline.planning.model import weight_files
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
     Example: reshard run openai-community/gpt2 --to ./gpt2-200MB --size 200MB
     """
     from reshard.pipeline import reshard
+    from reshard.pipeline.planning.model import weight_files
     from reshard.pipeline.stores.connect import Context, own_limiters
     from reshard.pipeline.stores.heap import reuse_blocks
 

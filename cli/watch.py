@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer import Exit
 
@@ -17,10 +17,12 @@ from reshard.cli.progress import Bar, bar
 from reshard.client.facts import seconds_of, source_bytes
 from reshard.client.queue import Queue, waits
 from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
-from reshard.worker.followers.catalogs import Now
 from reshard.worker.followers.records import FULFILLED, CatalogStatus
 from reshard.worker.queue.jobs import Job, broker_errors
 from reshard.worker.queue.states import JobState
+
+if TYPE_CHECKING:
+    from reshard.worker.followers.catalogs import Now
 
 T = TypeVar("T")
 
