@@ -16,6 +16,7 @@ from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
 from reshard.cli.queue import warn
+from reshard.client.facts import failure_facts
 from reshard.client.queue import Queue, open_queue
 from reshard.pipeline.errors import (
     CatalogFailed,
@@ -238,10 +239,9 @@ def failures(name: Name, output: Output) -> None:
     Example: reshard catalog failures nightly
     """
     with open_queue() as queue:
-        groups = queue.catalogs.get(name).failures()
-    facts, rows = {}, []
-    for code, failed in groups.items():
-        group = facts[code] = [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in failed]
+        seen = queue.catalogs.get(name)
+    facts, groups, rows = failure_facts(seen), seen.failures(), []
+    for code, group in facts.items():
         alike = len({item["hint"] for item in group}) == 1  # most name the model
         rows.append((code, count(len(group), "model"), str(group[0]["hint"]) if alike else ""))
         for item in group[:SHOWN]:

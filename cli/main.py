@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify
+from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify, web
 from reshard.cli.errors import guarded
 from reshard.cli.help import CATALOGS, JOBS, RESHARD, SERVICE, SectionedCommand, SectionedGroup
 from reshard.pipeline.text import escape_logs
@@ -27,7 +27,7 @@ app = Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     RESHARD: (plan.plan, run.run, verify.verify, doctor.doctor),
     JOBS: (jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback, jobs.delete),
-    SERVICE: (service.up, service.down, service.worker, service.control),
+    SERVICE: (service.up, service.down, service.worker, service.control, web.web, web.token),
 }
 GROUPS = {CATALOGS: (catalog.catalog, schedule.schedule), SERVICE: (fleet.fleet,)}
 for section, functions in COMMANDS.items():

@@ -14,11 +14,12 @@ from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
 from reshard.cli.queue import warn
-from reshard.client.queue import START, Queue, missing, moment, open_queue
+from reshard.client.facts import last_run, outcome_text
+from reshard.client.queue import START, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.schedules import Outcome, Run, Schedule
+    from reshard.worker.followers.schedules import Outcome, Schedule
     from reshard.worker.followers.schedules import ScheduleStatus as Seen
 
 LIST_HEAD = ("SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS")
@@ -96,7 +97,7 @@ def list_(output: Output) -> None:
     Example: reshard schedule list
     """
     with open_queue() as queue:
-        found = [(seen, _last(queue, seen)) for seen in queue.schedules.all()]
+        found = [(seen, last_run(queue, seen)) for seen in queue.schedules.all()]
     rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
     data = [seen.to_dict() | {"last": last} for seen, last in found]
     old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
@@ -112,7 +113,7 @@ def show(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
-        last = _last(queue, seen)
+        last = last_run(queue, seen)
     kept = seen.schedule
     rows = [
         ("schedule", kept.name),
@@ -123,7 +124,7 @@ def show(name: Name, output: Output) -> None:
         ("what", _what(kept)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),
-        *(("run", f"{moment(run.due, kept.tz)}: {_outcome(run)}") for run in seen.runs[:RUNS_SHOWN]),
+        *(("run", f"{moment(run.due, kept.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
     output.result(seen.to_dict() | {"last": last}, lines(rows), _next(seen))
 
@@ -166,7 +167,7 @@ def run(name: Name, output: Output) -> None:
         done = queue.schedules.run(name)
         why = warn(queue, output, bulk=True)
     facts = {"name": name, "outcome": done.outcome, "job": done.job, "waits": why}
-    output.result(facts, f"schedule {name}: {_outcome(done)}", done.job or "")
+    output.result(facts, f"schedule {name}: {outcome_text(done)}", done.job or "")
 
 
 @command("pause")
@@ -248,31 +249,3 @@ def _what(kept: Schedule) -> str:
 
 def _next(seen: Seen) -> str:
     return "paused" if seen.next is None else moment(seen.next, seen.schedule.tz)
-
-
-def _last(queue: Queue, seen: Seen) -> str:
-    """The last run, and the state of the job that it fired."""
-    from reshard.pipeline.errors import CatalogNotFound, JobNotFound
-
-    if not seen.runs:
-        return "never fired"
-    run, catalog = seen.runs[0], seen.schedule.catalog
-    try:
-        if run.outcome == "fired" and catalog is not None:
-            return f"catalog {catalog.name}, {queue.catalogs.get(catalog.name).state}"
-        if run.outcome == "fired" and run.job is not None:
-            return f"job {run.job}, {queue.jobs.get(run.job).state}"
-    except CatalogNotFound as error:
-        return f"catalog {error.facts['name']}, removed since"
-    except JobNotFound:
-        return f"job {run.job}, deleted since"
-    return _outcome(run)
-
-
-def _outcome(run: Run) -> str:
-    return {
-        "fired": f"job {run.job}" if run.job else "its catalog was submitted",
-        "missed": "missed: no control was running",
-        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
-        "busy": f"left out: job {run.job} had the target, with another request",
-    }[run.outcome]

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from reshard.client.queue import Queue, waits, worker_state
-from reshard.pipeline.errors import CheckpointError, ProofError, ReshardError
+from reshard.pipeline.errors import CatalogNotFound, CheckpointError, JobNotFound, ProofError, ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus
+    from reshard.worker.followers.records import CatalogStatus
+    from reshard.worker.followers.schedules import Run, ScheduleStatus
     from reshard.worker.queue.jobs import Job, Process
 
 
@@ -75,6 +77,19 @@ def undoable(request: Request) -> str | None:
     return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
 
 
+def failure_facts(seen: CatalogStatus) -> dict[str, list[dict[str, Any]]]:
+    """The models of a catalog that failed, by error code."""
+    return {
+        code: [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in failed]
+        for code, failed in seen.failures().items()
+    }
+
+
+def schedule_facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
+    """A schedule, and how its last run fares."""
+    return seen.to_dict() | {"last": last_run(queue, seen)}
+
+
 def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, list[str]]:
     """The source files by what their bytes were held against; without ``attested``, nothing but the transport."""
     levels: dict[str, list[str]] = {}
@@ -108,3 +123,30 @@ def seconds_of(job: Job) -> float:
     end = job.since if job.state.ended else time.time()
     began = job.started if job.created < job.started < end else job.created
     return max(0.0, end - began)
+
+
+def last_run(queue: Queue, seen: ScheduleStatus) -> str:
+    """The last run, and the state of the job that it fired."""
+    if not seen.runs:
+        return "never fired"
+    run, catalog = seen.runs[0], seen.schedule.catalog
+    try:
+        if run.outcome == "fired" and catalog is not None:
+            return f"catalog {catalog.name}, {queue.catalogs.get(catalog.name).state}"
+        if run.outcome == "fired" and run.job is not None:
+            return f"job {run.job}, {queue.jobs.get(run.job).state}"
+    except CatalogNotFound as error:
+        return f"catalog {error.facts['name']}, removed since"
+    except JobNotFound:
+        return f"job {run.job}, deleted since"
+    return outcome_text(run)
+
+
+def outcome_text(run: Run) -> str:
+    """What became of one time of a schedule."""
+    return {
+        "fired": f"job {run.job}" if run.job else "its catalog was submitted",
+        "missed": "missed: no control was running",
+        "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
+        "busy": f"left out: job {run.job} had the target, with another request",
+    }[run.outcome]

@@ -28,6 +28,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "delete": (jobs.Deleted,),
     "up": (fleet.Up,),
     "down": (fleet.Down,),
+    "token": (fleet.Token,),
     "catalog check": (catalogs.CatalogChecked,),
     "catalog submit": (catalogs.CatalogSubmitted, *_CATALOG_FOLLOWED),
     "catalog watch": _CATALOG_FOLLOWED,

@@ -109,7 +109,7 @@ def modules(folder: str) -> list[str]:
     return [f"child/{path.name}" if "child" in path.parts else path.name for path in paths]
 
 
-@pytest.mark.parametrize("folder", ["pipeline", "worker", "client", "cli"])
+@pytest.mark.parametrize("folder", ["pipeline", "worker", "client", "web", "cli"])
 def test_the_architecture_names_every_module(folder: str) -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     section = re.split(r"^## ", text, flags=re.MULTILINE)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = [
     path.relative_to(ROOT)
-    for folder in ("pipeline", "worker", "client", "cli")
+    for folder in ("pipeline", "worker", "client", "web", "cli")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if ">>> " in path.read_text()
 ]

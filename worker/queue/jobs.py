@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
@@ -38,6 +38,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.worker.queue.listing import page
 from reshard.worker.queue.scripts import (
     BROKER_UNAVAILABLE,
     PREFIX,
@@ -196,7 +197,6 @@ class JobStore:
         raise BrokerUnsupported(url=without_password(self.url), why=why)
 
     # ------------------------------------------------------------------------------------------------------ change
-
     @_answering
     def submit(self, request: Request) -> Submitted:
         """Queue ``request``, or find the job that already carries it out; raises TargetBusy."""
@@ -280,15 +280,15 @@ class JobStore:
         return jobs[0]
 
     @_answering
-    def recent(self, states: Iterable[JobState] = (), limit: int = 50) -> list[Job]:
+    def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
         """The newest ``limit`` jobs, of these states or of all; with who works on what now where one has not ended."""
-        names = [f"jobs:{state}" for state in states] or ["jobs"]
-        newest: list[tuple[bytes, float]] = []
-        for name in names:
-            newest += cast(Any, self.redis.zrevrange(PREFIX + name, 0, limit - 1, withscores=True))
-        ids = [id.decode() for id, _ in sorted(newest, key=lambda pair: pair[1], reverse=True)]
-        jobs = self._load(ids[:limit], with_units=False)
-        now = {job.id: job for job in self._load([job.id for job in jobs if not job.state.ended], with_units=True)}
+        return self.load(page(self.redis, states, limit).ids)
+
+    @_answering
+    def load(self, ids: list[str]) -> list[Job]:
+        """These jobs but deleted ones, in this order; with who works on what now where one has not ended."""
+        jobs = self._load(ids, with_units=False)
+        now = {job.id: job for job in self._load([j.id for j in jobs if not j.state.ended], with_units=True)}
         return [now.get(job.id, job) for job in jobs]
 
     @_answering

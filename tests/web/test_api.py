@@ -1,0 +1,66 @@
+"""The API of a real process: every answer is one of the documents, and only those who may do anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from reshard.client.models import catalogs, fleet, jobs
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request
+from reshard.worker.queue.jobs import JobStore
+from tests.web.conftest import Site
+
+JOBS = "/api/v1/jobs"
+BODY = {"source": "a/model", "target": "b/model", "options": {"size": "200MB"}}
+
+
+def held(model: Any, document: dict[str, Any]) -> dict[str, Any]:
+    """The document, which is one of the model."""
+    model.model_validate_json(json.dumps(document))
+    return document
+
+
+def test_a_job_is_submitted_shown_and_cancelled(site: Site, store: JobStore) -> None:
+    made = held(jobs.Submitted, site.post(JOBS, BODY))
+    assert not made["existed"] and site.post(JOBS, BODY)["existed"]
+    job = held(jobs.JobNow, site.get(f"{JOBS}/{made['id']}"))
+    assert job["request"]["asked_by"] == "acter" and job["request"]["options"]["size"] == 200_000_000
+    listed = held(jobs.JobsPage, site.get(JOBS))
+    assert [one["id"] for one in listed["jobs"]] == [made["id"]] and listed["next"] is None
+    held(jobs.Service, site.get("/api/v1/service"))
+    held(fleet.Fleet, site.get("/api/v1/fleet"))
+    assert held(jobs.Cancelled, site.post(f"{JOBS}/{made['id'][:6]}/cancel"))["was"] == "queued"
+    assert held(jobs.Retried, site.post(f"{JOBS}/{made['id']}/retry", {}))["was"] == "cancelled"
+
+
+def test_pages_of_the_list_hold_every_job_once(site: Site, store: JobStore) -> None:
+    ids = [store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{n}"))).id for n in range(25)]
+    found, path = list[str](), f"{JOBS}?limit=10&state=queued"
+    while path:
+        page = site.get(path)
+        found += [job["id"] for job in page["jobs"]]
+        path = f"{JOBS}?limit=10&state=queued&after={page['next']}" if page["next"] else ""
+    assert sorted(found) == sorted(ids) and len(found) == 25
+
+
+@pytest.mark.parametrize(
+    ("scope", "path", "status", "code"),
+    [
+        (None, JOBS, 401, "access.sign_in"),
+        ("read", JOBS, 403, "access.scope"),
+    ],
+)
+def test_who_may_not_is_refused(site: Site, scope: str | None, path: str, status: int, code: str) -> None:
+    with site.client(scope) as client:
+        refused = client.post(path, json=BODY)
+    assert refused.status_code == status and refused.json()["error"]["code"] == code
+
+
+def test_the_openapi_document_has_every_endpoint(site: Site) -> None:
+    with site.client("read") as client:
+        document = client.get("/api/v1/openapi.json").json()
+    assert document["openapi"] == "3.1.0" and "/api/v1/jobs/{job}/cancel" in document["paths"]
+    assert catalogs.Catalog.__name__ in document["components"]["schemas"]

@@ -1,0 +1,208 @@
+"""The API's endpoints of jobs, plans and the service as a whole. Sizes are bytes, times seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from reshard.client import acts
+from reshard.client.facts import fleet_facts, job_facts, report_of, service_facts
+from reshard.client.models import fleet, jobs, plans
+from reshard.client.plan import look, plan_facts
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import BadBody, WrongState
+from reshard.pipeline.places import NOWHERE, Place, parse_place
+from reshard.pipeline.request import Options, Priority, Request
+from reshard.pipeline.stores.connect import Context, own_limiters
+from reshard.web.endpoint import Call, endpoint
+from reshard.worker.fleet import policy
+from reshard.worker.queue.listing import page
+from reshard.worker.queue.states import JobState
+from reshard.worker.settings import Settings
+
+LISTED = 50  # jobs of a page, unless told otherwise
+LISTED_MAX = 500  # jobs; a page of them takes some milliseconds
+
+Typed = Annotated[Place, BeforeValidator(lambda value: parse_place(value) if isinstance(value, str) else value)]
+
+
+class Body(BaseModel):
+    """Nothing that is not known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Asked(Body):
+    """What is to be resharded; places as they are typed, or as objects."""
+
+    source: Typed
+    target: Typed
+    options: Options = Options()
+    priority: Priority = "interactive"
+
+    def request(self, asked_by: str) -> Request:
+        return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
+
+
+class Drafted(Asked):
+    """The same; without a target only the cut is planned."""
+
+    target: Typed = NOWHERE
+
+
+class Listed(Body):
+    state: list[JobState] = Field(default_factory=list)
+    limit: int = Field(default=LISTED, ge=1, le=LISTED_MAX)
+    after: str | None = Field(default=None, description="`next` of the page before")
+    since: float = Field(default=0.0, description="none from before this time")
+
+
+class Again(Body):
+    anew: bool = Field(default=False, description="plan again from the current source and target")
+    overwrite: bool = Field(
+        default=False, description="plan again, and replace what others changed in the target since"
+    )
+
+
+class Why(Body):
+    reason: str | None = None
+
+
+@endpoint("GET", "/jobs", jobs.JobsPage, query=Listed)
+def list_jobs(call: Call) -> Mapping[str, Any]:
+    """List jobs, newest first."""
+    asked: Listed = call.query
+    try:
+        found = page(call.queue.jobs.redis, asked.state, asked.limit, asked.after, asked.since)
+    except ValueError as error:
+        raise BadBody(where="after", why="no page ended so") from error
+    return {"jobs": [job.to_dict() for job in call.queue.jobs.load(found.ids)], "next": found.next}
+
+
+@endpoint("POST", "/jobs", jobs.Submitted, body=Asked)
+def submit(call: Call) -> Mapping[str, Any]:
+    """Queue a job, or find the one that already carries the request out."""
+    request = call.body.request(call.caller.name)
+    allow(request, call.settings)
+    submitted = call.queue.jobs.submit(request)
+    return asdict(submitted) | {"waits": call.queue.waits(request.priority == "bulk")}
+
+
+@endpoint("GET", "/jobs/{job}", jobs.JobNow)
+def show(call: Call) -> Mapping[str, Any]:
+    """Show one job, and why nothing of it moves."""
+    return job_facts(call.queue, call.queue.jobs.get(call.path["job"]))
+
+
+@endpoint("GET", "/jobs/{job}/report", jobs.JobReport)
+def report(call: Call) -> Mapping[str, Any]:
+    """Show the checks of a job."""
+    return report_of(call.queue.jobs.get(call.path["job"]))
+
+
+@endpoint("GET", "/jobs/{job}/plan", plans.Plan)
+def show_plan(call: Call) -> Mapping[str, Any]:
+    """Show a job's plan, which is kept for an hour after its end."""
+    job = call.queue.jobs.get(call.path["job"])
+    plan = call.queue.jobs.plan(job.id)
+    if plan is None:
+        why = "its plan is gone" if job.state.ended else "it has no plan yet"
+        raise WrongState(job=job.id, state=job.state, why=why)
+    return plan_facts(job.request, plan)
+
+
+@endpoint("POST", "/jobs/{job}/cancel", jobs.Cancelled)
+def cancel(call: Call) -> Mapping[str, Any]:
+    """Stop a job before its commit."""
+    id = call.queue.jobs.resolve(call.path["job"])
+    return {"id": id, "was": call.queue.jobs.cancel(id), "state": "cancelled"}
+
+
+@endpoint("POST", "/jobs/{job}/retry", jobs.Retried, body=Again)
+def retry(call: Call) -> Mapping[str, Any]:
+    """Continue a failed or cancelled job with what it had copied."""
+    id = call.queue.jobs.resolve(call.path["job"])
+    was = call.queue.jobs.retry(id, anew=call.body.anew, onto_head=call.body.overwrite)
+    bulk = call.queue.jobs.get(id).request.priority == "bulk"
+    return {"id": id, "was": was, "state": "queued", "waits": call.queue.waits(bulk)}
+
+
+@endpoint("POST", "/jobs/{job}/rollback", jobs.RolledBack)
+def roll_back(call: Call) -> Mapping[str, Any]:
+    """Undo the commit of a job, with the token of this service."""
+    job = call.queue.jobs.get(call.path["job"])
+    context = context_of(call.settings)
+    policy.check(job.request, call.settings, lambda target: policy.namespaces(target, context))
+    return acts.roll_back(call.queue, job.id, context)
+
+
+@endpoint("DELETE", "/jobs/{job}", jobs.Deleted)
+def delete(call: Call) -> Mapping[str, Any]:
+    """Delete a job that has ended; what it published stays."""
+    return acts.forget(call.queue, [call.path["job"]], [])
+
+
+@endpoint("POST", "/plan", plans.Planned, body=Drafted)
+def plan(call: Call) -> Mapping[str, Any]:
+    """Show what a job would do, with the token of this service; change nothing."""
+    request = call.body.request(call.caller.name)
+    allow(request, call.settings, has_target=request.target != NOWHERE)
+    return look(request, context_of(call.settings)).facts
+
+
+@endpoint("GET", "/service", jobs.Service)
+def service(call: Call) -> Mapping[str, Any]:
+    """Show the queue and its processes."""
+    return service_facts(call.queue)
+
+
+@endpoint("GET", "/fleet", fleet.Fleet)
+def show_fleet(call: Call) -> Mapping[str, Any]:
+    """Show the limits in force and the state of each worker."""
+    return _fleet(call.queue)
+
+
+@endpoint("POST", "/fleet/pause", fleet.FleetPaused, body=Why)
+def pause(call: Call) -> Mapping[str, Any]:
+    """Stop all workers from starting anything, until resume."""
+    was = call.queue.fleet.paused() is not None
+    return {"paused": asdict(call.queue.fleet.pause(call.caller.name, call.body.reason)), "was_paused": was}
+
+
+@endpoint("POST", "/fleet/resume", fleet.FleetResumed)
+def resume(call: Call) -> Mapping[str, Any]:
+    """Let a paused service continue."""
+    return {"paused": None, "was_paused": call.queue.fleet.resume()}
+
+
+@endpoint("POST", "/fleet/workers/{worker}/drain", fleet.Drained)
+def drain(call: Call) -> Mapping[str, Any]:
+    """Make one worker hand back its work and take no more."""
+    return {"name": call.queue.fleet.drain(call.path["worker"]), "drained": True}
+
+
+@endpoint("POST", "/fleet/workers/{worker}/undrain", fleet.Undrained)
+def undrain(call: Call) -> Mapping[str, Any]:
+    """Let a drained worker take work again."""
+    name, was = call.queue.fleet.undrain(call.path["worker"])
+    return {"name": name, "drained": False, "was_drained": was}
+
+
+def _fleet(queue: Queue) -> dict[str, Any]:
+    return fleet_facts(queue.fleet.seen(), queue.jobs.processes(), queue.fleet.claims_by_worker())
+
+
+def allow(request: Request, settings: Settings, has_target: bool = True) -> None:
+    """Raises what a worker would that has this process's RESHARD_ALLOWED_*; what its token may do, it knows itself."""
+    place = request if has_target else request.model_copy(update={"target": request.source})
+    rules = settings if has_target else settings.model_copy(update={"allowed_targets": None})
+    policy.check(place, rules, lambda target: [target.namespace])
+
+
+def context_of(settings: Settings) -> Context:
+    """This process's tokens and budgets, for the Hubs that it may call."""
+    context = Context.from_env(own_limiters(lambda why: None))
+    return replace(context, endpoints=policy.endpoints(settings, context.credentials))

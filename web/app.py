@@ -1,0 +1,159 @@
+"""The HTTP service: routes made of endpoints, and what every request passes first."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import (
+    BadBody,
+    BrokerUnavailable,
+    CrossSite,
+    NoSuchPage,
+    ReshardError,
+    ScopeMissing,
+    SignInNeeded,
+)
+from reshard.pipeline.validation import first_problem
+from reshard.web import api, catalogs_api  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
+from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
+from reshard.web.documents import document, failed
+from reshard.web.endpoint import ENDPOINTS, Call, Endpoint
+from reshard.web.guard import Guard
+from reshard.web.openapi import openapi
+from reshard.web.settings import WebSettings
+from reshard.web.streams import Streams, follow
+from reshard.worker.queue.jobs import broker_errors
+from reshard.worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ROOT = "/api/v1"
+
+
+class Web:
+    """What all requests share."""
+
+    def __init__(self, queue: Queue, settings: Settings, own: WebSettings) -> None:
+        self.queue = queue
+        self.settings = settings
+        self.own = own
+        self.tokens = Tokens(own.tokens)
+        self.streams = Streams(queue.jobs)
+
+    def caller(self, request: Request, scope: Scope) -> Caller:
+        """Who asks, if they may; raises SignInNeeded, ScopeMissing, and CrossSite where a browser was misled."""
+        peer = request.client.host if request.client else None
+        found = caller(request.headers, request.cookies, peer, self.tokens, self.own)
+        if found is None:
+            raise SignInNeeded
+        if not found.may(scope):
+            raise ScopeMissing(name=found.name, what=f"{request.method} {request.url.path}")
+        if found.by_browser and request.method not in {"GET", "HEAD"} and not same_site(request.headers):
+            raise CrossSite
+        return found
+
+
+def build(web: Web) -> Starlette:
+    """The application."""
+    routes = [Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in ENDPOINTS]
+    routes += [
+        Route(f"{ROOT}/openapi.json", partial(_openapi, web)),
+        Route(f"{ROOT}/events", partial(_events, web)),
+        Route(f"{ROOT}/jobs/{{job}}/events", partial(_events, web)),
+        Route("/healthz", _healthy),
+        Route("/readyz", partial(_ready, web)),
+    ]
+    handlers: Mapping[Any, Any] = {ReshardError: _failed, HTTPException: _refused, Exception: _broken}
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=web.own.hosts, address=web.own.address)],
+        exception_handlers=handlers,
+        lifespan=web.streams.running,
+    )
+
+
+async def _answer(web: Web, endpoint: Endpoint, request: Request) -> Response:
+    found = await run_in_threadpool(web.caller, request, endpoint.scope)
+    query = _parsed(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
+    body = None
+    if endpoint.body:
+        try:
+            sent = json.loads(await request.body() or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise BadBody(where="the body", why="it is not JSON") from error
+        body = _parsed(endpoint.body, sent)
+    call = Call(web.queue, found, request.path_params, query, body, web.settings)
+    return document(await run_in_threadpool(_run, endpoint, call))
+
+
+def _run(endpoint: Endpoint, call: Call) -> Mapping[str, Any]:
+    with broker_errors(call.queue.jobs.url):
+        return endpoint.run(call)
+
+
+def _asked(request: Request, model: type[BaseModel]) -> dict[str, Any]:
+    """The query's parameters; those that may be given again as lists."""
+    lists = {name for name, field in model.model_fields.items() if field.default_factory is list}
+    return {
+        name: request.query_params.getlist(name) if name in lists else value
+        for name, value in request.query_params.items()
+    }
+
+
+def _parsed(model: type[BaseModel], data: object) -> BaseModel:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = first_problem(error)
+        raise BadBody(where=first.where or "the body", why=first.why) from error
+
+
+async def _events(web: Web, request: Request) -> Response:
+    await run_in_threadpool(web.caller, request, Scope.read)
+    job = request.path_params.get("job")
+    id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
+    return await follow(web.streams, id, request.headers.get("last-event-id"))
+
+
+async def _openapi(web: Web, request: Request) -> Response:
+    await run_in_threadpool(web.caller, request, Scope.read)
+    return JSONResponse(openapi(ROOT, ENDPOINTS))
+
+
+async def _healthy(request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+async def _ready(web: Web, request: Request) -> Response:
+    try:
+        await run_in_threadpool(web.queue.jobs.counts)
+    except BrokerUnavailable as error:
+        return PlainTextResponse(f"{error}\n", 503)
+    return PlainTextResponse("ok\n")
+
+
+async def _failed(request: Request, error: ReshardError) -> Response:
+    return failed(error)
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    return failed(NoSuchPage(method=request.method, path=request.url.path), error.status_code)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return failed(ReshardError(what=f"{type(error).__name__} (see the log of `reshard web`)"))

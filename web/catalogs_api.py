@@ -1,0 +1,172 @@
+"""The API's endpoints of catalogs and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from reshard.client.facts import failure_facts, schedule_facts
+from reshard.client.models import catalogs
+from reshard.pipeline.catalogs.definition import parse
+from reshard.web.api import Asked, Body, allow
+from reshard.web.endpoint import Call, endpoint
+from reshard.worker.followers.records import AT_ONCE, Definition
+from reshard.worker.followers.schedules import Schedule
+
+
+class Submission(Body):
+    """A catalog's file, with its limits."""
+
+    text: str = Field(description="the YAML file")
+    at_once: int = Field(default=AT_ONCE, ge=1, description="how many of its jobs run at a time")
+    max_failures: int | None = Field(default=None, ge=0, description="stop after more failures than this")
+    max_bytes: int | None = Field(default=None, ge=0, description="stop after reading so many bytes of weights")
+
+    def definition(self, asked_by: str) -> Definition:
+        """Raises BadCatalog."""
+        parsed = parse(self.text, "the catalog")
+        return Definition(name=parsed.name, asked_by=asked_by, **self.model_dump())
+
+
+class Only(Body):
+    only: str | None = Field(default=None, description="only failures with this error code")
+
+
+class Kept(Body):
+    """A request or a catalog, and when it is submitted."""
+
+    name: str
+    cron: str = Field(description="minute hour day month weekday, or @daily")
+    tz: str = "UTC"
+    missed: Literal["once", "skip"] = "once"
+    request: Asked | None = None
+    catalog: Submission | None = None
+
+
+@endpoint("GET", "/catalogs", catalogs.Catalogs)
+def list_catalogs(call: Call) -> Mapping[str, Any]:
+    """List catalogs by name."""
+    every = call.queue.catalogs
+    return {"catalogs": [every.get(name).to_dict() for name in every.names()]}
+
+
+@endpoint("POST", "/catalogs", catalogs.CatalogSubmitted, body=Submission)
+def submit(call: Call) -> Mapping[str, Any]:
+    """Queue the models of a catalog that changed."""
+    definition: Definition = call.body.definition(call.caller.name)
+    started = call.queue.catalogs.submit(definition)
+    old = [
+        seen.schedule.name
+        for seen in call.queue.schedules.all()
+        if seen.outdated and seen.schedule.catalog and seen.schedule.catalog.name == definition.name
+    ]
+    facts = {"name": definition.name, "digest": definition.digest, "existed": not started}
+    return facts | {"waits": call.queue.waits(bulk=True), "outdated_schedules": old}
+
+
+@endpoint("GET", "/catalogs/{name}", catalogs.Catalog)
+def show(call: Call) -> Mapping[str, Any]:
+    """Show a catalog's progress."""
+    return call.queue.catalogs.get(call.path["name"]).to_dict()
+
+
+@endpoint("GET", "/catalogs/{name}/failures", catalogs.CatalogFailures)
+def failures(call: Call) -> Mapping[str, Any]:
+    """Show failures by error code."""
+    seen = call.queue.catalogs.get(call.path["name"])
+    return {"name": call.path["name"], "failures": failure_facts(seen)}
+
+
+@endpoint("POST", "/catalogs/{name}/pause", catalogs.CatalogState)
+def pause(call: Call) -> Mapping[str, Any]:
+    """Start no more models; those at work continue."""
+    call.queue.catalogs.pause(call.path["name"])
+    return {"name": call.path["name"], "state": "paused"}
+
+
+@endpoint("POST", "/catalogs/{name}/resume", catalogs.CatalogState)
+def resume(call: Call) -> Mapping[str, Any]:
+    """Resume a catalog that was paused or stopped by a limit."""
+    call.queue.catalogs.resume(call.path["name"])
+    return {"name": call.path["name"], "state": call.queue.catalogs.get(call.path["name"]).state}
+
+
+@endpoint("POST", "/catalogs/{name}/cancel", catalogs.CatalogCancelled)
+def cancel(call: Call) -> Mapping[str, Any]:
+    """Start no more models, and cancel those at work."""
+    return {"name": call.path["name"], "state": "cancelled", "jobs": call.queue.catalogs.cancel(call.path["name"])}
+
+
+@endpoint("POST", "/catalogs/{name}/retry", catalogs.CatalogRetried, body=Only)
+def retry(call: Call) -> Mapping[str, Any]:
+    """Retry failed models with what they had copied; `left` are those that only the file can correct."""
+    name, only = call.path["name"], call.body.only
+    failed = call.queue.catalogs.get(name).failures()
+    again = call.queue.catalogs.retry(name, only)
+    left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
+    return {"name": name, "again": again, "left": left}
+
+
+@endpoint("DELETE", "/catalogs/{name}", catalogs.CatalogRemoved)
+def remove(call: Call) -> Mapping[str, Any]:
+    """Remove a catalog that has ended; its targets and jobs stay."""
+    name = call.path["name"]
+    call.queue.catalogs.remove(name)
+    kept = [seen.schedule for seen in call.queue.schedules.all()]
+    schedules = [schedule.name for schedule in kept if schedule.catalog and schedule.catalog.name == name]
+    return {"name": name, "removed": True, "schedules": schedules}
+
+
+@endpoint("GET", "/schedules", catalogs.Schedules)
+def list_schedules(call: Call) -> Mapping[str, Any]:
+    """List schedules by name."""
+    return {"schedules": [schedule_facts(call.queue, seen) for seen in call.queue.schedules.all()]}
+
+
+@endpoint("POST", "/schedules", catalogs.ScheduleNext, body=Kept)
+def add_schedule(call: Call) -> Mapping[str, Any]:
+    """Submit a request, or a catalog, at regular times."""
+    kept: Kept = call.body
+    request = kept.request.request(call.caller.name) if kept.request else None
+    if request is not None:
+        allow(request, call.settings)
+    catalog = kept.catalog.definition(call.caller.name) if kept.catalog else None
+    schedule = Schedule(
+        name=kept.name, cron=kept.cron, tz=kept.tz, missed=kept.missed, request=request, catalog=catalog
+    )
+    return {"name": kept.name, "next": call.queue.schedules.add(schedule)}
+
+
+@endpoint("GET", "/schedules/{name}", catalogs.Schedule)
+def show_schedule(call: Call) -> Mapping[str, Any]:
+    """Show a schedule and its last runs."""
+    return schedule_facts(call.queue, call.queue.schedules.get(call.path["name"]))
+
+
+@endpoint("POST", "/schedules/{name}/run", catalogs.ScheduleFired)
+def run(call: Call) -> Mapping[str, Any]:
+    """Fire a schedule now, in addition to its times."""
+    done = call.queue.schedules.run(call.path["name"])
+    return {"name": call.path["name"], "outcome": done.outcome, "job": done.job, "waits": call.queue.waits(bulk=True)}
+
+
+@endpoint("POST", "/schedules/{name}/pause", catalogs.ScheduleNext)
+def pause_schedule(call: Call) -> Mapping[str, Any]:
+    """Pause a schedule; a job that it fired continues."""
+    call.queue.schedules.pause(call.path["name"])
+    return {"name": call.path["name"], "next": None}
+
+
+@endpoint("POST", "/schedules/{name}/resume", catalogs.ScheduleNext)
+def resume_schedule(call: Call) -> Mapping[str, Any]:
+    """Resume a paused schedule."""
+    return {"name": call.path["name"], "next": call.queue.schedules.resume(call.path["name"])}
+
+
+@endpoint("DELETE", "/schedules/{name}", catalogs.ScheduleRemoved)
+def remove_schedule(call: Call) -> Mapping[str, Any]:
+    """Remove a schedule; a job that it fired continues."""
+    call.queue.schedules.remove(call.path["name"])
+    return {"name": call.path["name"], "removed": True}

@@ -1,0 +1,57 @@
+"""Answers: documents of the API, and how errors become one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from reshard.client import SCHEMA
+from reshard.pipeline.errors import (
+    BodyTooLarge,
+    BrokerUnavailable,
+    CatalogNotFound,
+    JobNotFound,
+    NoSuchPage,
+    ReshardError,
+    ScheduleNotFound,
+    SignInNeeded,
+    TooManyReaders,
+    WorkerNotFound,
+)
+
+# The status of an error by its family's exit code; some have one of their own.
+STATUS = {2: 400, 3: 422, 4: 403, 5: 422, 6: 422, 7: 409, 8: 503, 9: 502, 10: 409, 11: 409}
+OWN_STATUS: dict[type[ReshardError], int] = {
+    SignInNeeded: 401,
+    NoSuchPage: 404,
+    JobNotFound: 404,
+    CatalogNotFound: 404,
+    ScheduleNotFound: 404,
+    WorkerNotFound: 404,
+    BodyTooLarge: 413,
+    BrokerUnavailable: 503,
+    TooManyReaders: 503,
+}
+
+
+def document(data: Mapping[str, Any], status: int = 200) -> Response:
+    """A document of the API."""
+    text = json.dumps({"schema": SCHEMA} | dict(data), ensure_ascii=False, default=str)
+    return Response(text, status, media_type="application/json")
+
+
+def failed(error: ReshardError, status: int | None = None) -> Response:
+    """What a request gets that fails."""
+    response = document({"error": error.to_dict()}, status or status_of(error))
+    if isinstance(error, SignInNeeded):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def status_of(error: ReshardError) -> int:
+    """The HTTP status that says most of it."""
+    own = next((status for kind, status in OWN_STATUS.items() if isinstance(error, kind)), None)
+    return own or STATUS.get(error.exit_code, 500)

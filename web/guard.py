@@ -1,0 +1,76 @@
+"""What every request passes first: its host, the size of its body, and what browsers are told to hold to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from reshard.pipeline.errors import BodyTooLarge, ReshardError, UsageError
+from reshard.web.documents import failed
+
+BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+# Nothing from elsewhere, no inline script or style, and nobody may show the page inside another.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Refuses hosts that are not ours, as a name of another site that leads here is, and bodies that are too long."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], address: str) -> None:
+        self._app = app
+        shown = f"[{address}]" if ":" in address else address
+        self._hosts = {*(host.lower() for host in hosts), shown, *(LOOPBACK if _local(address) else ())}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > BODY_MAX:
+                raise BodyTooLarge(most=BODY_MAX)
+            return message
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        error = self._wrong(Headers(scope=scope))
+        refused = None if error is None else failed(error)
+        await (refused or self._app)(scope, limited, guarded)
+
+    def _wrong(self, headers: Headers) -> ReshardError | None:
+        host = headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name not in self._hosts:
+            return UsageError(what=f"this is not {host or 'a host without a name'}: set RESHARD_WEB_HOSTS")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_MAX:
+            return BodyTooLarge(most=BODY_MAX)
+        return None
+
+
+def _local(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

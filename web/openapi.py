@@ -1,0 +1,92 @@
+"""The OpenAPI document, made of the endpoints and their models: https://spec.openapis.org/oas/v3.1.0"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from reshard.client import SCHEMA
+from reshard.client.models.jobs import Failed
+from reshard.web.endpoint import Endpoint
+
+REF = "#/components/schemas/{model}"
+
+
+def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """The document of all ``endpoints`` below the path ``root``."""
+    known = list(endpoints)
+    answers = {one.answer for one in known} | {Failed}
+    bodies = {one.body for one in known if one.body}
+    modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=_name)]
+    modes += [(model, "validation") for model in sorted(bodies, key=_name)]
+    refs, schemas = models_json_schema(modes, ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in known:
+        answer = _content({"allOf": [refs[one.answer, "serialization"], _SCHEMA]})
+        error = _content({"allOf": [refs[Failed, "serialization"], _SCHEMA]})
+        said: dict[str, Any] = {
+            "summary": one.summary,
+            "operationId": one.run.__name__,
+            "security": [{"token": []}],
+            "x-scope": str(one.scope),
+            "parameters": [*_in_path(one), *_in_query(one)],
+            "responses": {
+                "200": {"description": one.summary, **answer},
+                "default": {"description": "why not", **error},
+            },
+        }
+        if one.body:
+            said["requestBody"] = {"required": True, **_content(refs[one.body, "validation"])}
+        paths.setdefault(root + one.path, {})[one.method.lower()] = said
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "reshard", "version": version("reshard")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas.get("$defs", {}),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+_SCHEMA = {"type": "object", "properties": {"schema": {"const": SCHEMA}}, "required": ["schema"]}
+
+
+def _name(model: type) -> str:
+    return model.__name__
+
+
+def _content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _in_path(one: Endpoint) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)}", one.path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _in_query(one: Endpoint) -> list[dict[str, Any]]:
+    if one.query is None:
+        return []
+    schema = TypeAdapter(one.query).json_schema()
+    definitions = schema.get("$defs", {})
+    return [
+        {"name": name, "in": "query", "schema": _inlined(kind, definitions)}
+        for name, kind in schema["properties"].items()
+    ]
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with what it refers to in its place: parameters have no definitions of their own."""
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return definitions[schema["$ref"].rpartition("/")[2]]
+    return {name: _inlined(one, definitions) for name, one in schema.items()}

@@ -1,0 +1,55 @@
+"""What an operator may set of `reshard web`, by variables that start with ``RESHARD_WEB_``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from reshard.pipeline.errors import BadSetting
+from reshard.pipeline.validation import first_problem
+from reshard.worker.settings import default_data_dir
+
+PORT = 8474  # no well-known service has it
+TOKENS = "web-tokens"  # the file in the data folder, unless another is set
+USER_HEADER = "X-Forwarded-User"  # as oauth2-proxy and most others call it
+
+Network = IPv4Network | IPv6Network
+
+
+class WebSettings(BaseSettings):
+    """Where it listens, and who may do what. Lists are separated by commas."""
+
+    model_config = SettingsConfigDict(env_prefix="RESHARD_WEB_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    address: str = "127.0.0.1"
+    port: int = Field(default=PORT, ge=1, le=65535)
+    hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names that browsers reach it by, beside its address
+    tokens: Path = Field(default_factory=lambda: default_data_dir() / TOKENS)
+
+    # A proxy that signs people in, and says in a header who asks. Whoever else sends the header is not believed.
+    proxy: Annotated[tuple[Network, ...], NoDecode] = ()  # addresses or networks
+    user_header: str = USER_HEADER
+    actors: Annotated[tuple[str, ...], NoDecode] = ()  # whom of them may act; * is everyone
+
+    hook_secret: SecretStr | None = None  # of the Hub's webhooks; without one they are refused
+
+    @field_validator("hosts", "proxy", "actors", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=1)
+def web_settings() -> WebSettings:
+    """The settings of this process, read once; raises BadSetting."""
+    try:
+        return WebSettings()
+    except ValidationError as error:
+        first = first_problem(error)
+        name = "RESHARD_WEB_" + str(first.loc[0]).upper()
+        raise BadSetting(name=name, value="..." if "SECRET" in name else first.given, why=first.why) from None

@@ -1,0 +1,204 @@
+"""Server-sent events: what happens to one job or to all, as it happens, to any number of readers.
+
+One thread reads the queue's stream of events for all of them. Each event has the id that the queue gave it, so a reader
+that comes back says what it saw last and gets the rest, as far back as the queue keeps events. How far jobs at work are
+comes between, without an id: only its newest state matters.
+
+The format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import redis
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from reshard.client import SCHEMA
+from reshard.pipeline.errors import BrokerUnavailable, TooManyReaders
+from reshard.worker.queue.events import EVENTS, Event
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.states import ENDED, JobState
+
+log = logging.getLogger(__name__)
+
+READERS_MAX = 500  # at once; each holds a connection and what it has not taken yet
+BEHIND_MAX = 1000  # events that a reader may be behind; then it is hung up on, and comes back for the rest
+BATCH = 500  # events that are read at once
+LISTEN = 0.5  # seconds that one read waits for an event; well below what the broker's client takes for silence
+PROGRESS = 1.0  # seconds between two looks at jobs that are at work, while anybody reads
+LIVE_MAX = 200  # jobs whose progress is told; a page shows no more
+ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies hang up on silence
+AGAIN = 1.0  # seconds until the broker is asked again when it does not answer
+
+UNDER_WAY = [state for state in JobState if state not in ENDED]
+_ID = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+class Message(NamedTuple):
+    """One event as it is sent."""
+
+    id: tuple[int, int] | None  # None: progress
+    job: str | None
+    text: bytes
+
+
+@dataclass(eq=False)
+class Reader:
+    """One open stream; ``waiting`` gets None when it fell too far behind."""
+
+    job: str | None  # None: it reads of all
+    waiting: asyncio.Queue[Message | None] = field(default_factory=lambda: asyncio.Queue(BEHIND_MAX + 1))
+
+
+class Streams:
+    """The events of a queue, for readers of one event loop."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._readers: set[Reader] = set()
+        self._ending = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncIterator[None]:
+        """Inside, events are delivered."""
+        self._loop = asyncio.get_running_loop()
+        thread = threading.Thread(target=self._follow, name="reshard-events", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            for reader in [*self._readers]:
+                self._hang_up(reader)
+            await run_in_threadpool(thread.join)
+
+    def join(self, job: str | None) -> Reader:
+        """Raises TooManyReaders."""
+        if len(self._readers) >= READERS_MAX:
+            raise TooManyReaders(most=READERS_MAX)
+        reader = Reader(job)
+        self._readers.add(reader)
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+
+    def missed(self, job: str | None, after: tuple[int, int]) -> Iterator[list[Message]]:
+        """What the queue still knows of events after that one, in batches."""
+        while True:
+            start = f"({after[0]}-{after[1]}"
+            rows = cast(Any, self._store.redis.xrange(EVENTS, start, "+", count=BATCH))
+            found = [_message(Event.read(id, data)) for id, data in rows]
+            yield [message for message in found if job in {None, message.job}]
+            if len(rows) < BATCH:
+                return
+            after = found[-1].id or after
+
+    def _follow(self) -> None:
+        """In a thread of its own, with a connection of its own: its reads wait."""
+        client = open_redis(self._store.url)
+        store, after, told, looked = JobStore(client, self._store.url), "$", dict[str, bytes](), 0.0
+        while not self._ending.is_set():
+            try:
+                if after == "$":  # each event after this one, also while nothing is read
+                    newest = cast(Any, client.xrevrange(EVENTS, count=1))
+                    after = newest[0][0].decode() if newest else "0-0"
+                answer = cast(Any, client.xread({EVENTS: after}, count=BATCH, block=round(LISTEN * 1000))) or []
+                for id, data in (event for _, events in answer for event in events):
+                    after = id.decode()
+                    self._deliver(_message(Event.read(id, data)))
+                if self._readers and time.monotonic() - looked >= PROGRESS:
+                    told, looked = self._tell_progress(store, told), time.monotonic()
+            except (redis.RedisError, BrokerUnavailable) as error:
+                log.warning("cannot read events, the broker is unavailable: %s", error)
+                self._ending.wait(AGAIN)
+        client.close()
+
+    def _tell_progress(self, store: JobStore, told: dict[str, bytes]) -> dict[str, bytes]:
+        now = {}
+        for job in store.recent(UNDER_WAY, LIVE_MAX):
+            names = ("id", "state", "bytes", "bytes_done", "shards", "shards_done", "note")
+            now[job.id] = _text("progress", {"progress": {name: getattr(job, name) for name in names}})
+            if told.get(job.id) != now[job.id]:
+                self._deliver(Message(None, job.id, now[job.id]))
+        return now
+
+    def _deliver(self, message: Message) -> None:
+        assert self._loop is not None, "it runs"
+        self._loop.call_soon_threadsafe(self._hand_out, message)
+
+    def _hand_out(self, message: Message) -> None:
+        for reader in [*self._readers]:
+            if reader.job not in {None, message.job}:
+                continue
+            if reader.waiting.qsize() < BEHIND_MAX:
+                reader.waiting.put_nowait(message)
+            else:
+                self._hang_up(reader)
+
+    def _hang_up(self, reader: Reader) -> None:
+        """Once it has taken what waits; a place is kept for this."""
+        self._readers.discard(reader)
+        reader.waiting.put_nowait(None)
+
+
+async def follow(streams: Streams, job: str | None, last: str | None) -> Response:
+    """The open stream of one job or of all, after the event ``last``; raises TooManyReaders."""
+    after = _parsed(last) if last and _ID.fullmatch(last) else None
+    headers = {"X-Accel-Buffering": "no"}  # or nginx keeps events back
+    return StreamingResponse(_read(streams, streams.join(job), after), media_type="text/event-stream", headers=headers)
+
+
+async def _read(streams: Streams, reader: Reader, after: tuple[int, int] | None) -> AsyncIterator[bytes]:
+    try:
+        yield b": open\n\n"
+        if after is not None:
+            batches = streams.missed(reader.job, after)
+            while (batch := await run_in_threadpool(next, batches, None)) is not None:
+                for old in batch:
+                    yield old.text
+                after = batch[-1].id if batch else after
+        while True:
+            try:
+                async with asyncio.timeout(ALIVE):
+                    message = await reader.waiting.get()
+            except TimeoutError:
+                yield b": alive\n\n"
+                continue
+            if message is None:
+                return
+            if message.id is None or after is None or message.id > after:
+                yield message.text
+    finally:
+        streams.leave(reader)
+
+
+def _parsed(id: str) -> tuple[int, int]:
+    first, _, second = id.partition("-")
+    return int(first), int(second)
+
+
+def _message(event: Event) -> Message:
+    fields: dict[str, Any] = {"kind": event.kind, "at": event.at / 1000, **event.fields}
+    if "error" in fields:
+        fields["error"] = json.loads(fields["error"] or "null")
+    text = f"id: {event.id}\n".encode() + _text("event", {"event": fields})
+    return Message(_parsed(event.id), event.fields.get("job"), text)
+
+
+def _text(kind: str, data: dict[str, Any]) -> bytes:
+    """On one line, as JSON escapes what would end it."""
+    return f"event: {kind}\ndata: {json.dumps({'schema': SCHEMA} | data)}\n\n".encode()
