@@ -25,6 +25,7 @@ from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
+from reshard.pipeline.stores.observed import Observe
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
@@ -83,7 +84,7 @@ class Context:
 
     ``limiters`` gives the RateLimiter for one budget, which is named by an endpoint and a digest of the credential.
     ``endpoints`` are the Hubs that may be called, beside whatever their answers lead to (network.py); None: any.
-    ``state_dir`` is where a run notes what it has copied.
+    ``state_dir`` is where a run notes what it has copied. ``observe`` is told of each call to a Hub.
     """
 
     credentials: Credentials
@@ -93,6 +94,7 @@ class Context:
     limiters: RateLimiterOf = field(default_factory=own_limiters)
     endpoints: frozenset[str] | None = None
     state_dir: Path = field(default_factory=state_dir)
+    observe: Observe | None = None
     _apis: dict[tuple[str, str], HubApi] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -126,7 +128,7 @@ class Context:
         identity = credential.id if credential else "anonymous"
         api = self._apis.get((endpoint, identity))
         if api is None:
-            api = HubApi(endpoint, credential, self.limiters(f"{endpoint} {identity}"))
+            api = HubApi(endpoint, credential, self.limiters(f"{endpoint} {identity}"), self.observe)
             api = self._apis.setdefault((endpoint, identity), api)
         return api
 

@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -43,6 +43,7 @@ from reshard.pipeline.stores.answers import (
     is_url,
 )
 from reshard.pipeline.stores.network import Guard, GuardedClient
+from reshard.pipeline.stores.observed import Observe, ObservedClient
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, own, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
@@ -73,11 +74,14 @@ class PullRequest:
 class HubApi:
     """Calls to ``endpoint`` with ``credential``; safe to share between threads, and to inherit through a fork."""
 
-    def __init__(self, endpoint: str, credential: Credential | None, limiter: RateLimiter) -> None:
+    def __init__(
+        self, endpoint: str, credential: Credential | None, limiter: RateLimiter, observe: Observe | None = None
+    ) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.credential = credential
         self.limiter = limiter
         self.guard = Guard(self.endpoint)
+        self._client_of = partial(ObservedClient, self.endpoint, observe) if observe else GuardedClient
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
         self._pid = 0
@@ -99,7 +103,7 @@ class HubApi:
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._client = GuardedClient(
+                self._client = self._client_of(
                     self.guard,
                     verify=_trusted(),
                     timeout=httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
