@@ -24,7 +24,7 @@ from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.stores.heap import reuse_blocks
 from reshard.pipeline.text import escape_logs
-from reshard.worker import health, logs, transport
+from reshard.worker import health, logs, tracing, transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.fleet import Fleet
@@ -49,6 +49,7 @@ HEARTBEAT_TIMEOUT = 2.0  # seconds; it is sent from the event loop, which must n
 SOCKET_TIMEOUT = 30  # seconds; longer than kombu's blocking read
 
 transport.use()
+tracing.check()  # and load, once for all children
 
 
 def _memory_limit() -> int:
@@ -237,5 +238,6 @@ def _say_ready(**_: Any) -> None:
 
 signals.celeryd_init.connect(_begin)  # before Celery logs or prints anything
 signals.worker_ready.connect(_say_ready)
+signals.worker_process_shutdown.connect(tracing.end)
 signals.setup_logging.connect(lambda **_: None, weak=False)  # else Celery replaces what _begin set up
 worker_program.safe_say = lambda *_: None  # it prints; drain.py logs

@@ -23,7 +23,7 @@ import redis
 from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import BrokerUnavailable, QueueError
 from reshard.pipeline.stores.connect import Context
-from reshard.worker import logs
+from reshard.worker import logs, tracing
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.policy import endpoints
@@ -164,6 +164,7 @@ def main(settings: Settings) -> None:
         expose(*where, healthy=control.stuck, ready=partial(_unreachable, client), metrics=registry(client))
     log.info("control is running")
     control.run()
+    tracing.end()
 
 
 def _unreachable(client: redis.Redis) -> str:

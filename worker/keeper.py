@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from reshard.pipeline.copying.loop import Moved, Reason, Stopped
 from reshard.pipeline.planning.model import Receipt
+from reshard.worker import tracing
 from reshard.worker.fleet import drain
 from reshard.worker.fleet.bandwidth import BandwidthLimiter
 from reshard.worker.queue.leases import NOTHING, Lease, Leases
@@ -71,6 +72,7 @@ class LeaseKeeper:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        tracing.note(bytes=self._read)
         try:
             self._note()
         except BROKER_UNAVAILABLE as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from reshard.pipeline.errors import ExtraMissing
-from reshard.worker import broker
+from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
 from reshard.worker.followers.notices import hooks
 from reshard.worker.queue.jobs import JobStore, without_password
@@ -70,10 +70,11 @@ def down(settings: Settings) -> tuple[str, ...]:
 
 
 def check_installed() -> None:
-    """Raises ExtraMissing unless the packages of the extra `worker` are there."""
+    """Raises ExtraMissing unless the packages of the extras that the environment asks for are there, and BadSetting."""
     for package in ("celery", "prometheus_client"):
         if find_spec(package) is None:
             raise ExtraMissing(package=package)
+    tracing.check()
 
 
 def worker_command(concurrency: int) -> list[str]:

@@ -81,8 +81,11 @@ def job_started(id: str, request: str | bytes, worker: str) -> None:
     _say("job %(job)s starts", facts)
 
 
-def job_ended(store: JobStore, event: Event) -> None:
-    """Bytes are of sealed shards; without figures where the job has gone on since. Raises BrokerUnavailable."""
+def job_ended(store: JobStore, event: Event) -> dict[str, object]:
+    """Returns the facts of the line. Bytes are of sealed shards; without figures where the job has gone on since.
+
+    Raises BrokerUnavailable.
+    """
     state, error = event.fields["state"], json.loads(event.fields["error"] or "{}")
     code = error.get("code")
     facts: dict[str, object] = {"event": "ended", "job": event.fields["job"], "state": state, "code": code}
@@ -98,6 +101,7 @@ def job_ended(store: JobStore, event: Event) -> None:
     except (JobNotFound, KeyError, ValueError) as lost:  # deleted, or of a release that writes it otherwise
         log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], lost)
     _say("job %(job)s %(state)s", facts, end)
+    return facts
 
 
 def _places(request: Request) -> dict[str, object]:

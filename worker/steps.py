@@ -51,7 +51,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.verdicts import VERDICTS
-from reshard.worker import inheritance, logs
+from reshard.worker import inheritance, logs, tracing
 from reshard.worker.app import WAKE, app, send
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain, policy, self_check
@@ -78,7 +78,7 @@ def wake(job: str) -> None:
             log.warning("cannot claim job %s, the broker is unavailable: %s", job, error, extra={"job": job})
             return
         if lease is not None:
-            with logs.at_work(lease.fields):
+            with tracing.step(lease) as names, logs.at_work({**lease.fields, **names}):
                 work(_leases(), lease, settings(), lambda: _temp_dir().path)
 
 
@@ -104,14 +104,15 @@ def work(leases: Leases, lease: Lease, settings: Settings, temp_dir: Callable[[]
             except Stopped as stopped:
                 reason = stopped.reason
                 log.info("%s of job %s stopped: %s", lease.unit, lease.job, reason)
+                tracing.note(stopped=reason)
                 if reason in {"drain", "yield", "stall"}:
                     keeper.finish(lambda: leases.release(lease, reason))
             except RetriesExhausted as exhausted:
                 error = exhausted.error
                 error.facts.setdefault("job", lease.job)
-                log.warning(
-                    "%s of job %s, for the last time: %s", lease.unit, lease.job, error, extra=logs.of_error(error)
-                )
+                extra = logs.of_error(error)
+                log.warning("%s of job %s, for the last time: %s", lease.unit, lease.job, error, extra=extra)
+                tracing.failed(error)
                 keeper.finish(lambda: leases.fail(lease, error.to_dict(), unsure=step.unsure(error)))
             except BROKER_UNAVAILABLE:
                 raise
@@ -160,7 +161,7 @@ class Step:
         pace = rate_limiters(self._leases.redis, keeper.check, keeper.alive, self._lease.bulk, keeper.waits)
         context = Context.from_env(pace)
         hubs = policy.endpoints(self._settings, context.credentials)
-        self._context = replace(context, tmpdir=tmpdir, endpoints=hubs)
+        self._context = replace(context, tmpdir=tmpdir, endpoints=hubs, observe=tracing.observer())
         if _ended_well:
             self._context.reuse(_ended_well.pop())
         try:
@@ -334,6 +335,7 @@ def _trouble(
     """Have the unit done by another worker or tried again later, or end the job; ``finish`` as the keeper's."""
     error.facts.setdefault("job", lease.job)
     log.warning("%s of job %s: %s", lease.unit, lease.job, error, extra=logs.of_error(error))
+    tracing.failed(error)
     data = error.to_dict()
     if error.blames_worker:
         self_check.failed(lease.kind, error)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
+from reshard.worker import tracing
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import JobStore
@@ -61,7 +62,9 @@ def moved_key(worker: str) -> str:
 
 
 class Counters:
-    """Adds up events, and logs each end of a job: before it is acknowledged, so that none is left out by who dies."""
+    """Adds up events, and logs and traces each end of a job: before it is acknowledged, so that none is left out by
+    who dies.
+    """
 
     group = "counters"
 
@@ -75,7 +78,7 @@ class Counters:
         def effect(pipe: Pipeline, left: Sequence[Event]) -> None:
             for event in left:
                 if event.kind == "ended" and event.id not in self._logged:
-                    job_ended(self._store, event)
+                    tracing.job_ended(event, job_ended(self._store, event))
                     self._logged.add(event.id)
             pipe.multi()
             for name, number in counted(left).items():

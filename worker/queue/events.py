@@ -8,7 +8,8 @@
                                                the ms since it was asked for (waited)
     trouble, voided, failed, retried           job, error: tried again, copied again, given up, begun again by hand
     moved                                      job, worker, bytes read, uploaded, deduplicated
-    ended                                      job, state, error, the ms since its first claim (took), if it had one
+    ended                                      job, state, error, the ms since its first claim (took), if it had one,
+                                               and when it was asked for, in ms since the epoch (asked)
     catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
     fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
 

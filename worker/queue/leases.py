@@ -48,6 +48,7 @@ class Lease:
     dead: str | None  # the token of an owner who never handed back
     bulk: bool
     worker: str
+    asked: int  # when the job was submitted, or last retried; ms since the epoch
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class Leases(Wakes):
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""
         token = uuid4().hex
         request = self.redis.hget(job_key(job), "request") or ""
-        wake, unit, attempts, error, state, dead, priority, starts = texts(
+        wake, unit, attempts, error, state, dead, priority, starts, asked = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
                 *self.fleet.look(), self._unknown(request),
@@ -100,7 +101,9 @@ class Leases(Wakes):
             return None
         last_error = json.loads(error) if error else None
         bulk = priority == "bulk"
-        return Lease(job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker)
+        return Lease(
+            job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker, int(asked)
+        )
 
     @staticmethod
     def _unknown(request: str | bytes) -> str:
