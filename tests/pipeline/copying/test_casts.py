@@ -80,6 +80,38 @@ def test_equals_torch_for_all_values_of_16_bits(source: str, target: str) -> Non
     assert (made[numbers] == words(torch_bytes(data, source, target), target)[numbers]).all()
 
 
+@pytest.mark.parametrize("target", ["F16", "BF16"])
+def test_equals_torch_where_float32_rounds(target: str) -> None:
+    """Every value of the target, every middle between two of them, and what is next to either, of both signs."""
+    values = torch.arange(2**15).to(torch.int16).view(TORCH[target]).float().numpy()
+    finite = values[np.isfinite(values)].astype(np.float64)
+    middles = (finite + np.append(finite[1:], 2 * finite[-1] - finite[-2])) / 2  # the last one rounds to infinity
+    exact = np.concatenate([finite, middles]).astype(np.float32).view(np.uint32)
+    around = (exact[:, None] + np.array([-1, 0, 1])).astype(np.uint32) & 0x7FFFFFFF
+    bits = np.concatenate([around, around | 0x80000000]).ravel()
+    data, numbers = bits.tobytes(), ~np.isnan(bits.view(np.float32))
+    made = cast(data, "F32", target)
+    expected = words(torch_bytes(data, "F32", target), target)
+    assert (words(bytes(made.data), target)[numbers] == expected[numbers]).all()
+    infinite = {"F16": 0x7C00, "BF16": 0x7F80}[target]
+    became = (expected & 0x7FFF == infinite) & np.isfinite(bits.view(np.float32))
+    assert made.overflows == np.count_nonzero(became) > 0
+
+
+@pytest.mark.parametrize(("source", "target"), CASTS)
+def test_equals_torch_for_each_exponent_and_any_fraction(source: str, target: str) -> None:
+    """Blocks of one kind of value, and one of all kinds: subnormals, infinities and NaNs among the rest."""
+    noise = np.random.default_rng(15)
+    bits = noise.integers(0, 2 ** BITS[source], 300_000, dtype=f"u{BITS[source] // 8}", endpoint=False)
+    data = (bits if source == "F64" else np.append(np.sort(bits), bits)).tobytes()
+    if source == "F64":  # most doubles are far outside what float32 holds
+        single = torch.from_numpy(noise.integers(0, 2**32, 300_000, dtype="u4")).view(torch.float32).double().numpy()
+        data += (single * (1 + noise.normal(size=single.size) * 2.0**-24)).tobytes()
+    numbers = ~is_nan(data, source)
+    made = cast(data, source, target)
+    assert (words(bytes(made.data), target)[numbers] == words(torch_bytes(data, source, target), target)[numbers]).all()
+
+
 @given(casts_of_bits())
 def test_a_nan_becomes_quiet_keeps_its_sign_and_loses_its_payload(case: tuple[str, str, list[int]]) -> None:
     source, target, bits = case
