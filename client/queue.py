@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import Fleet, Pause
     from reshard.worker.fleet.fleet import FleetStatus as Seen
     from reshard.worker.followers.catalogs import Catalogs
+    from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
     from reshard.worker.queue.jobs import Job, JobStore, Process
 
@@ -42,6 +43,12 @@ class Queue:
         from reshard.worker.followers.schedules import Schedules
 
         return Schedules(self.jobs)
+
+    @cached_property
+    def pushes(self) -> Pushes:
+        from reshard.worker.followers.pushes import Pushes
+
+        return Pushes(self.jobs)
 
     def waits(self, bulk: bool) -> str | None:
         """Why nothing, or no bulk work, is begun now; None when it is."""

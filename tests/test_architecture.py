@@ -94,7 +94,7 @@ ROOMS = {
     "web": [
         {"serve"},
         {"app"},
-        {"catalogs_api"},
+        {"catalogs_api", "hooks"},
         {"api", "openapi", "guard"},
         {"endpoint", "documents", "streams"},
         {"auth"},

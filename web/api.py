@@ -16,7 +16,7 @@ from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadBody, WrongState
 from reshard.pipeline.places import NOWHERE, Place, parse_place
 from reshard.pipeline.request import Options, Priority, Request
-from reshard.pipeline.stores.connect import Context, own_limiters
+from reshard.pipeline.stores.connect import Context, RateLimiterOf
 from reshard.web.endpoint import Call, endpoint
 from reshard.worker.fleet import policy
 from reshard.worker.queue.listing import page
@@ -202,7 +202,7 @@ def allow(request: Request, settings: Settings, has_target: bool = True) -> None
     policy.check(place, rules, lambda target: [target.namespace])
 
 
-def context_of(settings: Settings) -> Context:
+def context_of(settings: Settings, limiters: RateLimiterOf | None = None) -> Context:
     """This process's tokens and budgets, for the Hubs that it may call."""
-    context = Context.from_env(own_limiters(lambda why: None))
+    context = Context.from_env(limiters)
     return replace(context, endpoints=policy.endpoints(settings, context.credentials))

@@ -28,7 +28,7 @@ from reshard.pipeline.errors import (
     SignInNeeded,
 )
 from reshard.pipeline.validation import first_problem
-from reshard.web import api, catalogs_api  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
+from reshard.web import api, catalogs_api, hooks  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
 from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
 from reshard.web.documents import document, failed
 from reshard.web.endpoint import ENDPOINTS, Call, Endpoint
@@ -74,6 +74,7 @@ def build(web: Web) -> Starlette:
         Route(f"{ROOT}/openapi.json", partial(_openapi, web)),
         Route(f"{ROOT}/events", partial(_events, web)),
         Route(f"{ROOT}/jobs/{{job}}/events", partial(_events, web)),
+        Route("/hooks/hub", partial(_hook, web), methods=["POST"]),
         Route("/healthz", _healthy),
         Route("/readyz", partial(_ready, web)),
     ]
@@ -127,6 +128,17 @@ async def _events(web: Web, request: Request) -> Response:
     job = request.path_params.get("job")
     id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
     return await follow(web.streams, id, request.headers.get("last-event-id"))
+
+
+async def _hook(web: Web, request: Request) -> Response:
+    hooks.check_secret(request.headers.get(hooks.SECRET), web.own.hook_secret)
+    payload = hooks.parsed(await request.body())
+    return document(await run_in_threadpool(_taken, web, payload))
+
+
+def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
+    with broker_errors(web.queue.jobs.url):
+        return hooks.take(payload, web.queue, web.settings)
 
 
 async def _openapi(web: Web, request: Request) -> Response:

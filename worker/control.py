@@ -35,6 +35,7 @@ from reshard.worker.followers.expander import Expander, Rows, expanded
 from reshard.worker.followers.migration import migrate
 from reshard.worker.followers.notices import Notifier, hooks
 from reshard.worker.followers.outcomes import Outcomes
+from reshard.worker.followers.pushes import Pushes
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.local import check_installed
@@ -65,7 +66,8 @@ class Control:
         self._leases = leases
         self._schedules = Schedules(store)
         self._catalogs = Cursor(store)
-        followers: tuple[Follower, ...] = (self._catalogs, Outcomes(), Counters(store))
+        self._pushes = Pushes(store)
+        followers: tuple[Follower, ...] = (self._catalogs, self._pushes, Outcomes(), Counters(store))
         self._followers = [(f, Reader(store.redis, f.group)) for f in followers]
         self._expander = Expander(self._catalogs, self._expand)
         self._notifier = Notifier(store, hooks(settings))
@@ -115,6 +117,7 @@ class Control:
             follow(follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:
             self._catalogs.reconcile()
+            self._pushes.reconcile()
             self._reconciled = time.monotonic()
         self._schedules.fire_due()
         self._expander.look([] if self._leases.fleet.closed() else self._catalogs.expanding())

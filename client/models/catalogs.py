@@ -174,3 +174,24 @@ class Schedules(Answer):
     """Every schedule."""
 
     schedules: list[Schedule]
+
+
+class Carried(Answer):
+    """What became of a push for a schedule, or for a model of a catalog."""
+
+    schedule: str | None
+    catalog: str | None
+    source: str
+    target: str
+    commit: str
+    outcome: Literal["submitted", "existed", "waits", "repeat", "own", "refused"]
+    job: str | None = Field(description="the one that carries it out; waits: that it follows")
+    error: Problem | None
+
+
+class Pushed(Answer):
+    """What a webhook of the Hub led to."""
+
+    repo: str
+    carried: list[Carried]
+    ignored: str | None = Field(description="why nothing was looked for")

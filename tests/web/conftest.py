@@ -15,6 +15,7 @@ from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, Proc, free_port, wait_for
 
+SECRET = "a secret that the Hub and the service share"
 WEB = [sys.executable, "-c", "from reshard.cli.main import main; main()", "web"]
 
 
@@ -50,7 +51,7 @@ def answered(response: httpx2.Response) -> Any:
 
 def start(machine: Machine, tokens: Path, port: int, **environment: str) -> Proc:
     """`reshard web` on this port, once it answers."""
-    own = {"RESHARD_WEB_PORT": str(port), "RESHARD_WEB_TOKENS": str(tokens)}
+    own = {"RESHARD_WEB_PORT": str(port), "RESHARD_WEB_TOKENS": str(tokens), "RESHARD_WEB_HOOK_SECRET": SECRET}
     process = machine.launch("web", WEB, **own | environment)
 
     def there() -> bool:

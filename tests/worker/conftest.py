@@ -19,6 +19,7 @@ from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.outcomes import Outcomes
+from reshard.worker.followers.pushes import Pushes
 from reshard.worker.queue.events import Reader, follow
 from reshard.worker.queue.jobs import JobStore, open_redis
 from reshard.worker.queue.leases import Lease, Leases
@@ -107,7 +108,7 @@ def another(store: JobStore, name: str = "worker-b", schema: int = SCHEMA) -> Le
 
 def followed(store: JobStore) -> None:
     """Have the followers handle all that happened, as control would."""
-    followers = (Cursor(store), Outcomes(), Counters(store))
+    followers = (Cursor(store), Pushes(store), Outcomes(), Counters(store))
     while sum(follow(follower, Reader(store.redis, follower.group)) for follower in followers):
         pass
 

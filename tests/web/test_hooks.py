@@ -1,0 +1,165 @@
+"""Webhooks as the Hub sends them, to the real process, which asks the Hub on loopback whose commits they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from reshard.client.models.catalogs import Pushed
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request
+from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.models import add_friends, arrays, numbered, save_sharded
+from tests.support.procs import Broker, Machine, free_port
+from tests.web.conftest import SECRET, Site, answered, start
+
+__all__ = ["hub", "hub_process", "namespace"]
+
+HOOK = "/hooks/hub"
+
+
+@pytest.fixture
+def watched(namespace: Namespace, broker: Broker, tmp_path: Path) -> Iterator[Site]:
+    """The service, with the Hub on loopback."""
+    hub = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    with Machine(tmp_path, broker.url, RESHARD_ALLOWED_TARGETS=namespace.name, **hub) as machine:
+        port = free_port()
+        yield Site(machine, start(machine, tmp_path / "tokens", port), f"http://127.0.0.1:{port}", {})
+
+
+def pushed(repo: str, commit: str, ref: str = "refs/heads/main", scope: str = "repo.content") -> dict[str, Any]:
+    """What the Hub sends of a push, by its documentation."""
+    url = f"https://huggingface.co/{repo}"
+    return {
+        "event": {"action": "update", "scope": scope},
+        "repo": {
+            "type": "model",
+            "name": repo,
+            "id": "621ffdc036468d709f17434d",
+            "private": False,
+            "url": {"web": url, "api": f"https://huggingface.co/api/models/{repo}"},
+            "owner": {"id": "628b753283ef59b5be89e937"},
+            "headSha": commit,
+        },
+        "updatedRefs": [{"ref": ref, "oldSha": None, "newSha": commit}],
+        "webhook": {"id": "6390e855e30d9209411de93b", "version": 3},
+    }
+
+
+def post(site: Site, payload: object, secret: str | None = SECRET) -> httpx2.Response:
+    headers = {"X-Webhook-Secret": secret.encode()} if secret is not None else {}
+    content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    return httpx2.post(site.url + HOOK, content=content, headers=headers, timeout=30)
+
+
+def told(site: Site, payload: object) -> dict[str, Any]:
+    document: dict[str, Any] = answered(post(site, payload))
+    Pushed.model_validate_json(json.dumps(document))
+    return document
+
+
+def keep(store: JobStore, name: str, source: str, target: str) -> None:
+    request = Request(source=Hub(repo=source), target=Hub(repo=target))
+    Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
+
+
+def test_a_push_fires_the_schedule_that_reads_it_once(watched: Site, store: JobStore, namespace: Namespace) -> None:
+    source = namespace.repo("source")
+    namespace.admin.create_repo(source)
+    commit = namespace.admin.put_files(source, {"config.json": b"{}"}, message="mine")
+    keep(store, "nightly", source, namespace.repo("target"))
+    keep(store, "others", "them/model", namespace.repo("more"))
+    (carried,) = told(watched, pushed(source, commit))["carried"]
+    assert (carried["schedule"], carried["outcome"], carried["commit"]) == ("nightly", "submitted", commit)
+    assert [job.id for job in store.recent()] == [carried["job"]]
+    assert told(watched, pushed(source, commit))["carried"][0]["outcome"] == "repeat"
+    assert told(watched, pushed(source, commit, "refs/pr/1"))["carried"] == []
+    assert len(store.recent()) == 1
+
+
+def test_a_commit_of_ours_and_its_rollback_start_nothing(
+    watched: Site, store: JobStore, namespace: Namespace, tmp_path: Path
+) -> None:
+    save_sharded(tmp_path / "model", numbered(arrays(6, 2000), 2))
+    add_friends(tmp_path / "model")
+    middle = namespace.repo("middle")
+    done = watched.machine.run("run", "./model", "--to", middle, "--size", "10KB")
+    assert done.returncode == 0, done.stderr
+    keep(store, "chained", middle, namespace.repo("end"))
+    ours = namespace.admin.head(middle)
+    assert told(watched, pushed(middle, ours))["carried"][0]["outcome"] == "own"
+    assert watched.machine.run("rollback", middle).returncode == 0
+    assert told(watched, pushed(middle, namespace.admin.head(middle)))["carried"][0]["outcome"] == "own"
+    theirs = namespace.admin.put_files(middle, {"notes.md": b"mine"})
+    assert told(watched, pushed(middle, theirs))["carried"][0]["outcome"] == "submitted"
+
+
+def test_what_the_operator_does_not_allow_is_refused_and_the_rest_is_done(
+    watched: Site, store: JobStore, namespace: Namespace
+) -> None:
+    source = namespace.repo("source")
+    namespace.admin.create_repo(source)
+    commit = namespace.admin.put_files(source, {"config.json": b"{}"})
+    keep(store, "a", source, "elsewhere/target")
+    keep(store, "b", source, namespace.repo("target"))
+    carried = told(watched, pushed(source, commit))["carried"]
+    assert [one["outcome"] for one in carried] == ["refused", "submitted"]
+    assert carried[0]["error"]["code"] == "access.target_not_allowed"
+
+
+def test_a_hub_that_makes_it_wait_does_not_keep_a_push_from_its_job(
+    watched: Site, store: JobStore, namespace: Namespace
+) -> None:
+    keep(store, "nightly", namespace.repo("source"), namespace.repo("target"))
+    namespace.admin.fault("GET .*/commits/", "status", status=429, headers={"Retry-After": "3000"})
+    assert told(watched, pushed(namespace.repo("source"), "1" * 40))["carried"][0]["outcome"] == "submitted"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"event": {"action": "create", "scope": "discussion"}},
+        {"event": {"action": "update", "scope": "repo.config"}},
+        {"event": {"action": "create", "scope": "repo"}},
+        {"repo": {"type": "dataset", "name": "a/model"}},
+        {"updatedRefs": [{"ref": "refs/heads/main", "oldSha": "1" * 40, "newSha": None}]},
+        {"updatedRefs": []},
+    ],
+)
+def test_what_is_no_push_to_a_model_does_nothing(site: Site, store: JobStore, changed: dict[str, Any]) -> None:
+    keep(store, "nightly", "a/model", "b/model")
+    document = told(site, pushed("a/model", "1" * 40) | changed)
+    assert document["carried"] == [] and document["ignored"]
+    assert store.recent() == []
+
+
+@pytest.mark.parametrize("secret", [None, "", SECRET[:-1], SECRET + "x", SECRET.upper(), "x" * 10_000, "\xe9"])
+def test_without_the_secret_it_is_refused(site: Site, store: JobStore, secret: str | None) -> None:
+    keep(store, "nightly", "a/model", "b/model")
+    refused = post(site, pushed("a/model", "1" * 40), secret)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "access.hook")
+    assert store.recent() == []
+
+
+def test_where_no_secret_is_set_every_hook_is_refused(broker: Broker, store: JobStore, tmp_path: Path) -> None:
+    with Machine(tmp_path, broker.url) as machine:
+        port = free_port()
+        process = start(machine, tmp_path / "tokens", port, RESHARD_WEB_HOOK_SECRET="")
+        bare = Site(machine, process, f"http://127.0.0.1:{port}", {})
+        for secret in (None, "", "None"):
+            assert post(bare, pushed("a/model", "1" * 40), secret).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"event": 1}', b"[" * 100_000, json.dumps(pushed("a/b", "../..")).encode(), b"\xff"]
+)
+def test_what_is_no_payload_is_said_to_be_none(site: Site, store: JobStore, body: bytes) -> None:
+    refused = post(site, body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "usage.body")

@@ -1,0 +1,125 @@
+"""Pushes on a real broker: what reads a source that was pushed to, and that no push is lost or carried out twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.pushes import WAITING, Pushes, Watch
+from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.queue.ended import delete
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from tests.worker.conftest import ask, claimed, followed, planned
+from tests.worker.test_catalogs import begin, definition, finish
+
+MAIN = {"refs/heads/main", "main"}
+
+
+@pytest.fixture
+def pushes(store: JobStore) -> Pushes:
+    return Pushes(store)
+
+
+def scheduled(name: str, request: Request) -> Schedule:
+    return Schedule(name=name, cron="@daily", request=request)
+
+
+def of_catalog() -> Watch:
+    """What a catalog would submit for a model of its own."""
+    return Watch(catalog="mirror", request=ask(priority="bulk"))
+
+
+def test_what_reads_a_source_is_found_by_its_name_and_its_revision(store: JobStore, pushes: Pushes) -> None:
+    at_dev = ask().model_copy(update={"source": ask().source.model_copy(update={"revision": "dev"})})
+    for name, request in {"one": ask("a"), "dev": at_dev, "paused": ask("c")}.items():
+        Schedules(store).add(scheduled(name, request))
+    Schedules(store).pause("paused")
+    assert [watch.schedule for watch in pushes.watches("Them/Model", MAIN)] == ["one"]
+    assert [watch.schedule for watch in pushes.watches("them/model", {"dev"})] == ["dev"]
+    assert pushes.watches("them/other", MAIN) == []
+
+
+def test_models_of_catalogs_are_found_as_they_were_expanded_and_before(store: JobStore, pushes: Pushes) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(3))
+    waiting = Definition(name="waiting", text="name: waiting\nentries: [{repo: them/m1, to: us/other}]\n")
+    assert catalogs.submit(waiting)  # nobody has expanded it
+    never = Definition(name="never", text="name: never\nentries: [{repo: them/m1, to: us/third}, {repo: a/b, to: c/d}]")
+    Schedules(store).add(Schedule(name="nightly", cron="@daily", catalog=never))
+    found = {watch.catalog: str(watch.request.target) for watch in pushes.watches("them/m1", MAIN)}
+    assert found == {"mirror": "us/m1", "waiting": "us/other", "never": "us/third"}
+    catalogs.pause("mirror")
+    catalogs.cancel("waiting")
+    assert [watch.catalog for watch in pushes.watches("them/m1", MAIN)] == ["never"]
+
+
+@pytest.mark.parametrize("kind", ["schedule", "catalog"])
+def test_a_commit_is_submitted_once_however_often_it_is_told(
+    store: JobStore, leases: Leases, pushes: Pushes, kind: str
+) -> None:
+    watch = of_catalog()
+    if kind == "schedule":
+        Schedules(store).add(scheduled("nightly", ask()))
+        watch = Watch(schedule="nightly", request=ask())
+    first = pushes.push(watch, "1" * 40)
+    assert first.job is not None and first.outcome == "submitted"
+    assert pushes.push(watch, "1" * 40).outcome == "repeat"
+    assert pushes.push(watch, "2" * 40) == ("existed", first.job)  # it is planned from what is there then
+    finish(leases, first.job)
+    assert pushes.push(watch, "2" * 40).outcome == "repeat"
+    assert [job.id for job in store.recent()] == [first.job]
+    asked = store.get(first.job).request
+    assert asked.asked_by == ("schedule nightly" if kind == "schedule" else "webhook") and asked.priority == "bulk"
+
+
+@pytest.mark.parametrize("lost", ["", "event", "job"])
+def test_a_push_while_its_job_is_at_work_is_carried_out_after_it(
+    store: JobStore, leases: Leases, pushes: Pushes, plan: Plan, lost: str
+) -> None:
+    job = planned(store, leases, plan)
+    watch = Watch(catalog="mirror", request=ask())
+    for commit in "12":
+        assert pushes.push(watch, commit * 40) == ("waits", job)
+    followed(store)
+    assert store.redis.hlen(WAITING) == 1, "several wait as one"
+    store.cancel(job)
+    if lost == "job":
+        delete(store.redis, [job])
+    followed(store) if lost == "" else pushes.reconcile()
+    again = store.recent()[0]
+    assert again.id != job and again.state == "queued" and again.request.key() == watch.request.key()
+    followed(store)
+    assert store.redis.hlen(WAITING) == 0 and store.recent()[0].id == again.id
+
+
+def test_a_push_waits_for_another_requests_job_on_its_target_also_for_the_next(
+    store: JobStore, leases: Leases, pushes: Pushes
+) -> None:
+    other = store.submit(ask(size=10**9)).id
+    Schedules(store).add(scheduled("nightly", ask()))
+    assert pushes.push(Watch(schedule="nightly", request=ask()), "1" * 40) == ("waits", other)
+    finish(leases, other)
+    third = store.submit(ask(size=2 * 10**9)).id
+    followed(store)
+    finish(leases, third)
+    followed(store)
+    newest = store.recent()[0]
+    assert newest.request.asked_by == "schedule nightly" and newest.state == "queued"
+
+
+def test_what_waits_for_a_schedule_that_was_removed_is_forgotten(
+    store: JobStore, leases: Leases, pushes: Pushes
+) -> None:
+    Schedules(store).add(scheduled("nightly", ask()))
+    job = Schedules(store).run("nightly").job
+    assert job is not None
+    lease = claimed(leases, job, "plan")
+    assert pushes.push(Watch(schedule="nightly", request=ask()), "1" * 40) == ("waits", job)
+    Schedules(store).remove("nightly")
+    assert leases.fail(lease, {"code": "source", "message": "gone", "hint": "none", "facts": {}}) == "ok"
+    followed(store)
+    assert store.redis.hlen(WAITING) == 0 and [one.id for one in store.recent()] == [job]

@@ -1,0 +1,156 @@
+"""Webhooks of the Hub: whatever reads a source that somebody pushed to is carried out again.
+
+What the Hub sends: https://huggingface.co/docs/hub/webhooks
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.alias_generators import to_camel
+
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import (
+    AccessError,
+    BadBody,
+    HookRefused,
+    HubUnreachable,
+    ReshardError,
+    ScheduleNotFound,
+    SourceError,
+)
+from reshard.pipeline.places import Hub
+from reshard.pipeline.publishing.history import read, undoes
+from reshard.pipeline.request import DEFAULT_BRANCH
+from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.retry import LocalRateLimiter
+from reshard.pipeline.validation import first_problem
+from reshard.web.api import allow, context_of
+from reshard.worker.followers.pushes import Watch
+from reshard.worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SECRET = "x-webhook-secret"
+CONTENT = "repo.content"  # what was pushed; narrower ones begin so, and count as this
+
+
+class Sent(BaseModel):
+    """Only what is read: a Hub may add to it at any time."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class What(Sent):
+    action: str
+    scope: str
+
+
+class Repo(Sent):
+    type: str
+    name: str
+
+
+class Ref(Sent):
+    ref: str
+    new_sha: str | None = Field(default=None, pattern=r"^[0-9a-f]{40,64}$")  # None: it was deleted
+
+
+class Payload(Sent):
+    event: What
+    repo: Repo
+    updated_refs: list[Ref] = []
+
+    def heads(self) -> dict[str, str]:
+        """The commits that were pushed, by revisions as people type them."""
+        return {
+            name: ref.new_sha
+            for ref in self.updated_refs
+            if ref.new_sha
+            for name in (ref.ref, ref.ref.removeprefix("refs/heads/").removeprefix("refs/tags/"))
+        }
+
+    def ignored(self) -> str | None:
+        """Why it starts nothing, whatever reads the repository."""
+        scope = self.event.scope
+        if scope != CONTENT and not scope.startswith(f"{CONTENT}."):
+            return f"{self.event.action} of {scope} changes no file"
+        if self.repo.type != "model":
+            return f"a {self.repo.type} has no weights to reshard"
+        return None if self.heads() else "nothing was pushed"
+
+
+class Hurried(LocalRateLimiter):
+    """Waits for nothing: the Hub itself waits for the answer."""
+
+    def _wait(self, seconds: float) -> NoReturn:
+        raise HubUnreachable(endpoint="the Hub", what=f"asks to wait {seconds:.0f} s")
+
+
+def check_secret(sent: str | None, secret: SecretStr | None) -> None:
+    """Raises HookRefused unless the header says the secret; in the time that every wrong one takes."""
+    known = secret.get_secret_value().encode() if secret else b""
+    given = (sent or "").encode("latin-1")  # as headers are decoded
+    if not (hmac.compare_digest(given, known) and known):
+        raise HookRefused
+
+
+def parsed(body: bytes) -> Payload:
+    """Raises BadBody."""
+    try:
+        return Payload.model_validate(json.loads(body))
+    except ValidationError as error:
+        first = first_problem(error)
+        raise BadBody(where=first.where or "the body", why=first.why) from error
+    except (ValueError, RecursionError) as error:
+        raise BadBody(where="the body", why="it is not JSON") from error
+
+
+def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any]:
+    """Submit what reads the source that was pushed to; returns what became of each."""
+    ignored, carried = payload.ignored(), list[dict[str, Any]]()
+    if ignored is None:
+        heads = payload.heads()
+        watches = queue.pushes.watches(payload.repo.name, heads)
+        with closing(context_of(settings, lambda endpoint: Hurried())) as context:
+            carried = [_carry(queue, watch, heads, settings, context) for watch in watches]
+    return {"repo": payload.repo.name, "carried": carried, "ignored": ignored}
+
+
+def _carry(
+    queue: Queue, watch: Watch, heads: Mapping[str, str], settings: Settings, context: Context
+) -> dict[str, Any]:
+    source = watch.request.source
+    assert isinstance(source, Hub), "only repositories are pushed to"
+    commit = heads[source.revision or DEFAULT_BRANCH]
+    outcome, job, problem = "own", None, None
+    try:
+        allow(watch.request, settings)
+        if not _ours(source, commit, context):
+            outcome, job = queue.pushes.push(watch, commit)
+    except (SourceError, AccessError, ScheduleNotFound) as error:
+        outcome, problem = "refused", error.to_dict()
+    log.info("%s at %s was pushed, for %s: %s, job %s", source, commit, watch.request.target, outcome, job)
+    named = {"schedule": watch.schedule, "catalog": watch.catalog}
+    places = {"source": str(source), "target": str(watch.request.target)}
+    return named | places | {"commit": commit, "outcome": outcome, "job": job, "error": problem}
+
+
+def _ours(source: Hub, commit: str, context: Context) -> bool:
+    """Whether reshard made that commit, as its description says: one that answers it would be answered in turn.
+
+    Of a Hub that does not tell, it is not: then a job finds that there is nothing to do, or what is wrong.
+    """
+    try:
+        found = next(context.api(source, "read").commits(source.repo, commit), None)
+    except (ReshardError, Refusal) as error:
+        log.warning("cannot tell whose commit %s of %s is: %s", commit, source, error)
+        return False
+    return found is not None and found.id == commit and bool(read(found) or undoes(found))

@@ -1,0 +1,207 @@
+"""Pushes to sources: whatever reads a source that somebody pushed to is carried out again.
+
+    reshard:pushes       hash: <job> <what> -> what is submitted once this job has ended
+    reshard:push:<what>  the commit that it was last submitted for, kept for REPEATS
+
+A job that has its plan reads the commit that it was planned from, so a push that comes later waits for its end; people
+push weights in several commits, one soon after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import Literal, NamedTuple, cast
+
+from reshard.pipeline.catalogs.definition import parse, request_for
+from reshard.pipeline.errors import BadPlace, ScheduleNotFound, TargetBusy
+from reshard.pipeline.places import Hub, Place, Strict
+from reshard.pipeline.request import DEFAULT_BRANCH, Request
+from reshard.worker.followers.catalogs import Catalogs, key
+from reshard.worker.followers.contained import Contained
+from reshard.worker.followers.records import Definition, Entry
+from reshard.worker.followers.schedules import Schedules
+from reshard.worker.queue.events import Event, Reader
+from reshard.worker.queue.jobs import ACTIVE, JobStore, submission
+from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, transact
+from reshard.worker.queue.states import JobState
+
+log = logging.getLogger(__name__)
+
+ASKED_BY = "webhook"
+REPEATS = 30 * 86400  # seconds; a Hub sends an event again within minutes, a person within days
+SCAN = 1000  # entries of a catalog that are read at once
+REFUSED = frozenset({"paused", "stopped", "cancelled"})  # states of a catalog that nothing new is begun for
+
+WAITING = f"{PREFIX}pushes"
+
+# submitted: a new job; existed: one that is still to be planned, and will read the push; waits: one is at work, and
+# another one follows it; repeat: this commit was submitted before
+Outcome = Literal["submitted", "existed", "waits", "repeat"]
+
+
+class Watch(Strict):
+    """What reads a source: a schedule's request, or a model of a catalog."""
+
+    schedule: str | None = None
+    catalog: str | None = None
+    request: Request
+
+    @property
+    def what(self) -> str:
+        return f"schedule {self.schedule}" if self.schedule else self.request.key()
+
+
+class Carried(NamedTuple):
+    """What became of a push; the job that carries it out, or that it waits for."""
+
+    outcome: Outcome
+    job: str | None
+
+
+class Pushes:
+    """Every method may raise redis-py's ConnectionError and TimeoutError, and BrokerUnavailable."""
+
+    group = "pushes"
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._redis = store.redis
+        self._schedules = Schedules(store)
+        self._catalogs = Catalogs(store)
+        self._contained = Contained("push")
+
+    # -------------------------------------------------------------------------------------------------- for clients
+
+    def watches(self, repo: str, revisions: Collection[str]) -> list[Watch]:
+        """What reads ``repo`` at one of these ``revisions``, each request of catalogs once.
+
+        Whose Hub it is does not count: one may call itself otherwise than it is reached, and a job too many finds
+        nothing to do. What is paused, or was stopped or cancelled, is left out.
+        """
+        found: dict[str, Watch] = {}
+        for watch in (*self._scheduled(), *self._in_catalogs(repo)):
+            if _reads(watch.request.source, repo, revisions):
+                found.setdefault(watch.what, watch)
+        return list(found.values())
+
+    def push(self, watch: Watch, commit: str) -> Carried:
+        """Carry it out for ``commit``, once; raises ScheduleNotFound."""
+        seen = f"{PREFIX}push:{watch.what}"
+        last = cast("bytes | None", self._redis.get(seen))
+        if last is not None and last.decode() == commit:
+            return Carried("repeat", None)
+        carried = self._submit(watch)
+        self._redis.set(seen, commit, ex=REPEATS)
+        return carried
+
+    # -------------------------------------------------------------------------------------------------- for control
+
+    def handle(self, events: Sequence[Event], reader: Reader) -> None:
+        """Submit what waited for jobs that ended."""
+        ended = {event.fields["job"] for event in events if event.kind == "ended"}
+        for field, text in self._waiting():
+            if field.partition(" ")[0] in ended:
+                self._go_on(field, text)
+        reader.acknowledge(*events)
+
+    def reconcile(self) -> None:
+        """The same, for ends that the stream no longer has, and for jobs that were deleted."""
+        for field, text in self._waiting():
+            state = cast("bytes | None", self._redis.hget(job_key(field.partition(" ")[0]), "state"))
+            if state is None or JobState.known(state.decode()).ended:
+                self._go_on(field, text)
+
+    def _waiting(self) -> list[tuple[str, str]]:
+        return list(decoded(self._redis.hgetall(WAITING)).items())
+
+    def _go_on(self, field: str, text: str) -> None:
+        with self._contained(field):
+            try:
+                carried = self._submit(Watch.model_validate_json(text))
+            except ScheduleNotFound:
+                carried = Carried("submitted", None)
+            log.info("a push that waited for job %s: %s, job %s", field.partition(" ")[0], *carried)
+            if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
+                self._redis.hdel(WAITING, field)
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _submit(self, watch: Watch) -> Carried:
+        slot = submission(watch.request)[2]
+        while True:
+            there = cast("bytes | None", self._redis.hget(ACTIVE, slot))
+            job, same = self._ask(watch)
+            if there is None or there.decode() != job:
+                return Carried("submitted", job)
+            if (outcome := self._behind(job, same, watch)) is not None:
+                return Carried(outcome, job)
+
+    def _ask(self, watch: Watch) -> tuple[str | None, bool]:
+        """The job that carries it out or has its target, and whether it is none other than what is asked for."""
+        if watch.schedule is not None:
+            run = self._schedules.run(watch.schedule)
+            return run.job, run.outcome != "busy"
+        try:
+            return self._store.submit(watch.request.submitted_for(ASKED_BY)).id, True
+        except TargetBusy as busy:
+            return busy.facts["job"], False
+
+    def _behind(self, job: str, same: bool, watch: Watch) -> Outcome | None:
+        """Whether that job will read the push, or it is to follow it; None when it has ended meanwhile."""
+
+        def step(pipe: Pipeline) -> Outcome | None:
+            state = pipe.hget(job_key(job), "state")
+            pipe.multi()
+            if state is None or JobState.known(state.decode()).ended:
+                return None
+            if same and state.decode() == JobState.queued:
+                return "existed"
+            pipe.hset(WAITING, f"{job} {watch.what}", watch.model_dump_json(exclude_defaults=True))
+            return "waits"
+
+        return transact(self._redis, step, job_key(job))
+
+    def _scheduled(self) -> Iterator[Watch]:
+        for seen in self._schedules.all():
+            if seen.next is not None and seen.schedule.request is not None:
+                yield Watch(schedule=seen.schedule.name, request=seen.schedule.request)
+
+    def _in_catalogs(self, repo: str) -> Iterator[Watch]:
+        """Those of catalogs that may read ``repo``; of one that is not expanded yet, those that its file names."""
+        submitted = set(self._catalogs.names())
+        for name in submitted:
+            with self._contained(name):
+                state, definition = cast("list[bytes | None]", self._redis.hmget(key(name), "state", "definition"))
+                if state == b"expanding" and definition is not None:
+                    yield from _named(Definition.model_validate_json(definition))
+                if state is not None and state.decode() not in REFUSED:
+                    yield from self._entries(name, repo)
+        for seen in self._schedules.all():
+            catalog = seen.schedule.catalog
+            if catalog is not None and seen.next is not None and catalog.name not in submitted:
+                yield from _named(catalog)
+
+    def _entries(self, name: str, repo: str) -> Iterator[Watch]:
+        mark = f'"{repo.lower()}"'.encode()  # only what has it anywhere is parsed: a catalog may have 100,000
+        for _, text in self._redis.hscan_iter(key(name, "entries"), count=SCAN):
+            if mark in text.lower():
+                with self._contained(name):
+                    if (request := Entry.model_validate_json(text).request) is not None:
+                        yield Watch(catalog=name, request=request)
+
+
+def _reads(source: Place, repo: str, revisions: Collection[str]) -> bool:
+    """As the Hub compares names, without their case."""
+    if not isinstance(source, Hub) or source.repo.lower() != repo.lower():
+        return False
+    return (source.revision or DEFAULT_BRANCH) in revisions
+
+
+def _named(definition: Definition) -> Iterator[Watch]:
+    catalog = parse(definition.text, definition.name)
+    for entry in catalog.entries:
+        with suppress(BadPlace):  # its template gives it no target, which its catalog says
+            if entry.repo is not None:
+                yield Watch(catalog=definition.name, request=request_for(catalog, entry, entry.repo))
