@@ -12,6 +12,7 @@ from reshard.cli.arguments import read_output, takes, value
 from reshard.cli.output import Output, lines
 
 if TYPE_CHECKING:
+    from reshard.worker.local import Page, Service
     from reshard.worker.settings import Settings
 
 Format = Literal["text", "json"]
@@ -28,9 +29,9 @@ def _settings(log_format: Format | None) -> Settings:
 
 @takes(output=read_output)
 def up(*, log_format: LogFormat = None, output: Output) -> None:
-    """Start a broker, a worker and control on this machine.
+    """Start a broker, a worker, control and the page on this machine.
 
-    Those that run already are left running.
+    Those that run already are left running; the page needs the extra `web`.
 
     Example: reshard up
     """
@@ -38,13 +39,40 @@ def up(*, log_format: LogFormat = None, output: Output) -> None:
     from reshard.worker import local
 
     has_token = any(known.credential for known in Credentials.from_env().references())
-    service = local.up(_settings(log_format))
-    notes = _notes(service.started, service.found, has_token)
+    service = local.up(_settings(log_format), _page())
+    notes = [*_notes(service.started, service.found, has_token), *_page_notes(service)]
     rows = [("broker", service.broker)]
     rows += [("started", name) for name in service.started] + [("found", name) for name in service.found]
-    rows += [("logs", str(service.log_dir)), *(("note", note) for note in notes)]
+    rows += [("logs", str(service.log_dir)), *([("page", service.page)] if service.page else [])]
+    rows += [("note", note) for note in notes]
     facts = asdict(service) | {"data_dir": str(service.data_dir), "log_dir": str(service.log_dir), "notes": notes}
+    facts.pop("no_page")
     output.result(facts, lines(rows), service.broker)
+
+
+def _page() -> Page | None:
+    """The page, where its packages are there."""
+    from reshard.pipeline.errors import ExtraMissing
+    from reshard.web.serve import check_installed, page
+    from reshard.web.settings import web_settings
+
+    try:
+        check_installed()
+    except ExtraMissing:
+        return None
+    return page(web_settings())
+
+
+def _page_notes(service: Service) -> list[str]:
+    """Why there is no page, or how one gets to see it."""
+    from reshard.web.auth import Tokens
+    from reshard.web.settings import web_settings
+
+    if service.no_page:
+        return [f"the page was not started: {service.no_page}"]
+    if service.page and not web_settings().proxy and not Tokens(web_settings().tokens):
+        return ["nobody has a token for the page yet: `reshard token NAME --act` makes one"]
+    return []
 
 
 def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> list[str]:
@@ -52,7 +80,8 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
     notes = []
     if kept := [name for name in found if name != "broker"]:
         they = "they keep the environment that they were" if len(kept) > 1 else "it keeps the environment that it was"
-        notes.append(f"{' and '.join(kept)} ran already: {they} started with; for this one `reshard down`, then `up`")
+        named = " and ".join(filter(None, (", ".join(kept[:-1]), kept[-1])))
+        notes.append(f"{named} ran already: {they} started with; for this one `reshard down`, then `up`")
     if "worker" in started and not has_token:
         notes.append("the worker has no token and writes to no Hub: `export HF_TOKEN=...`, `reshard down`, then `up`")
     return notes

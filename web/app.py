@@ -153,8 +153,8 @@ async def _healthy(request: Request) -> Response:
 async def _ready(web: Web, request: Request) -> Response:
     try:
         await run_in_threadpool(web.queue.jobs.counts)
-    except BrokerUnavailable as error:
-        return PlainTextResponse(f"{error}\n", 503)
+    except BrokerUnavailable:
+        return PlainTextResponse("the broker does not answer\n", 503)
     return PlainTextResponse("ok\n")
 
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import logging
+import socket
+import sys
+from contextlib import closing
+from functools import partial
+from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from ipaddress import ip_address
 
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import BadSetting, ExtraMissing
+from reshard.pipeline.errors import BadSetting, ExtraMissing, ReshardError
 from reshard.web.auth import Tokens
-from reshard.web.settings import WebSettings
+from reshard.web.settings import WebSettings, web_settings
 from reshard.worker import logs
 from reshard.worker.broker import broker_url
+from reshard.worker.local import Page
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.settings import Settings
+from reshard.worker.settings import Settings, settings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("reshard.web.serve")  # also where it is run as __main__
 
 KEEP_ALIVE = 30  # seconds that an idle connection is kept
 BACKLOG = 256  # connections that wait to be accepted
 CONNECTIONS = 1000  # at once; beyond it one is answered 503
 END = 5  # seconds that open streams are given when the process is to end
+ANSWER = 2.0  # seconds that one that starts is given to say that it is there; then it is asked again
 
 
 def check_installed() -> None:
@@ -37,6 +44,39 @@ def check_reachable(own: WebSettings) -> None:
         raise BadSetting(name="RESHARD_WEB_ADDRESS", value=own.address, why=why)
 
 
+def listen(own: WebSettings) -> socket.socket:
+    """A socket at its address and port; raises BadSetting."""
+    family = socket.AF_INET6 if ":" in own.address else socket.AF_INET
+    try:
+        return socket.create_server((own.address, own.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        said = str(error.strerror).partition(" (")[0]  # Python repeats the address in it
+        why = f"cannot listen there on {own.address}: {said}"
+        raise BadSetting(name="RESHARD_WEB_PORT", value=own.port, why=why) from None
+
+
+def page(own: WebSettings) -> Page:
+    """This process as `reshard up` starts it."""
+    host = f"[{own.address}]" if ":" in own.address else own.address
+    command = [sys.executable, "-m", "reshard.web.serve"]
+    return Page(f"http://{host}:{own.port}", command, partial(_check, own), partial(_answers, own))
+
+
+def _check(own: WebSettings) -> None:
+    check_reachable(own)
+    listen(own).close()
+
+
+def _answers(own: WebSettings) -> bool:
+    """A socket that listens everywhere is reached by connecting to its address, too."""
+    with closing(HTTPConnection(own.address, own.port, timeout=ANSWER)) as connection:
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+
+
 def serve(settings: Settings, own: WebSettings) -> None:
     """Answer until SIGTERM. Raises ExtraMissing, BadSetting, NoBroker, BrokerUnavailable."""
     check_installed()
@@ -46,15 +86,15 @@ def serve(settings: Settings, own: WebSettings) -> None:
     from reshard.web.app import Web, build
 
     logs.configure(settings.log_format)
-    with JobStore.at(broker_url(settings)) as store:
+    with JobStore.at(broker_url(settings)) as store, listen(own) as listening:
         store.check_server()
-        log.info("web is on http://%s:%s", own.address, own.port)
-        app = build(Web(Queue(store), settings, own))
-        uvicorn.run(
-            app, host=own.address, port=own.port, log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=KEEP_ALIVE, backlog=BACKLOG, limit_concurrency=CONNECTIONS,
+        config = uvicorn.Config(
+            build(Web(Queue(store), settings, own)), log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, timeout_keep_alive=KEEP_ALIVE, limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=END, h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
+        log.info("web is on http://%s:%s", own.address, own.port)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _local(address: str) -> bool:
@@ -62,3 +102,10 @@ def _local(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+if __name__ == "__main__":
+    try:
+        serve(settings(), web_settings())
+    except ReshardError as error:
+        sys.exit(f"{error} ({error.next_step})")

@@ -1,4 +1,5 @@
-"""The service on one machine: a broker, one worker and one control process that live on when the command ends.
+"""The service on one machine: a broker, one worker and one control process that live on when the command ends, and the
+page of it where that is installed.
 
 Each is found again and reused, so `up` twice is `up` once.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from reshard.pipeline.errors import ExtraMissing
+from reshard.pipeline.errors import BadSetting, ExtraMissing, NotStarted
 from reshard.worker import broker, tracing
 from reshard.worker.daemon import Daemon
 from reshard.worker.followers.notices import hooks
@@ -27,24 +29,36 @@ STOP = 40.0  # seconds; a worker hands back what it has within 30
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """One more process, which no job needs: where it will answer, and how it is started."""
+
+    url: str
+    command: Sequence[str]
+    check: Callable[[], None]  # raises BadSetting where it could not start
+    ready: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """What `up` found or started."""
 
     broker: str  # URL without its password
-    started: tuple[str, ...]  # of broker, control, worker
+    started: tuple[str, ...]  # of broker, control, worker, web
     found: tuple[str, ...]
     data_dir: Path
     log_dir: Path
+    page: str | None = None  # its URL
+    no_page: str = ""  # why it does not run where it should
 
 
-def up(settings: Settings) -> Service:
+def up(settings: Settings, page: Page | None = None) -> Service:
     """Start what does not run yet, and wait until it does.
 
-    Raises NoServer, NotStarted, and as ``become_worker`` and ``hooks``.
+    Raises NoServer, NotStarted, and as ``become_worker`` and ``hooks``; a ``page`` that cannot start is no error.
     """
     check_installed()  # before anything is started, the broker first
     hooks(settings)  # for control, which would say it where nobody looks
-    names = ("broker", "control", "worker")
+    names: tuple[str, ...] = ("broker", "control", "worker", "web")
     ran = {name for name in names if Daemon(settings.data_dir, name).running()}
     env = {"RESHARD_DATA_DIR": str(settings.data_dir), LOG_FORMAT: settings.log_format}
     if settings.broker_url is None:
@@ -57,13 +71,30 @@ def up(settings: Settings) -> Service:
         for name, command in (("control", control_command()), ("worker", worker_command(settings.concurrency))):
             daemon = Daemon(settings.data_dir, name, settings.log_dir)
             daemon.start(command, env=env, ready=partial(_alive, store, daemon), timeout=READY)
+    shown, why = None, ""
+    try:
+        shown = _start_page(settings, page, env)
+    except (BadSetting, NotStarted) as error:
+        why = str(error)
+    if shown is None:
+        names = tuple(name for name in names if name != "web")
     started, found = (tuple(name for name in names if (name in ran) is there) for there in (False, True))
-    return Service(without_password(url), started, found, settings.data_dir, settings.log_dir)
+    return Service(without_password(url), started, found, settings.data_dir, settings.log_dir, shown, why)
+
+
+def _start_page(settings: Settings, page: Page | None, env: dict[str, str]) -> str | None:
+    """The URL of the page that runs now, if one does; raises BadSetting, NotStarted."""
+    daemon = Daemon(settings.data_dir, "web", settings.log_dir)
+    running = daemon.running()
+    if running is None and page is not None:
+        page.check()
+        running = daemon.start(page.command, {"url": page.url}, env, ready=page.ready, timeout=READY)
+    return None if running is None else str(running["url"])
 
 
 def down(settings: Settings) -> tuple[str, ...]:
     """Stop what `up` started; returns what ran. Jobs stay on disk and go on at the next `up`."""
-    stopped = [name for name in ("worker", "control") if Daemon(settings.data_dir, name).stop(STOP)]
+    stopped = [name for name in ("web", "worker", "control") if Daemon(settings.data_dir, name).stop(STOP)]
     if broker.stop(settings):
         stopped.append("broker")
     return tuple(stopped)

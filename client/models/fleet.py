@@ -59,6 +59,7 @@ class Up(Answer):
     found: list[str]
     data_dir: str
     log_dir: str
+    page: str | None = Field(description="its URL, where it runs")
     notes: list[str]
 
 

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from docs.answers import ANSWERS, check_document
 from reshard.worker import broker
 from reshard.worker.settings import Settings
+from tests.support.procs import free_port
 
 WHEN = r"[A-Z][a-z]{2} \d\d \d\d:\d\d"  # a time as tables have it
 TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
@@ -47,7 +48,8 @@ COMMAND = Path(sys.executable).parent / "reshard"
 def clean(tmp_path: Path) -> dict[str, str]:
     """An environment with nothing of ours, and homes of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
-    return clean | {"HF_HOME": str(tmp_path / "hf"), "RESHARD_DATA_DIR": str(tmp_path / "data")}
+    own = {"HF_HOME": str(tmp_path / "hf"), "RESHARD_DATA_DIR": str(tmp_path / "data")}
+    return clean | own | {"RESHARD_WEB_PORT": str(free_port())}
 
 
 @pytest.fixture

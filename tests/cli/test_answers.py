@@ -42,6 +42,7 @@ def test_every_command_answers_as_it_is_documented(
     answers("doctor", model)
     answers("up")
     answers("down")
+    answers("token", "ada")
 
     job = str(answers("submit", "a/model", "--to", "b/model")[0]["id"])
     answers("status")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import filecmp
 import json
 import re
+import socket
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from reshard.pipeline.planning.model import Plan
@@ -258,14 +260,29 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
     env = {"RESHARD_ALLOWED_FOLDERS": str(tmp_path)} | homes
     assert reshard("run", model, "--to", tmp_path / "by-run", "--size", "3300B").code == 0
     try:
-        (service,) = reshard("up", "--json", "--log-format", "json", env=env).documents
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            env["RESHARD_WEB_PORT"] = str(taken.getsockname()[1])
+            (service,) = reshard("up", "--json", "--log-format", "json", env=env).documents
+            refused = reshard("web", env=env)
         assert service["started"] == ["broker", "control", "worker"]
-        again = reshard("up", "--json", env=env).documents[0]
-        assert again["started"] == []
-        assert again["found"] == ["broker", "control", "worker"]
-        (lacking,), (kept,) = service["notes"], again["notes"]
+        lacking, without = service["notes"]
         assert lacking.startswith("the worker has no token")
+        said = f"RESHARD_WEB_PORT={env['RESHARD_WEB_PORT']}: cannot listen there on 127.0.0.1: Address already in use"
+        assert without == f"the page was not started: {said}" and service["page"] is None
+        assert refused.code == 2 and refused.err.splitlines()[-2] == f"error[usage.setting]: {said}"
+
+        again = reshard("up", "--json", "--log-format", "json", env=env).documents[0]
+        assert (again["started"], again["found"]) == (["web"], ["broker", "control", "worker"])
+        kept, nobody = again["notes"]
         assert kept.startswith("control and worker ran already: they keep the environment")
+        assert nobody == "nobody has a token for the page yet: `reshard token NAME --act` makes one"
+        token = reshard("token", "ada", "--quiet", env=env).out.strip()
+        third = reshard("up", "--json", env=env | {"RESHARD_WEB_PORT": ""}).documents[0]
+        assert third["started"] == [] and third["page"] == f"http://127.0.0.1:{env['RESHARD_WEB_PORT']}"
+        (kept,) = third["notes"]
+        assert kept.startswith("control, worker and web ran already: ")
+        seen = httpx2.get(f"{third['page']}/api/v1/service", headers={"Authorization": f"Bearer {token}"}).json()
+        assert {process["kind"] for process in seen["processes"]} == {"worker", "control"}
 
         done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300B", "--watch", env=env)
         assert done.code == 0, done.err
@@ -293,12 +310,12 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert outside.err.splitlines()[-2].startswith("error[access.folder_not_allowed]: /nowhere ")
     finally:
         stopped = reshard("down", "--json", env=env).documents[0]["stopped"]
-    assert sorted(stopped) == ["broker", "control", "worker"]
+    assert sorted(stopped) == ["broker", "control", "web", "worker"]
     logs = Path(service["log_dir"])
     assert logs == tmp_path / "state" / "reshard" / "logs"
-    assert sorted(path.name for path in logs.iterdir()) == ["broker.log", "control.log", "worker.log"]
+    assert sorted(path.name for path in logs.iterdir()) == ["broker.log", "control.log", "web.log", "worker.log"]
     assert not list((tmp_path / "share").rglob("*.log"))
-    said = [json.loads(line) for name in ("control", "worker") for line in (logs / f"{name}.log").open()]
+    said = [json.loads(line) for name in ("control", "worker", "web") for line in (logs / f"{name}.log").open()]
     assert [(line["event"], line["state"]) for line in said if line.get("event") == "ended"] == [
         ("ended", "done"),
         ("ended", "failed"),
