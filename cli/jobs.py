@@ -10,9 +10,11 @@ from reshard.cli import completion
 from reshard.cli.arguments import Verbose, argument, parse_age, read_output, read_request, takes, value
 from reshard.cli.job_text import describe, progress_text, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
-from reshard.cli.queue import process_text, warn
-from reshard.client.facts import into, job_facts, report_of, service_facts
-from reshard.client.queue import Queue, missing, open_queue
+from reshard.cli.queue import process_text
+from reshard.client.connect import open_jobs
+from reshard.client.facts import into, report_of
+from reshard.client.jobs import Jobs
+from reshard.client.queue import missing, open_queue
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import Folder, parse_place
 from reshard.pipeline.request import Priority, Request
@@ -45,16 +47,17 @@ def submit(
     Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
     request = request.model_copy(update={"priority": priority})
-    with open_queue() as queue:
-        job, existed = (submitted := queue.jobs.submit(request)).id, submitted.existed
-        state = "already has this request" if existed else "is queued"
+    with open_jobs() as queue:
+        facts = queue.submit(request)
+        job, state = facts["id"], "already has this request" if facts["existed"] else "is queued"
         hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
         text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
         if folders := _folders(request):
             where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
             output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
-        why = warn(queue, output, priority == "bulk")
-        output.result({"id": job, "existed": existed, "waits": why}, text, job)
+        if facts["waits"]:
+            output.say(facts["waits"])
+        output.result(facts, text, job)
         if watch:
             from reshard.cli.watch import follow  # which a client that only submits need not wait for
 
@@ -80,20 +83,20 @@ def status(
     """
     if report and job is None:
         raise UsageError(what="--report is about one job: give its JOB")
-    with open_queue() as queue:
+    with open_jobs() as queue:
         if job is None:
             _show_service(queue, output)
-        elif report:
-            facts = report_of(queue.jobs.get(job))
-            output.result(facts, report_text(facts), facts["result"])
-        else:
-            record = queue.jobs.get(job)
-            facts = job_facts(queue, record)
-            output.result(facts, lines(describe(record, facts["waits"])), record.state)
+            return
+        record, why = queue.get(job)
+    if report:
+        facts = report_of(record)
+        output.result(facts, report_text(facts), facts["result"])
+    else:
+        output.result(record.to_dict() | {"waits": why}, lines(describe(record, why)), record.state)
 
 
-def _show_service(queue: Queue, output: Output) -> None:
-    facts = service_facts(queue)
+def _show_service(queue: Jobs, output: Output) -> None:
+    facts = queue.service()
     rows = [("broker", facts["broker"]), *([("waits", facts["waits"])] if facts["waits"] else [])]
     rows += [(process["kind"], process_text(process)) for process in facts["processes"]]
     rows += [(kind, "none is running") for kind in missing({process["kind"] for process in facts["processes"]})]
@@ -113,10 +116,8 @@ def list_(
 
     Example: reshard list --state failed
     """
-    with open_queue() as queue:
-        there = sum(number for one, number in queue.jobs.counts().items() if not state or one in state)
-        records = queue.jobs.recent(state or [], limit=there if all_ else limit)
-        why = queue.waits(bulk=False)
+    with open_jobs() as queue:
+        records, there, why = queue.listed(state or (), None if all_ else limit)
     if why:
         output.say(why)
     more = [f"{there - len(records):,} more; --all shows them"] if there > len(records) else []
@@ -139,8 +140,8 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
     """
     from reshard.cli.watch import follow
 
-    with open_queue() as queue:
-        follow(queue, queue.jobs.resolve(job), output, verbose)
+    with open_jobs() as queue:
+        follow(queue, queue.get(job)[0].id, output, verbose)
 
 
 @takes(output=read_output)
@@ -151,11 +152,11 @@ def cancel(job: Job, output: Output) -> None:
 
     Example: reshard cancel pkgd
     """
-    with open_queue() as queue:
-        id = queue.jobs.resolve(job)
-        was = queue.jobs.cancel(id)
+    with open_jobs() as queue:
+        facts = queue.cancel(job)
+    id, was = facts["id"], facts["was"]
     text = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
-    output.result({"id": id, "was": was, "state": "cancelled"}, f"job {id} {text}", id)
+    output.result(facts, f"job {id} {text}", id)
 
 
 @takes(output=read_output)
@@ -174,12 +175,12 @@ def retry(
 
     Example: reshard retry pkgd --watch
     """
-    with open_queue() as queue:
-        id = queue.jobs.resolve(job)
-        was = queue.jobs.retry(id, anew=anew, onto_head=overwrite or onto_head)
-        why = warn(queue, output, queue.jobs.get(id).request.priority == "bulk")
-        facts = {"id": id, "was": was, "state": "queued", "waits": why}
-        output.result(facts, f"job {id} continues; it was {was}", id)
+    with open_jobs() as queue:
+        facts = queue.retry(job, anew, overwrite or onto_head)
+        id = facts["id"]
+        if facts["waits"]:
+            output.say(facts["waits"])
+        output.result(facts, f"job {id} continues; it was {facts['was']}", id)
         if follow_it:
             from reshard.cli.watch import follow
 
@@ -196,20 +197,21 @@ def rollback(
 ) -> None:
     """Undo the commit of a job, or the last one to DST.
 
-    Another commit undoes it, with your own token; refused if others changed one of the commit's files since.
+    Another commit undoes it, with your own token (by RESHARD_API_URL and JOB, with the service's); refused if others
+    changed one of the commit's files since.
 
     Example: reshard rollback you/gpt2-200MB
     """
-    from reshard.client.acts import roll_back, roll_back_target
-    from reshard.pipeline.stores.connect import Context
-
     if "/" in job or job.startswith("."):
+        from reshard.client.acts import roll_back_target
+        from reshard.pipeline.stores.connect import Context
+
         place = parse_place(job)
         done = roll_back_target(place, Context.from_env())
     else:
-        with open_queue() as queue:
-            place = queue.jobs.get(job).request.target
-            done = roll_back(queue, job, Context.from_env())
+        with open_jobs() as queue:
+            place = queue.get(job)[0].request.target
+            done = queue.roll_back(job)
     output.result(done, undone(place, done["undone"], done["commit"]), done["commit"])
 
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TextIO
 from reshard.cli.job_text import brings_back
 from reshard.cli.output import Output, count, first, human_bytes, lines, some
 from reshard.cli.progress import Bar
-from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.request import SINGLE, Request
+from reshard.pipeline.request import SINGLE
 
 
 class Shown(NamedTuple):
@@ -27,14 +26,11 @@ ALL = "`reshard plan --all` shows them"
 SHORT, WHOLE = Shown(), Shown(*[sys.maxsize] * len(Shown._fields))
 
 
-def show_plan(request: Request, plan: Plan, output: Output, bar: Bar) -> None:
+def show_plan(facts: dict[str, Any], output: Output, bar: Bar) -> None:
     """The plan of a job on its way, before its end is known."""
-    from reshard.client.plan import plan_facts  # which a client that only submits need not wait for
-
-    facts = plan_facts(request, plan)
     if output.json:
         output.document({"plan": facts})
-    if not plan.published:  # or else the end says all
+    if not facts["published"]:  # or else the end says all
         bar.say(plan_text(facts, stream=sys.stderr))
 
 

@@ -86,9 +86,10 @@ class _View:
 
     def planned(self, plan: Plan) -> None:
         from reshard.cli.plan_text import show_plan
+        from reshard.client.plan import plan_facts
 
         self._total, self._shards = sum(file.size for file in plan.files), len(plan.shards)
-        show_plan(self._request, plan, self._output, self._bar)
+        show_plan(plan_facts(self._request, plan), self._output, self._bar)
 
     def resumed(self, shards: int, bytes_: int) -> None:
         self._files, self._done = shards, bytes_

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +14,9 @@ from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import seconds_of, source_bytes
-from reshard.client.queue import Queue, waits
-from reshard.pipeline.errors import BrokerUnavailable, JobCancelled, ReshardError
+from reshard.client.jobs import Jobs
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.followers.records import FULFILLED, CatalogStatus
 from reshard.worker.queue.jobs import Job, broker_errors
 from reshard.worker.queue.states import JobState
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How the fields of an event are read; others are text.
-READERS: dict[str, Callable[[str], Any]] = {
-    "error": json.loads,
-    **dict.fromkeys(("at", "took", "waited"), lambda ms: int(ms) / 1000),
-    **dict.fromkeys(("attempt", "bytes"), int),
-}
-
 # Of states whose name does not say what is being done; whatever is copied is checked before it is published.
 PHASES = {
     JobState.copying: "checking the model",
@@ -40,17 +33,17 @@ PHASES = {
     JobState.confirming: "reading back",
 }
 POLL = 1.0  # seconds between reads when nothing happens; workers report their progress as often
-PATIENCE = 120.0  # seconds without the broker before following ends; the job itself does not
-PAUSE = 2.0  # seconds between tries to reach a broker that is away
+PATIENCE = 120.0  # seconds without the queue before following ends; the job itself does not
+PAUSE = 2.0  # seconds between tries to reach a queue that is away
 FAILURES_SHOWN = 20  # of a catalog, at once; more of them are counted
 
 
-def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None:
+def follow(queue: Jobs, id: str, output: Output, verbose: bool = False) -> None:
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
             follower = _Follower(queue, id, output, shown)
-            job = _patiently(queue, shown, follower.look)
+            job = _patiently(shown, follower.look)
     except KeyboardInterrupt:
         output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
@@ -60,7 +53,7 @@ def follow(queue: Queue, id: str, output: Output, verbose: bool = False) -> None
         raise JobCancelled(job=job.id)
     published = job.published
     assert published is not None, "a job that is done has published"
-    bytes_ = source_bytes(follower.read, queue.jobs.attested(id))
+    bytes_ = source_bytes(follower.read, queue.attested(id))
     target, checks = job.request.target, job.checks
     undo = undo_rows(job.request, follower.changes_source)
     if verbose:
@@ -79,27 +72,27 @@ def follow_catalog(queue: Queue, name: str, output: Output) -> CatalogStatus:
     """Shows a catalog until nothing more of it is begun or at work; returns how it stands then."""
     try:
         with bar(output) as shown:
-            return _patiently(queue, shown, _CatalogFollower(queue, name, output, shown).look)
+            return _patiently(shown, _CatalogFollower(queue, name, output, shown).look)
     except KeyboardInterrupt:
         output.say(f"\ncatalog {name} continues; follow it again with `reshard catalog watch {name}`")
         raise Exit(INTERRUPTED) from None
 
 
-def _patiently(queue: Queue, shown: Bar, look: Callable[[], T | None]) -> T:
-    """The first thing that ``look`` returns; a broker that is away is waited for."""
+def _patiently(shown: Bar, look: Callable[[], T | None]) -> T:
+    """The first thing that ``look`` returns; a broker or an API that is away is waited for."""
     away_since = None
     while True:
         try:
-            with broker_errors(queue.jobs.url):
-                found = look()
+            found = look()
             away_since = None
             if found is not None:
                 return found
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, ApiUnavailable) as error:
             away_since = away_since or time.monotonic()
             if not error.retryable or time.monotonic() - away_since > PATIENCE:
                 raise
-            shown.waits(f"the broker does not answer ({error.facts['why']})")
+            who = "the broker" if isinstance(error, BrokerUnavailable) else "the API"
+            shown.waits(f"{who} does not answer ({error.facts['why']})")
             time.sleep(PAUSE)
 
 
@@ -119,7 +112,7 @@ class _Waits:
 
 
 class _Follower:
-    def __init__(self, queue: Queue, id: str, output: Output, shown: Bar) -> None:
+    def __init__(self, queue: Jobs, id: str, output: Output, shown: Bar) -> None:
         self._queue, self._id, self._output, self._bar = queue, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
@@ -128,25 +121,25 @@ class _Follower:
 
     def look(self) -> Job | None:
         """The job once it has ended."""
-        for number, event in self._queue.jobs.events(self._id, self._after, wait=POLL):
-            self._after = number
-            self._report({name: READERS.get(name, str)(text) for name, text in event.items()})
-        job = self._queue.jobs.get(self._id)
-        self._show(job)
-        return job if job.state.ended else None
+        seen = self._queue.look(self._id, self._after, POLL)
+        self._after = seen.last
+        for event in seen.events:
+            self._report(event)
+        self._show(seen.job, seen.waits)
+        return seen.job if seen.job.state.ended else None
 
-    def _show(self, job: Job) -> None:
+    def _show(self, job: Job, waits: str | None) -> None:
         # The plan goes some time after the job is done.
-        if job.shards and not self.read and (plan := self._queue.jobs.plan(self._id)) is not None:
-            self.read = tuple(file.path for file in plan.files)
-            self.changes_source = plan.changes_source
-            show_plan(job.request, plan, self._output, self._bar)
+        if job.shards and not self.read and (plan := self._queue.plan(self._id)) is not None:
+            self.read = tuple(file["path"] for file in plan["reads"])
+            self.changes_source = plan["in_place"] and bool(plan["occupied"])
+            show_plan(plan, self._output, self._bar)
         if job.state == JobState.copying and job.bytes_done < job.bytes:
             self._bar.show("copying", job.bytes_done, job.bytes, (job.shards_done, job.shards))
         else:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
         if not job.state.ended:
-            self._waits.tell(waits(self._queue, job) or job.note)
+            self._waits.tell(waits or job.note)
 
     def _report(self, event: dict[str, Any]) -> None:
         if self._output.json:
@@ -165,6 +158,10 @@ class _CatalogFollower:
 
     def look(self) -> CatalogStatus | None:
         """The catalog once nothing more of it is begun or at work; what waits for ``resume`` is not begun."""
+        with broker_errors(self._queue.jobs.url):
+            return self._look()
+
+    def _look(self) -> CatalogStatus | None:
         now = self._queue.catalogs.now(self._name)
         if now.counts["failed"] != len(self._told):
             self._tell_failures()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,10 +22,25 @@ if TYPE_CHECKING:
     from reshard.worker.followers.schedules import Run, ScheduleStatus
     from reshard.worker.queue.jobs import Job, Process
 
+# How the fields of an event are read; others are text.
+READERS: dict[str, Callable[[str], Any]] = {
+    "error": json.loads,
+    **dict.fromkeys(("at", "took", "waited"), lambda ms: int(ms) / 1000),
+    **dict.fromkeys(("attempt", "bytes"), int),
+}
+
 
 def job_facts(queue: Queue, job: Job) -> dict[str, Any]:
     """A job, and why nothing of it moves now."""
     return job.to_dict() | {"waits": None if job.state.ended else waits(queue, job)}
+
+
+def happened(fields: Mapping[str, str]) -> dict[str, Any]:
+    """An event of the queue; a figure or an error that it has left empty is null."""
+    return {
+        name: text if (read := READERS.get(name)) is None else read(text) if text else None
+        for name, text in fields.items()
+    }
 
 
 def service_facts(queue: Queue) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from reshard.pipeline.errors import BadSchedule
+from reshard.pipeline.errors import BadSchedule, BrokerNeeded
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import Fleet, Pause
@@ -84,7 +84,7 @@ def waits(queue: Queue, job: Job) -> str | None:
 def open_queue() -> Iterator[Queue]:
     """The queue of the broker that is configured or running here.
 
-    Raises NoBroker, BrokerUnavailable, BrokerUnsupported.
+    Raises NoBroker, BrokerUnavailable, BrokerUnsupported, and BrokerNeeded where only the API is configured.
 
     Inside, a broker that stops answering raises BrokerUnavailable, too.
     """
@@ -92,7 +92,10 @@ def open_queue() -> Iterator[Queue]:
     from reshard.worker.queue.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
-    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
+    asked = settings()
+    if asked.api_url is not None and asked.broker_url is None:
+        raise BrokerNeeded(url=asked.api_url.rstrip("/"))
+    with JobStore.at(broker_url(asked)) as store, broker_errors(store.url):
         store.check_server()
         yield Queue(store)
 

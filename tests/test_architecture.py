@@ -87,9 +87,11 @@ ROOMS = {
         {"limits", "errors"},
     ],
     "client": [
+        {"connect"},
+        {"broker", "remote"},
         {"models", "plan", "acts"},
         {"facts"},
-        {"queue"},
+        {"queue", "jobs"},
     ],
     "web": [
         {"serve"},

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from reshard.client import acts
+from reshard.client.broker import BrokerJobs
 from reshard.client.facts import fleet_facts, job_facts, report_of, service_facts
 from reshard.client.models import fleet, jobs, plans
-from reshard.client.plan import look, plan_facts
+from reshard.client.plan import look
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadBody, WrongState
 from reshard.pipeline.places import NOWHERE, Place, parse_place
@@ -60,6 +61,12 @@ class Listed(Body):
     since: float = Field(default=0.0, description="none from before this time")
 
 
+class Since(Body):
+    after: str = Field(
+        default="0", pattern=r"^\d{1,19}(-\d{1,19})?$", description="`next` of the look before; without it, everything"
+    )
+
+
 class Again(Body):
     anew: bool = Field(default=False, description="plan again from the current source and target")
     overwrite: bool = Field(
@@ -79,7 +86,9 @@ def list_jobs(call: Call) -> Mapping[str, Any]:
         found = page(call.queue.jobs.redis, asked.state, asked.limit, asked.after, asked.since)
     except ValueError as error:
         raise BadBody(where="after", why="no page ended so") from error
-    return {"jobs": [job.to_dict() for job in call.queue.jobs.load(found.ids)], "next": found.next}
+    counts = {str(state): number for state, number in call.queue.jobs.counts().items() if number}
+    facts = {"counts": counts, "waits": call.queue.waits(bulk=False)}
+    return {"jobs": [job.to_dict() for job in call.queue.jobs.load(found.ids)], "next": found.next} | facts
 
 
 @endpoint("POST", "/jobs", jobs.Submitted, body=Asked)
@@ -87,8 +96,7 @@ def submit(call: Call) -> Mapping[str, Any]:
     """Queue a job, or find the one that already carries the request out."""
     request = call.body.request(call.caller.name)
     allow(request, call.settings)
-    submitted = call.queue.jobs.submit(request)
-    return asdict(submitted) | {"waits": call.queue.waits(request.priority == "bulk")}
+    return BrokerJobs(call.queue).submit(request)
 
 
 @endpoint("GET", "/jobs/{job}", jobs.JobNow)
@@ -106,28 +114,37 @@ def report(call: Call) -> Mapping[str, Any]:
 @endpoint("GET", "/jobs/{job}/plan", plans.Plan)
 def show_plan(call: Call) -> Mapping[str, Any]:
     """Show a job's plan, which is kept for an hour after its end."""
-    job = call.queue.jobs.get(call.path["job"])
-    plan = call.queue.jobs.plan(job.id)
-    if plan is None:
+    facts = BrokerJobs(call.queue).plan(call.path["job"])
+    if facts is None:
+        job = call.queue.jobs.get(call.path["job"])
         why = "its plan is gone" if job.state.ended else "it has no plan yet"
         raise WrongState(job=job.id, state=job.state, why=why)
-    return plan_facts(job.request, plan)
+    return facts
+
+
+@endpoint("GET", "/jobs/{job}/attested", jobs.Attested)
+def attested(call: Call) -> Mapping[str, Any]:
+    """Show what the bytes of a job's source were held against, for an hour after its end."""
+    return {"attested": call.queue.jobs.attested(call.path["job"])}
+
+
+@endpoint("GET", "/jobs/{job}/changes", jobs.Changes, query=Since)
+def changes(call: Call) -> Mapping[str, Any]:
+    """Show what happened to a job since an earlier look, and how it stands now."""
+    seen = BrokerJobs(call.queue).look(call.path["job"], call.query.after, wait=0.0)
+    return {"events": seen.events, "next": seen.last, "job": seen.job.to_dict() | {"waits": seen.waits}}
 
 
 @endpoint("POST", "/jobs/{job}/cancel", jobs.Cancelled)
 def cancel(call: Call) -> Mapping[str, Any]:
     """Stop a job before its commit."""
-    id = call.queue.jobs.resolve(call.path["job"])
-    return {"id": id, "was": call.queue.jobs.cancel(id), "state": "cancelled"}
+    return BrokerJobs(call.queue).cancel(call.path["job"])
 
 
 @endpoint("POST", "/jobs/{job}/retry", jobs.Retried, body=Again)
 def retry(call: Call) -> Mapping[str, Any]:
     """Continue a failed or cancelled job with what it had copied."""
-    id = call.queue.jobs.resolve(call.path["job"])
-    was = call.queue.jobs.retry(id, anew=call.body.anew, onto_head=call.body.overwrite)
-    bulk = call.queue.jobs.get(id).request.priority == "bulk"
-    return {"id": id, "was": was, "state": "queued", "waits": call.queue.waits(bulk)}
+    return BrokerJobs(call.queue).retry(call.path["job"], call.body.anew, call.body.overwrite)
 
 
 @endpoint("POST", "/jobs/{job}/rollback", jobs.RolledBack)

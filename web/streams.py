@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from reshard.client import SCHEMA
+from reshard.client.facts import happened
 from reshard.pipeline.errors import BrokerUnavailable, TooManyReaders
 from reshard.worker.queue.events import EVENTS, Event
 from reshard.worker.queue.jobs import JobStore, open_redis
@@ -192,10 +193,8 @@ def _parsed(id: str) -> tuple[int, int]:
 
 
 def _message(event: Event) -> Message:
-    fields: dict[str, Any] = {"kind": event.kind, "at": event.at / 1000, **event.fields}
-    if "error" in fields:
-        fields["error"] = json.loads(fields["error"] or "null")
-    text = f"id: {event.id}\n".encode() + _text("event", {"event": fields})
+    facts = happened({"kind": event.kind, "at": str(event.at), **event.fields})
+    text = f"id: {event.id}\n".encode() + _text("event", {"event": facts})
     return Message(_parsed(event.id), event.fields.get("job"), text)
 
 

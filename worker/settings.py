@@ -6,6 +6,7 @@ The client reads the same settings, so this module imports neither Celery nor th
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tempfile
 from functools import lru_cache
@@ -70,6 +71,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
+    api_url: str | None = None  # of `reshard web`, which commands of jobs then ask in the broker's place
+    api_token: SecretStr | None = None  # what it knows who asks by
     data_dir: Path = Field(default_factory=lambda: default_data_dir())
     tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))
 
@@ -131,6 +134,22 @@ class Settings(BaseSettings):
             raise ValueError("not a URL that begins with http:// or https://")
         return value
 
+    @field_validator("api_url")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        if value and not is_http(value):
+            raise ValueError("not a URL that begins with http:// or https://")
+        if value and (urlsplit(value).username is not None or "?" in value or "#" in value):
+            raise ValueError("it must have neither a password, a ? nor a #; the token is in RESHARD_API_TOKEN")
+        return value
+
+    @field_validator("api_token")
+    @classmethod
+    def _word(cls, value: SecretStr | None) -> SecretStr | None:
+        if value and not re.fullmatch(r"[!-~]+", value.get_secret_value()):
+            raise ValueError("not one word of visible ASCII characters, as `reshard token` makes them")
+        return value
+
     @field_validator("broker_url")
     @classmethod
     def _redis(cls, value: SecretStr | None) -> SecretStr | None:
@@ -168,5 +187,12 @@ def settings() -> Settings:
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secret = first.loc[0] in {"broker_url", "notify_command", "notify_url", "notify_apprise"}
+        secret = first.loc[0] in {
+            "broker_url",
+            "api_url",
+            "api_token",
+            "notify_command",
+            "notify_url",
+            "notify_apprise",
+        }
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

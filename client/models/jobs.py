@@ -181,6 +181,10 @@ class Repository(Answer):
 # ---------------------------------------------------------------------------------------------------- on the way
 
 
+class Attested(Answer):
+    attested: dict[str, str] = Field(description="what the bytes of each source file were held against")
+
+
 class PlanMade(Answer):
     plan: Plan
 
@@ -234,3 +238,13 @@ class JobsPage(Answer):
 
     jobs: list[Job]
     next: str | None = Field(description="`after` of the next page; null: this is the last")
+    counts: dict[str, int] = Field(description="all jobs, by state")
+    waits: str | None = Field(description="why nothing is begun now")
+
+
+class Changes(Answer):
+    """What happened to a job since, and how it stands now."""
+
+    events: list[Happened]
+    next: str = Field(description="`after` of the next look")
+    job: JobNow

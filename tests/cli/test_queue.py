@@ -1,4 +1,4 @@
-"""The commands of the queue, against a real broker, and once through the whole service as `reshard up` starts it."""
+"""The commands of the queue, by a real broker and over the API, and once through what `reshard up` starts."""
 
 from __future__ import annotations
 
@@ -6,20 +6,43 @@ import filecmp
 import json
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from reshard.pipeline.planning.model import Plan
+from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore, without_password
 from reshard.worker.queue.scripts import PREFIX
 from tests.cli.conftest import Queue, Run
+from tests.support.procs import Machine, free_port
 from tests.test_architecture import HEAVY, breaks, loaded_by
+from tests.web.conftest import start
 from tests.worker.conftest import another, copying, plan, receipts
 from tests.worker.test_catalogs import finish
 
 __all__ = ["plan"]
+
+
+@pytest.fixture(scope="module")
+def api(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What a client sets to ask `reshard web`, which runs before that broker."""
+    folder, port = tmp_path_factory.mktemp("api"), free_port()
+    token = add_token(folder / "tokens", "ada", Scope.act)
+    with Machine(folder, url, RESHARD_ALLOWED_FOLDERS="/") as machine:
+        start(machine, folder / "tokens", port)
+        yield {"RESHARD_API_URL": f"http://127.0.0.1:{port}", "RESHARD_API_TOKEN": token}
+
+
+@pytest.fixture(params=["broker", "api"])
+def queue(request: pytest.FixtureRequest, reshard: Run, url: str) -> Queue:
+    """``reshard`` with that broker, emptied; commands of jobs ask it, or the API."""
+    env = {"RESHARD_BROKER_URL": url} | (request.getfixturevalue("api") if request.param == "api" else {})
+    with JobStore.at(url) as store:
+        store.redis.flushall()
+    return lambda *arguments: reshard(*arguments, env=env)
 
 
 def test_without_a_broker_a_submission_says_how_to_start_one(reshard: Run) -> None:

@@ -1,0 +1,169 @@
+"""The jobs of a queue, as `reshard web` tells them over HTTP: who asks needs a token, and no password of the broker."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx2
+
+from reshard.client import SCHEMA
+from reshard.client.jobs import Listed, Seen
+from reshard.pipeline.errors import (
+    ApiTokenRefused,
+    ApiUnavailable,
+    ApiUntrusted,
+    JobNotFound,
+    NotTheApi,
+    ReshardError,
+    WrongState,
+)
+from reshard.pipeline.request import Request
+from reshard.worker.queue.states import JobState
+
+if TYPE_CHECKING:
+    from reshard.worker.queue.jobs import Job
+
+ROOT = "/api/v1"
+CONNECT_TIMEOUT = 5.0  # seconds
+READ_TIMEOUT = 60.0  # seconds; an answer takes milliseconds, and a rollback some calls of the Hub
+PAGE = 500  # jobs; as many as one answer holds
+# What a proxy answers whose service is being started again, and the service itself when too many ask.
+AWAY = frozenset({429, 502, 503, 504})
+
+
+class RemoteJobs:
+    """``Jobs`` behind the API at a URL."""
+
+    def __init__(self, client: httpx2.Client, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str, token: str | None) -> Iterator[RemoteJobs]:
+        """The jobs of the `reshard web` at ``url``; nothing is asked yet. It never follows a redirect."""
+        timeout = httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with httpx2.Client(base_url=url.rstrip("/") + ROOT, headers=headers, timeout=timeout) as client:
+            yield cls(client, url)
+
+    def submit(self, request: Request) -> dict[str, Any]:
+        # Without defaults, as a job keeps it: a service of an older release need not know an option that is not used.
+        asked = {"source", "target", "options", "priority"}
+        return self._ask("POST", "/jobs", json=request.model_dump(mode="json", include=asked, exclude_defaults=True))
+
+    def get(self, id: str) -> tuple[Job, str | None]:
+        return _job(self._ask("GET", _path(id)))
+
+    def listed(self, states: Collection[JobState], limit: int | None) -> Listed:
+        page: dict[str, Any] = {}
+        jobs: list[Job] = []
+        while not page or (page["next"] and (limit is None or len(jobs) < limit)):
+            most = PAGE if limit is None else min(PAGE, limit - len(jobs))
+            asked = {"state": [*map(str, states)], "limit": most} | ({"after": page["next"]} if page else {})
+            page = self._ask("GET", "/jobs", params=asked)
+            jobs += [_job(one)[0] for one in page["jobs"]]
+        there = sum(number for state, number in page["counts"].items() if not states or state in states)
+        return Listed(jobs, there, page["waits"])
+
+    def look(self, id: str, after: str, wait: float) -> Seen:
+        """The same; the waiting is done here, so that who watches holds no thread of the service."""
+        changes = self._ask("GET", _path(id, "/changes"), params={"after": after})
+        seen = Seen(changes["events"], changes["next"], *_job(changes["job"]))
+        if not seen.events and not seen.job.state.ended:
+            time.sleep(wait)
+        return seen
+
+    def plan(self, id: str) -> dict[str, Any] | None:
+        try:
+            return self._ask("GET", _path(id, "/plan"))
+        except WrongState:
+            return None
+
+    def attested(self, id: str) -> dict[str, str]:
+        return dict(self._ask("GET", _path(id, "/attested"))["attested"])
+
+    def cancel(self, id: str) -> dict[str, Any]:
+        return self._ask("POST", _path(id, "/cancel"))
+
+    def retry(self, id: str, anew: bool, overwrite: bool) -> dict[str, Any]:
+        return self._ask("POST", _path(id, "/retry"), json={"anew": anew, "overwrite": overwrite})
+
+    def roll_back(self, id: str) -> dict[str, Any]:
+        return self._ask("POST", _path(id, "/rollback"))
+
+    def service(self) -> dict[str, Any]:
+        return self._ask("GET", "/service")
+
+    def _ask(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
+        """The document without its version; raises the error that is answered."""
+        try:
+            response = self._client.request(method, path, **sent)
+        except httpx2.RequestError as error:
+            raise self._unreachable(error) from error
+        document = _document(response)
+        if response.status_code == 401 or (response.status_code == 403 and document is None):
+            why = "refuses RESHARD_API_TOKEN" if "authorization" in self._client.headers else "wants a token"
+            raise ApiTokenRefused(url=self._url, why=why)
+        if document is None:
+            if response.status_code in AWAY:
+                raise ApiUnavailable(url=self._url, why=f"it answers {response.status_code}")
+            raise NotTheApi(url=self._url, why=f"{response.status_code} without a document of the API")
+        if (schema := document.pop("schema")) != SCHEMA:
+            raise NotTheApi(url=self._url, why=f"its documents have schema {schema}, and {SCHEMA} is known here")
+        if "error" in document and not response.is_success:
+            raise ReshardError.from_dict(document["error"])
+        return document
+
+    def _unreachable(self, error: httpx2.RequestError) -> ReshardError:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError) or "WRONG_VERSION" in str(cause):
+                return ApiUntrusted(url=self._url, why=why)
+            cause = cause.__cause__ or cause.__context__
+        return ApiUnavailable(url=self._url, why=why)
+
+
+def _path(id: str, rest: str = "") -> str:
+    """Raises JobNotFound for what no id begins with, and what would be another path."""
+    if not re.fullmatch(r"\w+", id):
+        raise JobNotFound(job=id)
+    return f"/jobs/{quote(id)}{rest}"
+
+
+def _document(response: httpx2.Response) -> dict[str, Any] | None:
+    """The document that was answered; None: something else, so that not `reshard web` answered."""
+    try:
+        document = response.json()
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or "schema" not in document:
+        return None
+    error = document.get("error")
+    failed = isinstance(error, dict) and {"code", "message", "facts"} <= error.keys()
+    return document if response.is_success or failed else None
+
+
+def _job(document: Mapping[str, Any]) -> tuple[Job, str | None]:
+    """The job that a document tells of, and why nothing of it moves, if it tells that."""
+    from reshard.worker.queue.jobs import Claim, Job  # which a client that only submits need not wait for
+
+    def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+        return {field.name: data[field.name] for field in fields(kind) if field.name in data}
+
+    own = {
+        "state": JobState.known(document["state"]),
+        "request": Request.known(json.dumps(document["request"]))[0],
+        "claims": tuple(Claim(**known(Claim, claim)) for claim in document["claims"]),
+        "notes": tuple(document["notes"]),
+    }
+    return Job(**known(Job, document) | own), document.get("waits")
