@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,12 @@ from typer import Option
 
 from reshard.cli.arguments import argument, read_output, takes
 from reshard.cli.output import Output, count, first, lines
-from reshard.pipeline.errors import UsageError
+from reshard.pipeline.errors import ReshardError, UsageError
 from reshard.pipeline.places import parse_place
 
 if TYPE_CHECKING:
     from reshard.pipeline.doctor.probes import Probe
+    from reshard.worker.settings import Settings
 
 SYMPTOMS_SHOWN = 30  # lines; --json has them all
 
@@ -52,13 +54,27 @@ def _installation(output: Output, notify: bool) -> None:
         probes = list(notices(settings()))
     else:
         context = Context.from_env()
-        probes = [*this_machine(context), *hubs(context), *queue(settings())]
+        probes = [*this_machine(context), *hubs(context), *queue(settings()), *_api(settings())]
     state = max((probe.state for probe in probes), key=("ok", "warning", "trouble").index)
     facts = {"state": state, "probes": [probe.to_dict() for probe in probes]}
     output.result(facts, lines([_row(probe) for probe in probes]), state)
     for probe in probes:  # a job would fail with the first error, so this does too
         if probe.error:
             raise probe.error
+
+
+def _api(asked: Settings) -> Iterator[Probe]:
+    """The API that commands of jobs ask, where one is set."""
+    from reshard.client.connect import open_jobs
+    from reshard.pipeline.doctor.probes import Probe
+
+    if asked.api_url is not None:
+        try:
+            with open_jobs() as jobs:
+                jobs.service()
+            yield Probe("api", asked.api_url)
+        except ReshardError as error:
+            yield Probe("api", asked.api_url, error=error)
 
 
 def _row(probe: Probe) -> tuple[str, str, str]:

@@ -1,0 +1,280 @@
+"""The commands of jobs over the API: the same documents as by the broker, one line for each thing that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reshard.client.remote import PAGE
+from reshard.pipeline.places import Hub
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
+from reshard.web.auth import Scope, add_token
+from reshard.worker.queue.jobs import JobStore
+from tests.cli.conftest import COMMAND, Run, clean, model, reshard
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.procs import Broker, Machine, free_port
+from tests.test_architecture import HEAVY, breaks, loaded_by
+from tests.web.conftest import Site, start
+from tests.worker.conftest import another, copying, plan
+
+__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard"]
+
+SUBMIT = ("submit", "a/model", "--to", "b/model")
+ASKED = [("list",), ("status",), ("status", "abcd"), ("watch", "abcd"), ("cancel", "abcd"), ("retry", "abcd"), SUBMIT]
+
+
+def settings(site: Site, scope: str = "act") -> dict[str, str]:
+    return {"RESHARD_API_URL": site.url, "RESHARD_API_TOKEN": site.tokens[scope]}
+
+
+@pytest.fixture
+def api(site: Site, reshard: Run) -> Run:
+    """``reshard`` over the API alone."""
+    return lambda *arguments, scope="act": reshard(*arguments, env=settings(site, scope))
+
+
+@pytest.fixture
+def both(api: Run, reshard: Run, broker: Broker) -> Callable[..., list[dict[str, Any]]]:
+    """The documents of a command, which are the same by the broker and over the API."""
+
+    def run(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        by_api = api(*arguments, "--json")
+        by_broker = reshard(*arguments, "--json", env={"RESHARD_BROKER_URL": broker.url})
+        assert by_api.code == by_broker.code == code, by_api.out + by_broker.out
+        assert by_api.documents == by_broker.documents
+        return by_api.documents
+
+    return run
+
+
+def test_what_is_seen_is_the_same_over_the_api(
+    both: Callable[..., list[dict[str, Any]]], store: JobStore, plan: Plan
+) -> None:
+    job, group = copying(store, another(store), plan)
+    (facts,) = both("status", job)
+    assert facts["state"] == "copying" and facts["claims"][-1]["unit"] == group.unit
+    assert both("status", job[:6], "--report")[0]["result"] == "unfinished"
+    store.cancel(job)
+    shown, *events = both("watch", job, code=11)
+    assert "event" in shown and {"event", "plan", "error"} == {*shown} | {name for one in events for name in one}
+    for number in range(3):
+        store.submit(store.get(job).request.model_copy(update={"priority": "bulk", "asked_by": str(number)}))
+    assert len(both("list", "--all")) == 2
+    assert both("list", "--state", "cancelled", "--limit", "1")[0]["id"] == job
+    assert both("list", "--state", "done") == []
+    assert both("status")[0]["jobs"] == {"queued": 1, "cancelled": 1}
+    both("cancel", job)
+    for command in ("status", "watch", "cancel", "retry"):
+        assert both(command, "nobody", code=11)[0]["error"]["code"] == "job.not_found"
+    both("status", "../service", code=11)
+
+
+def test_more_jobs_than_one_answer_holds_are_all_listed(api: Run, store: JobStore) -> None:
+    made = [store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{n}"))).id for n in range(PAGE + 20)]
+    assert sorted(api("list", "--all", "-q").out.split()) == sorted(made)
+    assert len(api("list", "--limit", str(PAGE + 5), "-q").out.split()) == PAGE + 5
+
+
+def test_what_is_typed_arrives_and_who_asked_is_the_token(
+    api: Run, store: JobStore, reshard: Run, broker: Broker
+) -> None:
+    options = ("--size", "3300B", "--branch", "cut", "--exclude", "*.md", "--config-from", "c/config", "--overwrite")
+    typed = ("submit", "a/model@v1", "--to", "b/model", *options, "--priority", "bulk")
+    (made,) = api(*typed, "--json").documents
+    assert not made["existed"] and "neither worker nor control" in made["waits"]
+    asked = store.get(made["id"]).request
+    assert asked.asked_by == "acter"
+    (again,) = reshard(*typed, "--json", env={"RESHARD_BROKER_URL": broker.url}).documents
+    assert again == made | {"existed": True}
+    store.cancel(made["id"])
+    (own,) = reshard(*typed, "--json", env={"RESHARD_BROKER_URL": broker.url}).documents
+    assert store.get(own["id"]).request.model_copy(update={"asked_by": "acter"}) == asked
+
+
+def test_both_set_the_api_is_asked_and_other_commands_ask_the_broker(
+    api: Run, site: Site, reshard: Run, store: JobStore, broker: Broker
+) -> None:
+    elsewhere = settings(site) | {"RESHARD_BROKER_URL": "redis://127.0.0.1:1/0"}
+    assert reshard("list", env=elsewhere).code == 0
+    assert reshard("fleet", "status", env=elsewhere).err.startswith("error[queue.unavailable]: ")
+    for command in (("fleet", "status"), ("catalog", "status"), ("schedule", "list"), ("delete", "abcd")):
+        done = api(*command)
+        assert done.code == 10 and done.err.startswith("error[queue.broker_needed]: "), done.err
+        assert "RESHARD_BROKER_URL" in done.err and f"{site.url}/api/v1/" in done.err
+    assert api("doctor").out.splitlines()[-1].split() == ["ok", "api", site.url]
+
+
+@pytest.mark.parametrize("command", ASKED, ids=lambda words: " ".join(words[:2]))
+def test_a_service_that_is_not_there_is_one_line(reshard: Run, command: tuple[str, ...]) -> None:
+    env = {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "rsh_hush"}
+    done = reshard(*command, env=env)
+    error, hint = done.err.splitlines()
+    assert done.code == 10 and error.startswith("error[queue.api_unavailable]: http://127.0.0.1:1 does not answer: ")
+    assert hint.startswith("hint: check RESHARD_API_URL") and "hush" not in done.err
+
+
+def test_who_may_not_is_told_what_to_set(api: Run, site: Site, store: JobStore, reshard: Run) -> None:
+    assert api("list", scope="read").code == 0
+    refused = api(*SUBMIT, scope="read")
+    assert refused.code == 4 and refused.err.startswith("error[access.scope]: reader may read here, ")
+    for token, why in (({}, "wants a token"), ({"RESHARD_API_TOKEN": "rsh_hush"}, "refuses RESHARD_API_TOKEN")):
+        for command in (SUBMIT, ("watch", "abcd")):
+            done = reshard(*command, env={"RESHARD_API_URL": site.url} | token)
+            assert done.code == 4 and done.err.startswith(f"error[access.api_token]: {site.url} {why}\n"), done.err
+            assert "set RESHARD_API_TOKEN" in done.err and "hush" not in done.err
+        looked = reshard("doctor", env={"RESHARD_API_URL": site.url} | token).out
+        assert "trouble  api " in looked and f"{site.url} {why} (set RESHARD_API_TOKEN" in looked
+        assert "hush" not in looked
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RESHARD_API_URL": "ftp://hush"},
+        {"RESHARD_API_URL": "http://ada:hush@127.0.0.1:1"},
+        {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "two hush"},
+        {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "hüsh"},
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named_and_not_shown(reshard: Run, env: dict[str, str]) -> None:
+    done = reshard("list", env=env)
+    assert done.code == 2 and done.err.startswith(f"error[usage.setting]: {[*env][-1]}=...: ")
+    assert "hush" not in done.err and "hüsh" not in done.err
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
+    """The URL of a server that has one answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+NEWER = json.dumps({"schema": 2, "jobs": {}}).encode()
+PROBLEM = {"code": "job.unheard_of", "message": "a\x1b[2Jb", "hint": "", "facts": {}}
+UNKNOWN = json.dumps({"schema": 1, "error": PROBLEM}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "exit_code"),
+    [
+        (200, b"<html>", "queue.not_the_api", 10),
+        (200, b"[1]", "queue.not_the_api", 10),
+        (200, b"[" * 100_000, "queue.not_the_api", 10),
+        (200, NEWER, "queue.not_the_api", 10),
+        (302, b"", "queue.not_the_api", 10),
+        (404, b'{"schema": 1, "error": "no"}', "queue.not_the_api", 10),
+        (401, b"sign in", "access.api_token", 4),
+        (403, b"no", "access.api_token", 4),
+        (502, b"<html>", "queue.api_unavailable", 10),
+        (500, UNKNOWN, "internal", 1),
+    ],
+)
+def test_what_is_not_the_api_is_said_to_be_none(
+    reshard: Run, status: int, body: bytes, code: str, exit_code: int
+) -> None:
+    with answering(status, body, Location="http://127.0.0.1:1/elsewhere") as url:
+        done = reshard("status", env={"RESHARD_API_URL": url, "RESHARD_API_TOKEN": "rsh_hush"})
+    assert done.code == exit_code and done.err.startswith(f"error[{code}]: ") and len(done.err.splitlines()) == 2
+    assert "hush" not in done.err and "\x1b" not in done.err and ".traceback" not in done.err
+
+
+def test_a_connection_that_is_not_safe_is_not_used(site: Site, reshard: Run) -> None:
+    env = settings(site) | {"RESHARD_API_URL": site.url.replace("http", "https")}
+    done = reshard("list", env=env)
+    assert (done.code, done.err.partition(":")[0]) == (10, "error[queue.api_untrusted]"), done.err
+
+
+def test_a_submission_over_the_api_loads_neither_the_broker_nor_anything_heavy(
+    site: Site, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings(site).items():
+        monkeypatch.setenv(name, value)
+    modules = loaded_by(*SUBMIT, "--quiet")
+    assert "httpx2" in modules and not breaks(modules, HEAVY | {"redis"})
+    assert [job.request.asked_by for job in store.recent()] == ["acter"]
+
+
+def test_a_watch_outlives_a_restart_of_the_service(
+    tmp_path: Path, clean: dict[str, str], broker: Broker, store: JobStore, plan: Plan
+) -> None:
+    port = free_port()
+    token = add_token(tmp_path / "tokens", "ada", Scope.read)
+    job, _ = copying(store, another(store), plan)
+    env = clean | {"RESHARD_API_URL": f"http://127.0.0.1:{port}", "RESHARD_API_TOKEN": token}
+    with Machine(tmp_path, broker.url) as machine:
+        service = start(machine, tmp_path / "tokens", port)
+        with subprocess.Popen([COMMAND, "watch", job], env=env, stderr=subprocess.PIPE, text=True) as watching:
+            assert watching.stderr is not None
+            try:
+                wait_for_line(watching.stderr, "copying")
+                service.kill()
+                wait_for_line(watching.stderr, "the API does not answer (")
+                start(machine, tmp_path / "tokens", port)
+                store.cancel(job)
+                assert f"error[job.cancelled]: job {job} was cancelled\n" in watching.stderr.read()
+                assert watching.wait() == 11
+            finally:
+                watching.kill()
+
+
+def wait_for_line(stream: Any, what: str) -> None:
+    for line in stream:
+        if what in line:
+            return
+    raise AssertionError(f"it ended without {what}")
+
+
+def test_a_model_is_resharded_and_undone_over_the_api(
+    tmp_path: Path, broker: Broker, store: JobStore, namespace: Namespace, model: Path, reshard: Run
+) -> None:
+    source, target, port = namespace.repo("source"), namespace.repo("target"), free_port()
+    namespace.admin.create_repo(source)
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    namespace.admin.put_files(source, files, lfs=["model.safetensors"])
+    token = add_token(tmp_path / "tokens", "ada", Scope.act)
+    api = {"RESHARD_API_URL": f"http://127.0.0.1:{port}", "RESHARD_API_TOKEN": token, "HF_ENDPOINT": namespace.endpoint}
+    hub = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
+    with Machine(tmp_path, broker.url, **hub) as machine:
+        machine.control()
+        machine.worker(concurrency=1)
+        start(machine, tmp_path / "tokens", port)
+        done = reshard("submit", source, "--to", target, "--size", "3300B", "--watch", "--json", env=api)
+        assert done.code == 0, done.out
+        submitted, *_, end = done.documents
+        assert {*end} >= {"source_bytes", "checks", "seconds"} and end["state"] == "done"
+        assert end["request"]["asked_by"] == "ada" and end["source_bytes"] == {"checked": ["model.safetensors"]}
+        assert [one["plan"]["target"] for one in done.documents if "plan" in one] == [target]
+        assert sum(path.endswith(".safetensors") for path in namespace.admin.files(target)) == 4
+        by_broker = reshard("watch", submitted["id"], "--json", env=hub | {"RESHARD_BROKER_URL": broker.url})
+        assert reshard("watch", submitted["id"], "--json", env=api).documents == by_broker.documents
+        (undone,) = reshard("rollback", submitted["id"], "--json", env=api).documents
+        assert undone["undone"] == end["published"]["commit"]
+        assert store.get(submitted["id"]).rolled_back == undone["commit"]
