@@ -96,6 +96,7 @@ ROOMS = {
     "web": [
         {"serve"},
         {"app"},
+        {"pages"},
         {"catalogs_api", "hooks"},
         {"api", "openapi", "guard"},
         {"endpoint", "documents", "streams"},

@@ -159,7 +159,7 @@ def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
     tree = {
         f"reshard/{p.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
-        for pattern in ("*.py", "*.lua", "py.typed")
+        for pattern in ("*.py", "*.lua", "*.html", "static/*", "py.typed")
         for p in (ROOT / folder).rglob(pattern)
     }
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import (
@@ -28,7 +28,7 @@ from reshard.pipeline.errors import (
     SignInNeeded,
 )
 from reshard.pipeline.validation import first_problem
-from reshard.web import api, catalogs_api, hooks  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
+from reshard.web import api, catalogs_api, hooks, pages  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
 from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
 from reshard.web.documents import document, failed
 from reshard.web.endpoint import ENDPOINTS, Call, Endpoint
@@ -69,7 +69,9 @@ class Web:
 
 def build(web: Web) -> Starlette:
     """The application."""
-    routes = [Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in ENDPOINTS]
+    routes: list[BaseRoute] = [
+        Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in ENDPOINTS
+    ]
     routes += [
         Route(f"{ROOT}/openapi.json", partial(_openapi, web)),
         Route(f"{ROOT}/events", partial(_events, web)),
@@ -77,6 +79,7 @@ def build(web: Web) -> Starlette:
         Route("/hooks/hub", partial(_hook, web), methods=["POST"]),
         Route("/healthz", _healthy),
         Route("/readyz", partial(_ready, web)),
+        *pages.routes(web),
     ]
     handlers: Mapping[Any, Any] = {ReshardError: _failed, HTTPException: _refused, Exception: _broken}
     return Starlette(
@@ -163,9 +166,15 @@ async def _failed(request: Request, error: ReshardError) -> Response:
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    return failed(NoSuchPage(method=request.method, path=request.url.path), error.status_code)
+    none = NoSuchPage(method=request.method, path=request.url.path)
+    return failed(none, error.status_code) if _of_api(request) else pages.failed(request, none, error.status_code)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return failed(ReshardError(what=f"{type(error).__name__} (see the log of `reshard web`)"))
+    told = ReshardError(what=f"{type(error).__name__} (see the log of `reshard web`)")
+    return failed(told) if _of_api(request) else pages.failed(request, told)
+
+
+def _of_api(request: Request) -> bool:
+    return request.url.path.startswith("/api/")

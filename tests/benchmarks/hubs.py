@@ -25,7 +25,9 @@ OURS, DOWNLOAD, BY_HAND = (
 )
 JOBS = "tests.pipeline.jobs"
 MODEL = "you/model"
-LINE = 125 * MB  # bytes a second: a gigabit; two cores that are both ends of the line reach no three. Never under a second
+LINE = (
+    125 * MB
+)  # bytes a second: a gigabit; two cores that are both ends of the line reach no three. Never under a second
 LISTED = 4 * MB  # bytes that a file of a copying process may have over Xet: caches and lists, and no weights
 TRANSFER = {"xet": "0", "lfs": "1"}  # HF_HUB_DISABLE_XET
 

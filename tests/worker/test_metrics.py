@@ -27,11 +27,12 @@ from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
 from reshard.worker.followers.counters import KEEP_MOVED, moved_key
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.metrics import SEEN, registry
+from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
 from reshard.worker.health import serve
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
+from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import JobState

@@ -6,6 +6,7 @@ All workers spend one budget for each endpoint and credential, which is kept in 
     reshard:pace:<budget>:<kind>  hash: calls left in the Hub's window, when it ends, its calls, its length,
                                   and 1 if that is a guess
     reshard:pace:windows          sorted set: endpoint and key of each such hash -> when it is forgotten, for metrics
+    reshard:pace:least:<hour>     hash: endpoint and kind -> percent of a window's calls, the least that were left then
     reshard:pace:refused          hash: endpoint -> how often it answered 429
 
 The Hub says with each answer what is left (its RateLimit headers). Each call is taken from that before it is made, and
@@ -19,7 +20,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import redis
@@ -141,6 +142,16 @@ def budgets(client: redis.Redis) -> dict[tuple[str, str], tuple[int, int]]:
             left = quota if now >= float(window["ends"]) else int(window["left"])
             found[endpoint, kind] = min(found.get((endpoint, kind), (left, quota)), (left, quota))
     return found
+
+
+def least_left(client: redis.Redis, hours: Sequence[int]) -> dict[tuple[str, str], list[int | None]]:
+    """The least percent of a window's calls that were left in each of these hours since the epoch; None: not told."""
+    with client.pipeline(transaction=False) as pipeline:
+        for hour in hours:
+            pipeline.hgetall(f"{PREFIX}pace:least:{hour}")
+        found = [{tuple(of.split(" ")): int(n) for of, n in decoded(one).items()} for one in pipeline.execute()]
+    kinds = sorted({(of[0], of[1]) for one in found for of in one})
+    return {of: [one.get(of) for one in found] for of in kinds}
 
 
 def refusals(client: redis.Redis) -> dict[str, int]:

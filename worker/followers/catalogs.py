@@ -13,6 +13,8 @@
       :ended    hash: entry -> how it ended
       :counts   hash: outcome -> how many entries ended so; failed:<error code> -> how many of those that failed
       :record   hash: request -> what source and target were after it was last carried out; outlives the run
+      :nights   list: when each of its last runs began, in ms, the newest first
+      :night:<ms>  hash: model -> how it ended in that run, and the code of its error or nothing
     reshard:catalogs             set: all of them
     reshard:catalogs:submitted   hash: name -> the digest that a person submitted last, and when
     reshard:catalogs:looked_at   set: those that are under way, or whose jobs have not all ended
@@ -44,6 +46,9 @@ log = logging.getLogger(__name__)
 
 RUN_PARTS = ("entries", "todo", "again", "ended", "counts")  # that begin anew with each run
 
+NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
+KEEP_NIGHT = 90 * 86_400  # seconds after its last change
+
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
 SUBMITTED = f"{PREFIX}catalogs:submitted"
@@ -65,6 +70,7 @@ class Now(NamedTuple):
     at: int  # ms, by the server's clock
     state: State | None  # None: there is no such catalog
     run: str
+    started: int  # ms
     expander: str  # the token of the control that expands it
     expander_until: int  # ms
     failures: int
@@ -80,12 +86,12 @@ class Now(NamedTuple):
     @classmethod
     def read(cls, pipe: Pipeline, name: str) -> Now:
         """From a pipeline that watches the catalog and has not begun to write."""
-        fields = ("state", "run", "expander", "fired_by", "paused_from", "note", "expander_until", "failures", "bytes")
-        values = pipe.hmget(key(name), fields)
+        fields = ("state", "run", "expander", "fired_by", "paused_from", "note")
+        values = pipe.hmget(key(name), (*fields, "started", "expander_until", "failures", "bytes"))
         state, run, expander, schedule, paused_from, note, *numbers = (value and value.decode() for value in values)
-        until, failures, read = (int(number or 0) for number in numbers)
+        started, until, failures, read = (int(number or 0) for number in numbers)
         return cls(
-            server_ms(pipe), state, run or "", expander or "", until,
+            server_ms(pipe), state, run or "", started, expander or "", until,
             failures, read, schedule or "", paused_from or "", note,
             pipe.hlen(key(name, "entries")), pipe.zcard(key(name, "todo")), pipe.hlen(key(name, "active")),
             Counter({what: int(number) for what, number in hash_of(pipe, key(name, "counts")).items()}),
@@ -167,6 +173,18 @@ class Catalogs:
             empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
 
+    def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
+        """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""
+        began = texts(self._redis.lrange(key(name, "nights"), 0, -1))
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for ms in began:
+                pipeline.hgetall(key(name, f"night:{ms}"))
+            nights = map(decoded, pipeline.execute())
+        return [
+            (int(ms) / 1000, {repo: (how.partition(" ")[0], how.partition(" ")[2]) for repo, how in night.items()})
+            for ms, night in zip(began, nights, strict=True)
+        ]
+
     def now(self, name: str) -> Now:
         """How far its run is, without its models; raises CatalogNotFound."""
         return self._change(name, lambda pipe, now: now, must_exist=True)
@@ -236,8 +254,9 @@ class Catalogs:
         def step(pipe: Pipeline, now: Now) -> None:
             if now.busy:
                 raise CatalogState(name=name, state=now.shown, why="only one whose jobs have all ended can be removed")
+            nights = [f"night:{ms}" for ms in texts(pipe.lrange(key(name, "nights"), 0, -1))]
             pipe.multi()
-            pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record")))
+            pipe.delete(key(name), *(key(name, part) for part in (*RUN_PARTS, "record", "nights", *nights)))
             pipe.srem(ALL, name)
             pipe.hdel(SUCCESS, name)
             pipe.hdel(TROUBLE, name)
@@ -308,6 +327,8 @@ def start(pipe: Pipeline, definition: Definition, now: Now, schedule: str = "") 
     }
     pipe.hset(key(name), mapping=begun | {"failures": 0, "bytes": 0})
     pipe.sadd(ALL, name)
+    pipe.lpush(key(name, "nights"), now.at)
+    pipe.ltrim(key(name, "nights"), 0, NIGHTS - 1)
     enter(pipe, name, now, "expanding")
 
 
@@ -321,6 +342,13 @@ def enter(pipe: Pipeline, name: str, now: Now, state: State, note: str = "") -> 
             pipe, "catalog", now.at, name=name, state=state, schedule=now.schedule, note=note,
             entries=str(now.entries), counts=json.dumps(now.counts),
         )  # fmt: skip
+
+
+def remember_night(pipe: Pipeline, name: str, now: Now, repo: str, ended: Ended) -> None:
+    """Beside what is kept of the run itself, which the next one takes the place of."""
+    night = key(name, f"night:{now.started}")
+    pipe.hset(night, repo, " ".join([ended.outcome, *([ended.error["code"]] if ended.error else [])]))
+    pipe.expire(night, KEEP_NIGHT)
 
 
 def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:

@@ -1,6 +1,7 @@
 """What became of things since the broker began, for metrics: ``reshard:totals``, a hash of counters.
 
-Beside it ``reshard:process:<name>:moved``, the bytes of one worker, until it has moved none for KEEP_MOVED.
+Beside it ``reshard:totals:<hour>``, the same but times for the hours of the last day, and
+``reshard:process:<name>:moved``, the bytes of one worker, until it has moved none for KEEP_MOVED.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
+import redis
+
 from reshard.worker import tracing
 from reshard.worker.logs import job_ended
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.queue.scripts import PREFIX, Pipeline
+from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded
 
 TOTALS = f"{PREFIX}totals"
 MOVED = ("read", "uploaded", "deduplicated")
+HOUR = 3_600_000  # ms
+HOURS = 24  # that are shown
+KEEP_HOUR = (HOURS + 2) * 3600  # seconds; the first and the last of them are parts of hours
 KEEP_MOVED = 86_400  # seconds; longer than a copy may pause, and not for ever: workers come and go
 
 BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)  # seconds: a tiny step to a night
@@ -61,6 +67,21 @@ def moved_key(worker: str) -> str:
     return f"{PREFIX}process:{worker}:moved"
 
 
+def hour_key(hour: int) -> str:
+    """Of the ``hour``-th since the epoch."""
+    return f"{TOTALS}:{hour}"
+
+
+def by_hour(client: redis.Redis, now: int) -> list[tuple[float, dict[str, int]]]:
+    """When each of the last HOURS began, in seconds since the epoch, with its counters; ``now`` in ms."""
+    hours = range(now // HOUR - HOURS + 1, now // HOUR + 1)
+    with client.pipeline(transaction=False) as pipeline:
+        for hour in hours:
+            pipeline.hgetall(hour_key(hour))
+        found = map(decoded, pipeline.execute())
+    return [(hour * 3600.0, {name: int(n) for name, n in one.items()}) for hour, one in zip(hours, found, strict=True)]
+
+
 class Counters:
     """Adds up events, and logs and traces each end of a job: before it is acknowledged, so that none is left out by
     who dies.
@@ -83,6 +104,11 @@ class Counters:
             pipe.multi()
             for name, number in counted(left).items():
                 pipe.hincrby(TOTALS, name, number)
+            for hour in {event.at // HOUR for event in left}:
+                for name, number in counted([event for event in left if event.at // HOUR == hour]).items():
+                    if not name.startswith("times:"):
+                        pipe.hincrby(hour_key(hour), name, number)
+                pipe.expire(hour_key(hour), KEEP_HOUR)
             for event in left:
                 if event.kind == "moved" and (worker := event.fields.get("worker")):
                     for what in MOVED:

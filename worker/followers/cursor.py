@@ -17,7 +17,7 @@ from typing import cast
 
 from reshard.pipeline.errors import BadPlace, CatalogNotFound, JobNotFound, ReshardError, TargetBusy, WrongState
 from reshard.worker.followers import records
-from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key
+from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key, remember_night
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
@@ -124,6 +124,7 @@ class Cursor(Catalogs):
                 else:
                     pipe.hset(key(name, "ended"), str(number), json.dumps(asdict(ended)))
                     count(pipe, name, ended, 1)
+                    remember_night(pipe, name, now, entry.repo, ended)
                     now.counts.update(records.tally(ended))
             pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
             if first + FILL >= len(found):
@@ -230,6 +231,7 @@ class Cursor(Catalogs):
         def step(pipe: Pipeline, now: Now) -> None:
             was_active = pipe.hexists(key(name, "active"), number)
             waited = pipe.zscore(key(name, "todo"), number) is not None
+            entry = pipe.hget(key(name, "entries"), number)
             pipe.multi()
             if now.run != run or now.state is None or not (was_active or waited):
                 return
@@ -241,6 +243,8 @@ class Cursor(Catalogs):
             pipe.zrem(key(name, "todo"), number)
             pipe.hset(key(name, "ended"), number, json.dumps(asdict(ended)))
             count(pipe, name, ended, 1)
+            if entry is not None:
+                remember_night(pipe, name, now, json.loads(entry)["repo"], ended)
             pipe.hset(key(name), mapping={"failures": failures, "bytes": read} | ({"note": note} if note else {}))
             if kept[0]:
                 pipe.hset(key(name, "record"), *kept)

@@ -25,14 +25,13 @@ from reshard.worker.followers import catalogs, notices, schedules
 from reshard.worker.followers.counters import BUCKETS, MOVED, TOTALS, moved_key
 from reshard.worker.followers.notices import HOOKS
 from reshard.worker.queue.jobs import Process
-from reshard.worker.queue.scripts import PREFIX, job_key, known_fields, texts
+from reshard.worker.queue.lanes import lanes
+from reshard.worker.queue.scripts import PREFIX, known_fields, texts
 from reshard.worker.queue.states import JobState
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import PRESUMED_DEAD
 
 log = logging.getLogger(__name__)
-
-SEEN = 100  # jobs of a queue whose units are counted; a scrape costs no more with more of them
 
 
 class Metrics(Collector):
@@ -93,24 +92,9 @@ class Metrics(Collector):
         yield _counters("notices", "Notices by what became of them; failed counts tries.", "hook result", rows)
 
     def _waiting(self) -> Iterator[Metric]:
-        """What a scaler needs; of more than SEEN jobs in a queue, one unit each."""
-        seconds, micros = self._redis.time()
-        now = seconds * 1000 + micros // 1000
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for queue in QUEUES:
-                for line, last in ((f"{queue}:waked", "+inf"), (f"{queue}:due", now)):
-                    pipeline.zcount(line, "-inf", last)
-                    pipeline.zrangebyscore(line, "-inf", last, 0, SEEN, withscores=True)
-            answers = pipeline.execute()
-        units, oldest = [], []
-        for number, queue in enumerate(QUEUES):
-            waked, first, due, then = answers[4 * number : 4 * number + 4]
-            name, seen = queue.removeprefix(PREFIX), [*first, *then]
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for job, _ in seen:
-                    pipeline.zcount(job_key(job.decode(), "todo"), "-inf", now)
-                units.append((name, waked + due - len(seen) + sum(pipeline.execute())))
-            oldest.append((name, max([0.0, *(now - since for _, since in seen)]) / 1000))
+        """What a scaler needs."""
+        found = lanes(self._redis).items()
+        units, oldest = ([(queue, lane[part]) for queue, lane in found] for part in (0, 1))
         yield _gauges("claimable_units", "Units that a worker could claim now.", "queue", units)
         yield _gauges("oldest_wait_seconds", "How long the oldest of them waits for a worker.", "queue", oldest)
 

@@ -21,3 +21,10 @@ redis.call('PEXPIRE', window, 2 * length)
 local windows = PREFIX .. 'pace:windows'
 redis.call('ZREMRANGEBYSCORE', windows, '-inf', t)
 redis.call('ZADD', windows, t + 2 * length, ARGV[7] .. ' ' .. ARGV[2] .. ' ' .. window)
+-- The least of a window's calls that were left in this hour, in percent: `reshard web` shows a day of them.
+local least = PREFIX .. 'pace:least:' .. math.floor(t / 3600000)
+local field, percent = ARGV[7] .. ' ' .. ARGV[2], math.floor(100 * left / math.max(1, tonumber(ARGV[5])))
+if percent < tonumber(redis.call('HGET', least, field) or 101) then
+  redis.call('HSET', least, field, percent)
+  redis.call('EXPIRE', least, 26 * 3600)
+end

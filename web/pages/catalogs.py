@@ -1,0 +1,153 @@
+"""Catalogs with their nights and failures, and schedules with their times and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from reshard.client.facts import outcome_text, schedule_facts
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import BadBody, ReshardError
+from reshard.pipeline.validation import first_problem
+from reshard.web import catalogs_api
+from reshard.web.documents import status_of
+from reshard.web.endpoint import Call
+from reshard.web.pages.site import Answer, Page, page
+from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
+from reshard.worker.followers.schedules import Run, ScheduleStatus
+
+TIMES = 5  # of a schedule that come next
+RESULTS = 14  # of a schedule that are shown
+GRID_MAX = 1000  # models of a grid; those that failed come first
+
+
+@page("GET", "/catalogs")
+def catalogs(call: Call) -> Answer:
+    return _catalogs(call.queue)
+
+
+def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -> Page:
+    seen = [queue.catalogs.get(name) for name in queue.catalogs.names()]
+    shown = {"catalogs": seen, "text": text, "error": error.to_dict() if error else None}
+    return Page("catalogs.html", shown, status_of(error) if error else 200)
+
+
+@page("POST", "/catalogs")
+def submit(call: Call) -> Answer:
+    given = call.body.given("text", "at_once", "max_failures", "max_bytes")
+    try:
+        try:
+            body = catalogs_api.Submission.model_validate(given)
+        except ValidationError as error:
+            first = first_problem(error)
+            raise BadBody(where=first.where or "the form", why=first.why) from error
+        return f"/catalogs/{catalogs_api.submit(call._replace(body=body))['name']}"
+    except ReshardError as error:
+        return _catalogs(call.queue, call.body.one("text"), error)
+
+
+@page("GET", "/catalogs/{name}")
+def catalog(call: Call) -> Answer:
+    seen = call.queue.catalogs.get(call.path["name"])
+    nights = call.queue.catalogs.nights(call.path["name"])
+    shown = {"seen": seen, "nights": nights, "grid": _grid(seen, nights), "may": _may(seen)}
+    return Page("catalog.html", shown)
+
+
+def _grid(seen: CatalogStatus, nights: list[tuple[float, Any]]) -> dict[str, Any]:
+    """A row for each model: what became of it in each night, the oldest first; those with trouble lately come first."""
+    models = {repo for _, night in nights for repo in night} | {repo for repo, _ in seen.ended} | seen.active.keys()
+    kept = [*reversed(nights)]
+    rows = [(repo, [night.get(repo, ("", "")) for _, night in kept]) for repo in sorted(models)]
+    rows.sort(key=lambda row: row[1][-1][0] not in {"failed", "cancelled"} if row[1] else True)
+    return {"began": [began for began, _ in kept], "rows": rows[:GRID_MAX], "more": max(0, len(rows) - GRID_MAX)}
+
+
+def _may(seen: CatalogStatus) -> set[str]:
+    ways = {
+        "pause": seen.state in {"expanding", "running"},
+        "resume": seen.state in {"paused", "stopped"},
+        "cancel": seen.state in {*UNDER_WAY, "stopped"},
+        "retry": seen.state != "expanding" and any(not ended.in_file for _, ended in seen.ended if ended.error),
+        "remove": seen.state not in UNDER_WAY and not seen.active,
+    }
+    return {way for way, sense in ways.items() if sense}
+
+
+@page("POST", "/catalogs/{name}/pause")
+def pause(call: Call) -> Answer:
+    return f"/catalogs/{catalogs_api.pause(call)['name']}"
+
+
+@page("POST", "/catalogs/{name}/resume")
+def resume(call: Call) -> Answer:
+    return f"/catalogs/{catalogs_api.resume(call)['name']}"
+
+
+@page("POST", "/catalogs/{name}/cancel")
+def cancel(call: Call) -> Answer:
+    return f"/catalogs/{catalogs_api.cancel(call)['name']}"
+
+
+@page("POST", "/catalogs/{name}/retry")
+def retry(call: Call) -> Answer:
+    only = catalogs_api.Only(only=call.body.one("only") or None)
+    return f"/catalogs/{catalogs_api.retry(call._replace(body=only))['name']}"
+
+
+@page("POST", "/catalogs/{name}/remove")
+def remove(call: Call) -> Answer:
+    catalogs_api.remove(call)
+    return "/catalogs"
+
+
+@page("GET", "/schedules")
+def schedules(call: Call) -> Answer:
+    return Page("schedules.html", {"schedules": [_schedule(call.queue, seen) for seen in call.queue.schedules.all()]})
+
+
+def _schedule(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
+    times = [] if seen.next is None else [seen.next]
+    while 0 < len(times) < TIMES:
+        times.append(seen.schedule.next_after(times[-1]))
+    runs = [*reversed(seen.runs[:RESULTS])]
+    states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
+    return {
+        "seen": seen,
+        "kept": seen.schedule,
+        "last": schedule_facts(queue, seen)["last"],
+        "times": times,
+        "runs": [_result(run, states) for run in runs],
+    }
+
+
+def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
+    """One time that has passed: how what it fired ended, or why it fired nothing."""
+    there = run.job in states
+    how = states.get(run.job or "", "fired") if run.outcome == "fired" else run.outcome
+    return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
+
+
+@page("POST", "/schedules/{name}/run")
+def run_now(call: Call) -> Answer:
+    catalogs_api.run(call)
+    return "/schedules"
+
+
+@page("POST", "/schedules/{name}/pause")
+def pause_schedule(call: Call) -> Answer:
+    catalogs_api.pause_schedule(call)
+    return "/schedules"
+
+
+@page("POST", "/schedules/{name}/resume")
+def resume_schedule(call: Call) -> Answer:
+    catalogs_api.resume_schedule(call)
+    return "/schedules"
+
+
+@page("POST", "/schedules/{name}/remove")
+def remove_schedule(call: Call) -> Answer:
+    catalogs_api.remove_schedule(call)
+    return "/schedules"

@@ -1,0 +1,128 @@
+"""What runs now, what waits, and how the last day went."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from reshard.client.facts import fleet_facts, service_facts
+from reshard.client.queue import Queue
+from reshard.web import api
+from reshard.web.endpoint import Call
+from reshard.web.pages.charts import Chart, bars
+from reshard.web.pages.render import clock, human_bytes
+from reshard.web.pages.site import Answer, Page, page
+from reshard.worker.fleet.rate_limit import budgets, least_left
+from reshard.worker.followers.counters import HOUR, by_hour
+from reshard.worker.queue.jobs import Claim, Job
+from reshard.worker.queue.lanes import lanes
+from reshard.worker.queue.scripts import server_ms
+from reshard.worker.queue.states import ENDED, JobState
+
+AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is told of as many
+
+
+@page("GET", "/")
+def overview(call: Call) -> Answer:
+    """What an operator looks at first."""
+    queue = call.queue
+    now = server_ms(queue.jobs.redis)
+    jobs = [job for job in queue.jobs.recent([s for s in JobState if s not in ENDED], AT_WORK_MAX) if job.claims]
+    fleet = fleet_facts(queue.fleet.seen(), queue.jobs.processes(), {})
+    hours = by_hour(queue.jobs.redis, now)
+    failures: Counter[str] = Counter()
+    for _, counted in hours:
+        failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
+    shown = {
+        "fleet": fleet,
+        "service": service_facts(queue),
+        "at_work": _at_work(queue, jobs),
+        "jobs": queue.jobs.counts(),
+        "lanes": lanes(queue.jobs.redis),
+        "charts": [*_charts(hours), *_budgets(queue, now)],
+        "failures": failures.most_common(),
+        "recent": queue.jobs.recent(ENDED, 8),
+    }
+    return Page("overview.html", shown)
+
+
+@page("POST", "/fleet/pause")
+def pause(call: Call) -> Answer:
+    api.pause(call._replace(body=api.Why(reason=call.body.one("reason") or None)))
+    return "/"
+
+
+@page("POST", "/fleet/resume")
+def resume(call: Call) -> Answer:
+    api.resume(call)
+    return "/"
+
+
+@page("POST", "/fleet/workers/{worker}/drain")
+def drain(call: Call) -> Answer:
+    api.drain(call)
+    return "/"
+
+
+@page("POST", "/fleet/workers/{worker}/undrain")
+def undrain(call: Call) -> Answer:
+    api.undrain(call)
+    return "/"
+
+
+def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
+    """By worker: the units that it has, and how fast each was copied since it was taken up."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        events = queue.jobs.events(job.id)
+        for claim in job.claims:
+            one = {"job": job, "claim": claim, "rate": _rate(claim, [fields for _, fields in events])}
+            found.setdefault(claim.worker.rpartition(".")[0], []).append(one)
+    return found
+
+
+def _rate(claim: Claim, events: list[Mapping[str, str]]) -> float | None:
+    """Bytes a second since the claim, of a unit that copies."""
+    if not claim.unit.startswith("group:"):
+        return None
+    sealed = (event for event in events if event["kind"] == "sealed" and event["unit"] == claim.unit)
+    done = sum(int(event["bytes"]) for event in sealed if int(event["at"]) >= claim.since * 1000)
+    return (done + claim.bytes) / max(1.0, time.time() - claim.since)
+
+
+def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
+    """What was read in each hour, and how jobs ended."""
+    read = [(_hour(began), [("read", size, human_bytes(size))]) for began, of in hours for size in [of.get("read", 0)]]
+    ended = [
+        (_hour(began), [(state, n, f"{n} {state}") for state in sorted(ENDED) if (n := of.get(f"ended:{state}", 0))])
+        for began, of in hours
+    ]
+    size = sum(of.get("read", 0) for _, of in hours)
+    number = sum(n for _, of in hours for name, n in of.items() if name.startswith("ended:"))
+    return [
+        bars("Read", f"{human_bytes(size)} of weights in 24 h", read),
+        bars("Ended", f"{number:,} {'job' if number == 1 else 'jobs'} in 24 h", ended),
+    ]
+
+
+def _budgets(queue: Queue, now: int) -> list[Chart]:
+    """For each Hub and kind of call: the least that was left of a window's calls in each hour."""
+    last = now // HOUR
+    hours = range(last - 23, last + 1)
+    left = {f"{endpoint} {kind}": figures for (endpoint, kind), figures in budgets(queue.jobs.redis).items()}
+    charts = []
+    for (endpoint, kind), least in least_left(queue.jobs.redis, hours).items():
+        rows = [
+            (_hour(hour * 3600), [("left" if p >= 20 else "scarce", p, f"{p} % left")] if p is not None else [])
+            for hour, p in zip(hours, least, strict=True)
+        ]
+        now_left = left.get(f"{endpoint} {kind}")
+        about = f"{now_left[0]:,} of {now_left[1]:,} left now" if now_left else "least left of a window's calls"
+        charts.append(bars(f"{kind} calls of {endpoint.partition('://')[2] or endpoint}", about, rows, most=100))
+    return charts
+
+
+def _hour(moment: float) -> str:
+    return clock(moment, "%H:00 UTC")

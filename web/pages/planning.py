@@ -1,0 +1,126 @@
+"""Ask what would come out, and submit it. The form's fields are those of ``Options``, as for every command."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import ValidationError
+
+from reshard.client.plan import look
+from reshard.pipeline.errors import BadBody, ReshardError
+from reshard.pipeline.places import NOWHERE, parse_place
+from reshard.pipeline.request import Options
+from reshard.pipeline.validation import first_problem
+from reshard.web import api
+from reshard.web.documents import status_of
+from reshard.web.endpoint import Call
+from reshard.web.pages.picture import drawing, picture
+from reshard.web.pages.site import Answer, Fields, Page, page
+
+PLAIN = ("source", "target", "priority")
+FILES_SHOWN = 200
+
+
+class Input(NamedTuple):
+    """A field of the form; ``choices`` of a select, none of a text."""
+
+    name: str
+    kind: Literal["select", "checkbox", "text"]
+    choices: tuple[str, ...]
+    default: str  # of a checkbox "on" or nothing
+    about: str
+
+
+def inputs() -> list[Input]:
+    """One for each option but the size, which the form asks for first."""
+    found = []
+    for name, field in Options.model_fields.items():
+        kinds = get_args(field.annotation) if get_origin(field.annotation) in {Union, UnionType} else [field.annotation]
+        kind = next(one for one in kinds if one is not NoneType)
+        about = field.description or ""
+        if name == "size":
+            continue
+        if get_origin(kind) is Literal:
+            found.append(Input(name, "select", get_args(kind), str(field.default), about))
+        elif kind is bool:
+            found.append(Input(name, "checkbox", (), "on" if field.default else "", about))
+        else:
+            found.append(Input(name, "text", (), "", about))
+    return found
+
+
+@page("GET", "/plan")
+def form(call: Call) -> Answer:
+    """The empty form, or one that is filled in from the address."""
+    defaults = {one.name: one.default for one in inputs()} | {"size": "5GB", "priority": "interactive"}
+    return _page(defaults | call.query.given(*PLAIN, "size", *Options.model_fields))
+
+
+@page("POST", "/plan")
+def preview(call: Call) -> Answer:
+    """What would come out; nothing is changed."""
+    try:
+        asked = _asked(call.body)
+        request = asked.request(call.caller.name)
+        api.allow(request, call.settings, has_target=request.target != NOWHERE)
+        looked = look(request, api.context_of(call.settings))
+    except ReshardError as error:
+        return _page(_typed(call.body), error)
+    return _page(_typed(call.body), None, looked.facts, drawing(picture(looked.plan)))
+
+
+@page("POST", "/jobs")
+def submit(call: Call) -> Answer:
+    """Queue it, or find the job that already carries it out."""
+    try:
+        asked = _asked(call.body)
+        if asked.target == NOWHERE:
+            raise BadBody(where="target", why="where it goes is missing")
+        made = api.submit(call._replace(body=asked))
+    except ReshardError as error:
+        return _page(_typed(call.body), error)
+    return f"/jobs/{made['id']}"
+
+
+def _asked(body: Fields) -> api.Drafted:
+    """Raises BadBody and BadPlace."""
+    options: dict[str, Any] = body.given("size")
+    for one in inputs():
+        value = body.one(one.name)
+        if one.kind == "checkbox":
+            options[one.name] = one.name in body
+        elif one.name in {"include", "exclude"}:
+            options[one.name] = tuple(value.split())
+        elif one.name == "config_from" and value:
+            options[one.name] = parse_place(value)
+        elif value:
+            options[one.name] = value
+    given = body.given(*PLAIN)
+    if "source" not in given:
+        raise BadBody(where="source", why="what is to be resharded is missing")
+    try:
+        return api.Drafted.model_validate(given | {"options": options})
+    except ValidationError as error:
+        first = first_problem(error)
+        raise BadBody(where=first.where or "the form", why=first.why) from error
+
+
+def _typed(body: Fields) -> dict[str, str]:
+    """What the form shows again; a box without its tick sends nothing."""
+    boxes = {one.name: "on" if one.name in body else "" for one in inputs() if one.kind == "checkbox"}
+    return {name: body.one(name) for name in body} | boxes
+
+
+def _page(typed: dict[str, str], error: ReshardError | None = None, facts: Any = None, drawn: Any = None) -> Page:
+    changed = any(typed.get(one.name, "") != one.default for one in inputs())
+    shown = {
+        "typed": dict.fromkeys([*PLAIN, "size", *Options.model_fields], "") | typed,
+        "inputs": inputs(),
+        "changed": changed,
+        "error": error.to_dict() if error else None,
+        "facts": facts,
+        "drawing": drawn,
+        "most": FILES_SHOWN,
+    }
+    return Page("plan.html", shown, status_of(error) if error else 200)

@@ -1,0 +1,170 @@
+"""What a page is: a function of what an endpoint gets, a template, and how forms, errors and the sign-in fit in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import parse_qs, quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from reshard.client.queue import Queue
+from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
+from reshard.web.auth import COOKIE, Caller, Scope, Tokens, same_site
+from reshard.web.documents import status_of
+from reshard.web.endpoint import Call
+from reshard.web.pages.render import render
+from reshard.worker.queue.jobs import broker_errors
+from reshard.worker.settings import Settings
+
+STATIC = Path(__file__).with_name("static")
+# Where a sign-in may lead: a path of ours, and not `//host`, which names another site.
+_OURS = re.compile(r"/(?![/\\])[\x21-\x7e]*")
+
+
+class Site(Protocol):
+    """What pages need of the service."""
+
+    queue: Queue
+    settings: Settings
+    tokens: Tokens
+
+    def caller(self, request: Request, scope: Scope) -> Caller: ...
+
+
+class Fields(dict[str, list[str]]):
+    """What a form or an address says; blanks around it do not count."""
+
+    def one(self, name: str, default: str = "") -> str:
+        return self.get(name, [default])[-1].strip()
+
+    def given(self, *names: str) -> dict[str, str]:
+        """Those of ``names`` that are filled in."""
+        return {name: self.one(name) for name in names if self.one(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A template with what it shows."""
+
+    template: str
+    shown: Mapping[str, Any]
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A file to be kept."""
+
+    content: str
+    name: str
+
+
+Answer = Page | Text | str  # a str is where to go next
+_PAGES: list[tuple[Literal["GET", "POST"], str, Callable[[Call], Answer]]] = []
+
+
+def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call], Answer]], Callable[[Call], Answer]]:
+    """Adds a page, which takes ``read``, or what a form does, which takes ``act``."""
+
+    def add(run: Callable[[Call], Answer]) -> Callable[[Call], Answer]:
+        _PAGES.append((method, path, run))
+        return run
+
+    return add
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    """All pages, the sign-in and the static files."""
+    return [
+        *(Route(path, partial(_answer, site, run), methods=[method]) for method, path, run in _PAGES),
+        Route("/sign-in", partial(_sign_in, site), methods=["GET", "POST"]),
+        Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+
+
+def failed(request: Request, error: ReshardError, status: int | None = None) -> Response:
+    """The page of an error; who is not known is sent to the sign-in."""
+    if isinstance(error, SignInNeeded):
+        back = quote(_address(request)) if request.method == "GET" else ""
+        return RedirectResponse(f"/sign-in?next={back}" if back else "/sign-in", 303)
+    told = error.to_dict()
+    return HTMLResponse(render("error.html", {"error": told, "caller": None, "path": ""}), status or status_of(error))
+
+
+async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -> Response:
+    try:
+        scope = Scope.read if request.method in {"GET", "HEAD"} else Scope.act
+        caller = await run_in_threadpool(site.caller, request, scope)
+        body = Fields()
+        if scope == Scope.act:
+            body = _fields((await request.body()).decode("utf-8", "replace"))
+        query = _fields(request.url.query)
+        call = Call(site.queue, caller, request.path_params, query, body, site.settings)
+        return await run_in_threadpool(_run, run, call, request)
+    except ReshardError as error:
+        return failed(request, error)
+
+
+def _run(run: Callable[[Call], Answer], call: Call, request: Request) -> Response:
+    with broker_errors(call.queue.jobs.url):
+        answer = run(call)
+        if isinstance(answer, str):
+            return RedirectResponse(answer, 303)
+        if isinstance(answer, Text):
+            attached = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(answer.name)}"}
+            return Response(answer.content, media_type="text/markdown; charset=utf-8", headers=attached)
+        common = {
+            "caller": call.caller,
+            "acts": call.caller.may(Scope.act),
+            "cookie": COOKIE in request.cookies,
+            "path": request.url.path,
+            "waits": call.queue.waits(bulk=False),
+            "bulk_waits": call.queue.waits(bulk=True),
+        }
+    return HTMLResponse(render(answer.template, common | dict(answer.shown)), answer.status)
+
+
+def _fields(text: str) -> Fields:
+    return Fields(parse_qs(text, keep_blank_values=True))
+
+
+async def _sign_in(site: Site, request: Request) -> Response:
+    """The form, and what it sends: a token that is known becomes a cookie that scripts cannot read."""
+    asked = _fields(request.url.query).one("next", "/")
+    goes_to = asked if _OURS.fullmatch(asked) else "/"
+    wrong = False
+    if request.method == "POST":
+        if not same_site(request.headers):
+            return failed(request, CrossSite())
+        token = _fields((await request.body()).decode("utf-8", "replace")).one("token")
+        if await run_in_threadpool(site.tokens.find, token):
+            response = RedirectResponse(goes_to, 303)
+            secure = "https" in {request.url.scheme, request.headers.get("x-forwarded-proto")}
+            response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+            return response
+        wrong = True
+    shown = {"caller": None, "path": "", "next": goes_to, "wrong": wrong}
+    return HTMLResponse(render("sign_in.html", shown), 401 if wrong else 200)
+
+
+async def _sign_out(site: Site, request: Request) -> Response:
+    if not same_site(request.headers):
+        return failed(request, CrossSite())
+    response = RedirectResponse("/sign-in", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+def _address(request: Request) -> str:
+    """The path that was asked for, with its query."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")

@@ -1,0 +1,124 @@
+// Keeps a page up to date: parts marked data-live are fetched again when something happened, and how far jobs at work
+// are is written where data-job and data-told name them. Without this script the page can be read and used as well.
+"use strict";
+
+const PAUSE = 1000; // ms between two fetches of the page, however much happens
+const AGO = 15000; // ms between two looks at how long ago things were
+const sent = new Map(); // id of a part -> its markup as the server sent it last
+let waiting = null;
+let fetched = 0;
+
+const parts = () => document.querySelectorAll("[data-live]");
+parts().forEach((part) => sent.set(part.id, part.innerHTML));
+
+async function refresh() {
+  waiting = null;
+  if (document.hidden) return;
+  fetched = Date.now();
+  let answer;
+  try {
+    answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+  } catch {
+    return; // the stream says when the service is there again
+  }
+  if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const there = new Set([...page.querySelectorAll("[data-live]")].map((part) => part.id));
+  const here = new Set([...parts()].map((part) => part.id));
+  for (const id of there) if (!here.has(id)) place(page, id);
+  for (const id of here) if (!there.has(id)) document.getElementById(id).remove();
+  for (const id of there) if (here.has(id)) replace(document.getElementById(id), page.getElementById(id).innerHTML);
+}
+
+function place(page, id) {
+  const part = page.getElementById(id);
+  let before = part.previousElementSibling;
+  while (before && !document.getElementById(before.id)) before = before.previousElementSibling;
+  if (before) document.getElementById(before.id).after(document.importNode(part, true));
+  sent.set(id, part.innerHTML);
+}
+
+function replace(part, markup) {
+  if (sent.get(part.id) === markup) return;
+  const typing = part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
+  if (typing) return; // it comes with the next one
+  sent.set(part.id, markup);
+  const focus = part.contains(document.activeElement) ? pathTo(part, document.activeElement) : null;
+  const open = new Map([...part.querySelectorAll("details[id]")].map((one) => [one.id, one.open]));
+  const scrolled = [...part.querySelectorAll(".scroll")].map((one) => [one.scrollLeft, one.scrollTop]);
+  part.innerHTML = markup;
+  part.querySelectorAll("details[id]").forEach((one) => open.has(one.id) && (one.open = open.get(one.id)));
+  part.querySelectorAll(".scroll").forEach((one, i) => scrolled[i] && one.scrollTo(...scrolled[i]));
+  if (focus) focus.reduce((at, i) => at && at.children[i], part)?.focus({ preventScroll: true });
+}
+
+function pathTo(part, element) {
+  const path = [];
+  for (let at = element; at !== part; at = at.parentElement) path.unshift([...at.parentElement.children].indexOf(at));
+  return path;
+}
+
+function soon() {
+  waiting ??= setTimeout(refresh, Math.max(100, fetched + PAUSE - Date.now()));
+}
+
+// Figures as the server writes them: decimal units.
+function bytes(size) {
+  if (size < 1000) return `${size} B`;
+  for (const unit of ["kB", "MB", "GB", "TB"]) {
+    size /= 1000;
+    if (Math.round(size * 10) < 10000) return `${size.toFixed(1)} ${unit}`;
+  }
+  return `${(size / 1000).toFixed(1)} PB`;
+}
+
+const before = new Map(); // job -> [when, bytes done], for its rate
+function progress({ id, bytes: all, bytes_done: done }) {
+  const now = Date.now();
+  const [then, had] = before.get(id) ?? [now, done];
+  if (now - then > 900 || !before.has(id)) before.set(id, [now, done]);
+  const rate = now > then && done > had ? `, ${bytes(Math.round(((done - had) * 1000) / (now - then)))}/s` : "";
+  document.querySelectorAll(`progress[data-job="${CSS.escape(id)}"]`).forEach((bar) => {
+    bar.max = all || 1;
+    bar.value = done;
+  });
+  document.querySelectorAll(`[data-told="${CSS.escape(id)}"]`).forEach((told) => {
+    told.textContent = `${bytes(done)} of ${bytes(all)}${rate}`;
+  });
+}
+
+function tellTimes() {
+  document.querySelectorAll("time[datetime]").forEach((time) => {
+    const passed = Math.round((Date.now() - Date.parse(time.dateTime)) / 1000);
+    const distance = Math.abs(passed);
+    const units = [["d", 86400], ["h", 3600], ["min", 60]];
+    const [unit, length] = units.find(([, length]) => distance >= 2 * length) ?? ["s", 1];
+    const text = `${Math.floor(distance / length)} ${unit}`;
+    time.textContent = passed < 0 ? `in ${text}` : `${text} ago`;
+  });
+}
+
+const address = document.body.dataset.events;
+if (address) {
+  const live = document.getElementById("live");
+  const events = new EventSource(address);
+  events.addEventListener("open", () => {
+    if (live.textContent === "offline") soon();
+    live.textContent = "live";
+  });
+  events.addEventListener("error", () => (live.textContent = "offline"));
+  events.addEventListener("event", soon);
+  events.addEventListener("progress", (message) => progress(JSON.parse(message.data).progress));
+  document.addEventListener("visibilitychange", () => document.hidden || soon());
+  setInterval(soon, 10 * PAUSE); // what no event tells, as a worker that went away
+}
+setInterval(tellTimes, AGO);
+
+// A link from elsewhere comes without the cookie, which is of this site alone; asked from here it is there.
+if (location.pathname === "/sign-in") {
+  const next = new URLSearchParams(location.search).get("next");
+  if (next?.startsWith("/") && !/^\/[/\\]/.test(next)) {
+    fetch("/api/v1/service").then((answer) => answer.ok && location.replace(next), () => {});
+  }
+}
