@@ -146,7 +146,8 @@ def test_rooms_import_only_from_rooms_below(folder: str) -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Raises CycleError, which names the circle; imports inside functions and for types count."""
     # The package itself offers what is below it by name, and loads it when it is asked for.
-    tuple(TopologicalSorter({m: names for m, names in graph().items() if m != ("reshard", "pipeline")}).static_order())
+    modules = {m: names - {m} for m, names in graph().items() if m != ("reshard", "pipeline")}
+    tuple(TopologicalSorter(modules).static_order())
 
 
 @pytest.mark.parametrize("folder", ["pipeline", "worker", "client", "web", "cli"])
