@@ -31,11 +31,13 @@ class SectionedGroup(TyperGroup):
     """A group whose commands stand in sections."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        shown = [child for child in self.commands.values() if not child.hidden]
-        _write(
-            [(_section(child, "Commands"), (child.name, child.get_short_help_str(80))) for child in shown], formatter
-        )
+        _write(self.listed(), formatter)
         _write(_options(self, ctx), formatter)
+
+    def listed(self) -> list[tuple[str, tuple[str, str]]]:
+        """Each command's section, name and summary."""
+        shown = {name: child for name, child in self.commands.items() if not child.hidden}
+        return [(_section(child, "Commands"), (name, child.get_short_help_str(80))) for name, child in shown.items()]
 
 
 def _options(command: Any, ctx: Any) -> list[tuple[str, tuple[str, str]]]:

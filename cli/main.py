@@ -1,45 +1,100 @@
-"""The command `reshard`. Each command lives in the file named after its noun and imports what it needs when it runs."""
+"""The command `reshard`. Each command lives in the file named after its noun, which is loaded when it is typed."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from pkgutil import resolve_name
+from typing import Annotated, Any, NamedTuple
 
 from typer import Exit, Option, Typer, echo
+from typer.main import get_group
 
-from reshard.cli import catalog, doctor, fleet, jobs, plan, run, schedule, service, verify, web
 from reshard.cli.errors import guarded
 from reshard.cli.help import CATALOGS, JOBS, RESHARD, SERVICE, SectionedCommand, SectionedGroup
 from reshard.pipeline.text import escape_logs
 
+
+class Listed(NamedTuple):
+    """A command, or a group of them, as help lists it: that takes no time."""
+
+    section: str
+    home: str  # where it is found below `reshard.cli`
+    summary: str  # the first line of its own help
+
+
+COMMANDS = {
+    "plan": Listed(RESHARD, "plan:plan", "Show what a job would write and delete; change nothing."),
+    "run": Listed(RESHARD, "run:run", "Reshard SRC into DST now, without a broker."),
+    "verify": Listed(RESHARD, "verify:verify", "Check a checkpoint, optionally against its source."),
+    "doctor": Listed(RESHARD, "doctor:doctor", "Find problems of this installation or of a repository."),
+    "submit": Listed(JOBS, "jobs:submit", "Queue a job that reshards SRC into DST."),
+    "status": Listed(JOBS, "jobs:status", "Show one job, or without JOB the queue and its workers."),
+    "list": Listed(JOBS, "jobs:list_", "List jobs, newest first."),
+    "watch": Listed(JOBS, "jobs:watch", "Follow a job to its end and exit with its exit code."),
+    "cancel": Listed(JOBS, "jobs:cancel", "Stop a job before its commit."),
+    "retry": Listed(JOBS, "jobs:retry", "Continue a failed or cancelled job with what it had copied."),
+    "rollback": Listed(JOBS, "jobs:rollback", "Undo the commit of a job, or the last one to DST."),
+    "delete": Listed(JOBS, "jobs:delete", "Delete jobs that have ended."),
+    "catalog": Listed(CATALOGS, "catalog:catalog", "Reshard many models from one YAML file."),
+    "schedule": Listed(CATALOGS, "schedule:schedule", "Submit a request or a catalog by a cron expression."),
+    "up": Listed(SERVICE, "service:up", "Start a broker, a worker, control and the page on this machine."),
+    "down": Listed(SERVICE, "service:down", "Stop everything that `reshard up` started."),
+    "worker": Listed(SERVICE, "service:worker", "Run a worker in the foreground."),
+    "control": Listed(SERVICE, "service:control", "Run the scheduler: wake workers for jobs and schedules."),
+    "web": Listed(SERVICE, "web:web", "Serve the page and the API over HTTP."),
+    "token": Listed(SERVICE, "web:token", "Make a token for the page and the API, and show it once."),
+    "fleet": Listed(SERVICE, "fleet:fleet", "Pause all workers, drain one, or set shared limits."),
+}
+GROUPS = {"catalog", "schedule", "fleet"}
+
+
+class _Commands(Mapping[str, Any]):
+    """What Typer makes of each command, made when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        listed = COMMANDS[name]
+        found = resolve_name(f"reshard.cli.{listed.home}")
+        gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
+        alone = Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+        if name in GROUPS:
+            alone.add_typer(found, rich_help_panel=listed.section)
+        else:
+            alone.command(name, cls=SectionedCommand, rich_help_panel=listed.section)(found)
+        return get_group(alone).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Reshard(SectionedGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = _Commands()
+
+    def listed(self) -> list[tuple[str, tuple[str, str]]]:
+        return [(one.section, (name, one.summary)) for name, one in COMMANDS.items()]
+
+
 app = Typer(
     name="reshard",
-    cls=SectionedGroup,
+    cls=_Reshard,
     help="Change how a model's weights are cut into files, and nothing else.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    RESHARD: (plan.plan, run.run, verify.verify, doctor.doctor),
-    JOBS: (jobs.submit, jobs.status, jobs.list_, jobs.watch, jobs.cancel, jobs.retry, jobs.rollback, jobs.delete),
-    SERVICE: (service.up, service.down, service.worker, service.control, web.web, web.token),
-}
-GROUPS = {CATALOGS: (catalog.catalog, schedule.schedule), SERVICE: (fleet.fleet,)}
-for section, functions in COMMANDS.items():
-    for function in functions:
-        app.command(function.__name__.rstrip("_"), cls=SectionedCommand, rich_help_panel=section)(function)
-for section, groups in GROUPS.items():
-    for group in groups:
-        app.add_typer(group, rich_help_panel=section)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         echo(f"reshard {version('reshard')}")
         raise Exit
 
@@ -56,7 +111,6 @@ def reshard(
 def main() -> None:
     """Run what was typed, and exit."""
     escape_logs()
-    gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
     arguments = sys.argv[1:]
     name = _typed(arguments)
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))
@@ -64,6 +118,5 @@ def main() -> None:
 
 def _typed(arguments: Sequence[str]) -> str:
     """The command of a command line: `reshard run`, `reshard fleet drain`."""
-    groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
-    words = arguments[: 2 if arguments and arguments[0] in groups else 1]
+    words = arguments[: 2 if arguments and arguments[0] in GROUPS else 1]
     return " ".join(["reshard", *(word for word in words if not word.startswith("-"))])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from reshard.cli.main import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
 
@@ -187,3 +189,11 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     modules = loaded_by(*arguments)
     assert "reshard.cli.main" in modules
     assert not breaks(modules, HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("submit", "--help")])
+def test_only_the_command_that_is_typed_is_loaded(arguments: tuple[str, ...]) -> None:
+    homes = {f"reshard.cli.{listed.home.partition(':')[0]}" for listed in COMMANDS.values()}
+    loaded = loaded_by(*arguments)
+    assert loaded & homes == ({"reshard.cli.jobs"} if "submit" in arguments else set())
+    assert ("pydantic" in loaded) == ("submit" in arguments)  # which takes as long as all the rest
