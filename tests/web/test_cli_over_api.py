@@ -113,6 +113,11 @@ def test_both_set_the_api_is_asked_and_other_commands_ask_the_broker(
     assert api("doctor").out.splitlines()[-1].split() == ["ok", "api", site.url]
 
 
+def test_a_host_that_cannot_be_is_one_line(reshard: Run) -> None:
+    done = reshard("list", env={"RESHARD_API_URL": "http://ex..ample"})
+    assert done.err.startswith("error[queue.api_unavailable]: http://ex..ample does not answer: "), done.err
+
+
 @pytest.mark.parametrize("command", ASKED, ids=lambda words: " ".join(words[:2]))
 def test_a_service_that_is_not_there_is_one_line(reshard: Run, command: tuple[str, ...]) -> None:
     env = {"RESHARD_API_URL": "http://127.0.0.1:1", "RESHARD_API_TOKEN": "rsh_hush"}
