@@ -101,7 +101,7 @@ ROOMS = {
         {"pages"},
         {"catalogs_api", "hooks"},
         {"api", "openapi", "guard"},
-        {"endpoint", "documents", "streams"},
+        {"endpoint", "documents", "streams", "connections"},
         {"auth"},
         {"settings"},
     ],

@@ -58,7 +58,7 @@ class Listed(Body):
     state: list[JobState] = Field(default_factory=list)
     limit: int = Field(default=LISTED, ge=1, le=LISTED_MAX)
     after: str | None = Field(default=None, description="`next` of the page before")
-    since: float = Field(default=0.0, description="none from before this time")
+    since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
 
 
 class Since(Body):

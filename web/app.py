@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -81,7 +80,12 @@ def build(web: Web) -> Starlette:
         Route("/readyz", partial(_ready, web)),
         *pages.routes(web),
     ]
-    handlers: Mapping[Any, Any] = {ReshardError: _failed, HTTPException: _refused, Exception: _broken}
+    handlers: Mapping[Any, Any] = {
+        ReshardError: _failed,
+        HTTPException: _refused,
+        ClientDisconnect: _gone,
+        Exception: _broken,
+    }
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=web.own.hosts, address=web.own.address)],
@@ -93,13 +97,7 @@ def build(web: Web) -> Starlette:
 async def _answer(web: Web, endpoint: Endpoint, request: Request) -> Response:
     found = await run_in_threadpool(web.caller, request, endpoint.scope)
     query = _parsed(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
-    body = None
-    if endpoint.body:
-        try:
-            sent = json.loads(await request.body() or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise BadBody(where="the body", why="it is not JSON") from error
-        body = _parsed(endpoint.body, sent)
+    body = _parsed(endpoint.body, await request.body() or b"{}") if endpoint.body else None
     call = Call(web.queue, found, request.path_params, query, body, web.settings)
     return document(await run_in_threadpool(_run, endpoint, call))
 
@@ -118,9 +116,10 @@ def _asked(request: Request, model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _parsed(model: type[BaseModel], data: object) -> BaseModel:
+def _parsed(model: type[BaseModel], data: dict[str, Any] | bytes) -> BaseModel:
+    """``data`` is a body as it was sent, or what is in a query."""
     try:
-        return model.model_validate(data)
+        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
     except ValidationError as error:
         first = first_problem(error)
         raise BadBody(where=first.where or "the body", why=first.why) from error
@@ -168,6 +167,11 @@ async def _failed(request: Request, error: ReshardError) -> Response:
 async def _refused(request: Request, error: HTTPException) -> Response:
     none = NoSuchPage(method=request.method, path=request.url.path)
     return failed(none, error.status_code) if _of_api(request) else pages.failed(request, none, error.status_code)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody gets it: the connection ended before its request was whole."""
+    return Response(status_code=400)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

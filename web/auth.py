@@ -15,10 +15,13 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.pipeline.errors import BadSetting, UsageError
 from reshard.web.settings import WebSettings
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 TOKEN_BYTES = 32  # random ones of a token
 PREFIX = "rsh_"  # so that scanners for leaked secrets, and people, know one
@@ -104,18 +107,22 @@ def add_token(path: Path, name: str, scope: Scope) -> str:
 
 
 def caller(
-    headers: Mapping[str, str], cookies: Mapping[str, str], peer: str | None, tokens: Tokens, settings: WebSettings
+    headers: Headers, cookies: Mapping[str, str], peer: str | None, tokens: Tokens, settings: WebSettings
 ) -> Caller | None:
     """Who asks, by a bearer token, the trusted proxy's header or a browser's sign-in; None: nobody that is known.
 
-    ``headers`` are looked up whatever their case, as Starlette's are; ``peer`` is the address that connected.
+    ``peer`` is the address that connected. The proxy's header counts where it stands once: one of two may be the
+    client's own, which the proxy left in its place.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return tokens.find(token.strip())
-    if peer and (user := headers.get(settings.user_header)) and _trusted(peer, settings):
+    if peer and (users := headers.getlist(settings.user_header)) and _trusted(peer, settings):
+        user, *more = users
+        if more or not NAME.fullmatch(user):
+            return None
         acts = "*" in settings.actors or user in settings.actors
-        return Caller(user, Scope.act if acts else Scope.read, by_browser=True) if NAME.fullmatch(user) else None
+        return Caller(user, Scope.act if acts else Scope.read, by_browser=True)
     found = tokens.find(cookies[COOKIE]) if COOKIE in cookies else None
     return found and found._replace(by_browser=True)
 

@@ -15,14 +15,19 @@ from reshard.web.endpoint import Call, endpoint
 from reshard.worker.followers.records import AT_ONCE, Definition
 from reshard.worker.followers.schedules import Schedule
 
+AT_ONCE_MAX = 100_000  # jobs; the entries that a catalog may have
+COUNT_MAX = 2**53  # what JSON's readers and the broker count exactly
+
 
 class Submission(Body):
     """A catalog's file, with its limits."""
 
     text: str = Field(description="the YAML file")
-    at_once: int = Field(default=AT_ONCE, ge=1, description="how many of its jobs run at a time")
-    max_failures: int | None = Field(default=None, ge=0, description="stop after more failures than this")
-    max_bytes: int | None = Field(default=None, ge=0, description="stop after reading so many bytes of weights")
+    at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="how many of its jobs run at a time")
+    max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX, description="stop after more failures than this")
+    max_bytes: int | None = Field(
+        default=None, ge=0, le=COUNT_MAX, description="stop after reading so many bytes of weights"
+    )
 
     def definition(self, asked_by: str) -> Definition:
         """Raises BadCatalog."""

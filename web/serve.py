@@ -84,14 +84,15 @@ def serve(settings: Settings, own: WebSettings) -> None:
     import uvicorn
 
     from reshard.web.app import Web, build
+    from reshard.web.connections import Connection
 
     logs.configure(settings.log_format)
     with JobStore.at(broker_url(settings)) as store, listen(own) as listening:
         store.check_server()
         config = uvicorn.Config(
-            build(Web(Queue(store), settings, own)), log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=KEEP_ALIVE, limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=END, h11_max_incomplete_event_size=16_384,
+            build(Web(Queue(store), settings, own)), http=Connection, ws="none", proxy_headers=False,
+            log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE,
+            limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=END, h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
         log.info("web is on http://%s:%s", own.address, own.port)
         uvicorn.Server(config).run(sockets=[listening])

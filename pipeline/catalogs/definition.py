@@ -27,6 +27,8 @@ from reshard.pipeline.request import Options, Request, parse_size
 from reshard.pipeline.validation import first_problem
 
 VERSION: Literal[1] = 1
+NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
+NODES_MAX = 3_000_000  # values of a file, with what its aliases repeat; an entry has few more than twenty
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
@@ -166,6 +168,7 @@ HOMES: dict[type[Strict], str] = {  # of a key that two of them know, the last o
 def parse(text: str, file: str) -> Catalog:
     """The catalog that ``text`` is; raises BadCatalog with the line, the key and what to do."""
     try:
+        _refuse_bombs(text)
         loader = LOADER(text)
         root = loader.get_single_node()
         data = loader.construct_document(root) if isinstance(root, yaml.MappingNode) else None
@@ -246,6 +249,34 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- where it is wrong
+
+
+def _refuse_bombs(text: str) -> None:
+    """Raises MarkedYAMLError for what would take the stack or the memory of whoever loads it."""
+    sizes: dict[str | None, int] = {}  # of what has an anchor, with what its aliases repeat
+    opened: list[tuple[str | None, int]] = []
+    nodes = 0
+    event: Any  # its types have no anchors and marks that agree
+    for event in yaml.parse(text, Loader=LOADER):
+        why = ""
+        if isinstance(event, yaml.AliasEvent):
+            nodes += sizes.get(event.anchor, 0)
+            why = "" if event.anchor in sizes else f"*{event.anchor} stands for nothing before it, or for what it is in"
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes |= {anchor: nodes - before} if anchor else {}
+        elif isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, nodes - 1))
+            elif event.anchor:
+                sizes[event.anchor] = 1
+        if len(opened) > NESTING_MAX:
+            why = f"it is nested deeper than {NESTING_MAX} levels"
+        elif nodes > NODES_MAX:
+            why = f"it comes to more than {NODES_MAX:,} values"
+        if why:
+            raise yaml.MarkedYAMLError(problem=why, problem_mark=event.start_mark)
 
 
 def _refuse_doubles(node: yaml.Node, file: str) -> None:

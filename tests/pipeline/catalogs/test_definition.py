@@ -135,3 +135,34 @@ def test_any_text_is_a_catalog_or_one_clear_error(text: str) -> None:
     except BadCatalog as error:
         assert error.facts["line"] >= 1
         assert error.next_step
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("entries: " + "[" * 400_000, "nested deeper"),  # libyaml ends the process where nobody looks first
+        ("- " * 400_000, "nested deeper"),
+        ("{a: " * 100_000, "nested deeper"),
+        ("entries: &a [*a]\n", "stands for nothing"),
+        ("entries: [*a]\n", "stands for nothing"),
+        (
+            "x0: &x0 [a]\n"
+            + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 9))
+            + "entries: *x8",
+            "comes to more than",
+        ),
+        (
+            "x0: &x0 {a: 1}\n"
+            + "".join(f"x{n}: &x{n}\n  <<: [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 9)),
+            "comes to more than",
+        ),
+    ],
+)
+def test_a_file_that_would_take_the_stack_or_the_memory_is_refused(text: str, why: str) -> None:
+    with pytest.raises(BadCatalog, match=why):
+        parse(text, "c.yaml")
+
+
+def test_what_entries_share_may_have_an_anchor() -> None:
+    text = "name: a\ndefaults: &d {to: 'us/{name}', size: 1GB}\nentries: [{repo: a/b, <<: *d}, {<<: *d, repo: a/c}]\n"
+    assert [entry.size for entry in parse(text, "c.yaml").entries] == ["1GB", "1GB"]

@@ -1,0 +1,361 @@
+"""What strangers, other sites, other users and hostile clients try at the real process."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request
+from reshard.web import api, catalogs_api
+from reshard.web.auth import COOKIE
+from reshard.web.endpoint import ENDPOINTS, Endpoint
+from reshard.web.guard import BODY_MAX
+from reshard.worker.queue.jobs import JobStore, submission
+from reshard.worker.queue.scripts import PREFIX, job_key
+from tests.support.procs import Broker, Machine, free_port, wait_for
+from tests.web.conftest import Site, start
+
+assert api and catalogs_api, "their endpoints are in ENDPOINTS"
+
+ROOT = "/api/v1"
+BODY = {"source": "a/model", "target": "b/model"}
+
+
+def url_of(endpoint: Endpoint) -> str:
+    return ROOT + re.sub(r"{\w+}", "some", endpoint.path)
+
+
+def code_of(response: httpx2.Response) -> str:
+    """The error's code, of an answer that no browser takes for anything else than data."""
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    return str(response.json()["error"]["code"])
+
+
+def alive(site: Site) -> None:
+    assert site.process.alive(), site.process.said()[-3000:]
+    assert site.get(f"{ROOT}/service")["jobs"] is not None
+    assert "Traceback" not in site.process.said()
+
+
+# -------------------------------------------------------------------------------------------------------- who may
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: f"{one.method} {one.path}")
+def test_no_endpoint_answers_who_has_no_token_or_only_one_to_read(site: Site, endpoint: Endpoint) -> None:
+    known = site.tokens["act"]
+    for said in (None, "Bearer", "Bearer rsh_wrong", f"Bearer {known[:-1]}", f"Basic {known}", "Bearer " + "x" * 9000):
+        with site.client(None, headers={"Authorization": said} if said is not None else {}) as client:
+            refused = client.request(endpoint.method, url_of(endpoint))
+        assert (refused.status_code, code_of(refused)) == (401, "access.sign_in")
+        assert refused.headers["www-authenticate"] == "Bearer"
+    with site.client("read") as client:
+        answer = client.request(endpoint.method, url_of(endpoint))
+    if endpoint.method == "GET":
+        assert answer.status_code in {200, 404}
+    else:
+        assert (answer.status_code, code_of(answer)) == (403, "access.scope")
+
+
+@pytest.mark.parametrize("path", [f"{ROOT}/events", f"{ROOT}/jobs/some/events", f"{ROOT}/openapi.json"])
+def test_no_stream_and_no_document_is_for_who_has_no_token(site: Site, path: str) -> None:
+    with site.client(None) as client:
+        assert client.get(path).status_code == 401
+
+
+def test_a_token_ends_with_its_line(broker: Broker, store: JobStore, tmp_path: Path) -> None:
+    with Machine(tmp_path, broker.url) as machine:
+        port, tokens = free_port(), tmp_path / "tokens"
+        given = machine.run("token", "ada", "--quiet").stdout.strip()
+        (tmp_path / "data" / "web-tokens").rename(tokens)
+        site = Site(machine, start(machine, tokens, port), f"http://127.0.0.1:{port}", {"read": given})
+        alive(site)
+        tokens.write_text("")
+        with site.client("read") as client:
+            assert client.get(f"{ROOT}/service").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "", "[::2]", "a" * 9000]
+)
+def test_a_name_that_is_not_ours_is_refused_also_where_it_leads_here(site: Site, host: str) -> None:
+    with site.client("act", headers={"Host": host}) as client:
+        refused = client.get(f"{ROOT}/jobs")
+        assert refused.status_code == 400
+        assert host[:100] not in refused.text or code_of(refused) == "usage"
+        assert client.get("/healthz").text == client.get("/readyz").text == "ok\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "ours"),
+    [
+        ({}, False),
+        ({"Origin": "https://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://127.0.0.1"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "SELF"}, False),
+        ({"Origin": "SELF"}, True),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+    ],
+)
+def test_what_a_browser_sends_by_itself_counts_from_our_own_page_only(
+    site: Site, store: JobStore, sent: dict[str, str], ours: bool
+) -> None:
+    headers = {name: value.replace("SELF", site.url) for name, value in sent.items()}
+    with site.client(None, headers=headers | {"Cookie": f"{COOKIE}={site.tokens['act']}"}) as client:
+        assert client.get(f"{ROOT}/jobs").status_code == 200
+        answer = client.post(f"{ROOT}/jobs", json=BODY)
+    assert answer.status_code == 200 if ours else code_of(answer) == "access.cross_site"
+    assert len(store.recent()) == ours
+
+
+PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[dict[str, Site]]:
+    """Behind a proxy at this address, and behind one at another."""
+    with ExitStack() as stack:
+        sites = {}
+        for name, proxy in {"here": "10.0.0.0/8,127.0.0.1", "elsewhere": "10.0.0.0/8"}.items():
+            folder, port = tmp_path_factory.mktemp(name), free_port()
+            machine = stack.enter_context(Machine(folder, broker.url))
+            process = start(machine, folder / "tokens", port, RESHARD_WEB_PROXY=proxy, **PROXY)
+            sites[name] = Site(machine, process, f"http://127.0.0.1:{port}", {})
+        yield sites
+
+
+@pytest.mark.parametrize(
+    ("where", "users", "read", "act"),
+    [
+        ("here", ["ada"], 200, 200),
+        ("here", ["bob"], 200, 403),
+        ("here", ["ada", "bob"], 401, 401),  # one of the two may be what the client sent
+        ("here", ["ada, bob"], 401, 401),
+        ("here", ["<script>"], 401, 401),
+        ("here", [""], 401, 401),
+        ("here", [], 401, 401),
+        ("elsewhere", ["ada"], 401, 401),
+    ],
+)
+def test_whom_a_proxy_names_is_believed_of_the_proxy_alone(
+    behind: dict[str, Site], store: JobStore, where: str, users: list[str], read: int, act: int
+) -> None:
+    more = [("X-User", user) for user in users] + [("X-Forwarded-For", "10.0.0.1"), ("X-Forwarded-User", "ada")]
+    site = behind[where]
+    with httpx2.Client(base_url=site.url, headers=[*more, ("Sec-Fetch-Site", "same-origin")]) as client:
+        assert client.get(f"{ROOT}/jobs").status_code == read
+        assert client.post(f"{ROOT}/jobs", json=BODY).status_code == act
+    with httpx2.Client(base_url=site.url, headers=more) as client:  # a browser that another page misled
+        assert client.post(f"{ROOT}/jobs", json=BODY).status_code == (403 if read == 200 else 401)
+
+
+# ------------------------------------------------------------------------------------------------------ what is sent
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    for _ in range(size // 50_000 + 1):
+        yield b" " * 50_000
+
+
+@pytest.mark.parametrize("path", [f"{ROOT}/jobs", f"{ROOT}/catalogs", f"{ROOT}/plan"])
+def test_a_body_that_is_too_long_is_refused_however_it_comes(site: Site, path: str) -> None:
+    with site.client() as client:
+        assert code_of(client.post(path, content=b" " * (BODY_MAX + 1))) == "usage.too_large"
+        assert code_of(client.post(path, content=chunks(BODY_MAX))) == "usage.too_large"
+        assert code_of(client.post(path, content=b" " * BODY_MAX)) == "usage.body"
+    alive(site)
+
+
+HOSTILE = {
+    "deep lists": b"[" * 900_000,
+    "deep maps": b'{"a":' * 150_000,
+    "no text": b"\xff\xfe",
+    "half a character": b'{"source": "a/\\ud800", "target": "b/c", "options": {"branch": "\\ud800"}}',
+    "no number": b'{"source": "a/b", "target": "b/c", "options": {"size": NaN}}',
+    "a long number": b'{"source": "a/b", "target": "b/c", "options": {"size": ' + b"9" * 100_000 + b"}}",
+    "a list": b"[]",
+    "twice": b'{"source": "a/b", "source": 1, "target": "b/c"}',
+    "unknown names": b'{"source": "a/b", "target": "b/c", "asked_by": "root"}',
+    "a folder": b'{"source": "/etc", "target": "b/c"}',
+    "a way up": b'{"source": {"kind": "hub", "repo": "us/../them/model"}, "target": "b/c"}',
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("path", [f"{ROOT}/jobs", f"{ROOT}/plan"])
+def test_a_hostile_body_is_refused_in_words(site: Site, store: JobStore, path: str, body: bytes) -> None:
+    with site.client() as client:
+        refused = client.post(path, content=body)
+    assert refused.status_code in {400, 403}, refused.text
+    assert code_of(refused).partition(".")[0] in {"usage", "access"} and len(refused.text) < 2000
+    assert store.recent() == []
+    alive(site)
+
+
+BOMBS = {
+    "lists in lists": "name: a\nentries: " + "[" * 900_000,
+    "dashes": "- " * 400_000,
+    "itself": "name: a\nentries: &a [*a]\n",
+    "laughs": "x0: &x0 [a]\n"
+    + "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    + "name: a\nentries: *x11\n",
+    "code": "name: !!python/object/apply:os.system ['true']\n",
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_a_hostile_catalog_is_refused_in_words(site: Site, store: JobStore, text: str) -> None:
+    with site.client() as client:
+        assert code_of(client.post(f"{ROOT}/catalogs", json={"text": text})) == "usage.catalog"
+    alive(site)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0", "limit=501", "limit=" + "9" * 5000, "after=x", "after=" + "9" * 400 + "-a", "after=%D9%A3-a",
+        "since=nan", "since=inf", "since=1e308", "state=gone", "unknown=1", "limit=1&limit=x", "after=%00", "since=%ff",
+    ],
+)  # fmt: skip
+def test_a_hostile_query_is_refused_in_words(site: Site, query: str) -> None:
+    with site.client("read") as client:
+        refused = client.get(f"{ROOT}/jobs?{query}")
+    assert refused.status_code == 400 and code_of(refused) == "usage.body"
+    alive(site)
+
+
+PATHS = """
+/../../etc/passwd /%2e%2e/%2e%2e/etc/passwd //etc/passwd /api/v1/../../healthz/x /api/v1//jobs /docs /static/..%2fapp.py
+/api/v1/jobs/%00 /api/v1/jobs/%2e%2e /api/v1/jobs/a%2fb /api/v1/jobs/%ff%fe /api/v1/jobs/%0d%0aSet-Cookie:x=y
+/api/v1/jobs/<script>alert(1)</script> /api/v1/catalogs/<img%20src=x> /api/v1/catalogs/%00 /api/v1/schedules/..
+http://evil.example/api/v1/jobs/x /api/v1/jobs/LONG
+"""
+
+
+@pytest.mark.parametrize("path", PATHS.split())
+def test_no_path_leads_anywhere_else(site: Site, path: str) -> None:
+    """Over a socket, as clients tidy paths up."""
+    answer = said(site, f"GET {path.replace('LONG', 'a' * 8000)}", f"Authorization: Bearer {site.tokens['act']}")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert re.match(rb"HTTP/1.1 (404|400) ", head), answer[:500]
+    assert b"set-cookie" not in head.lower() and b"content-type: application/json" in head
+    kinds = {"usage.no_page", "job.not_found", "catalog.not_found", "schedule.not_found"}
+    assert json.loads(body)["error"]["code"] in kinds
+    alive(site)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "TRACE", "CONNECT", "DELETE", "GET /x HTTP/1.1\r\nX: "])
+def test_no_other_method_does_anything(site: Site, method: str) -> None:
+    answer = said(site, f"{method} /api/v1/jobs")
+    assert re.match(rb"HTTP/1.1 (400|404|405) ", answer), answer[:300]
+    alive(site)
+
+
+def said(site: Site, asked: str, *headers: str) -> bytes:
+    """The whole answer to a request without a body."""
+    with closing(dial(site)) as line:
+        head = [f"{asked} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *headers, "", ""]
+        line.sendall("\r\n".join(head).encode())
+        return b"".join(iter(lambda: line.recv(65536), b""))
+
+
+# -------------------------------------------------------------------------------------------------- how it is sent
+
+
+def dial(site: Site, receive: int | None = None) -> socket.socket:
+    line = socket.socket()
+    if receive is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    line.settimeout(60)
+    line.connect(("127.0.0.1", int(site.url.rpartition(":")[2])))
+    return line
+
+
+HALVES = [
+    b"",
+    b"GET /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer TOKEN\r\nContent-Length: 1000\r\n\r\n{",
+    b"POST /hooks/hub HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+]
+
+
+def test_who_says_half_a_request_keeps_nobody_waiting(site: Site) -> None:
+    with ExitStack() as stack:
+        for half in HALVES * 40:
+            line = stack.enter_context(closing(dial(site)))
+            line.sendall(half.replace(b"TOKEN", site.tokens["act"].encode()))
+        alive(site)
+
+
+@pytest.mark.slow
+def test_who_says_half_a_request_is_hung_up_on(site: Site) -> None:
+    with ExitStack() as stack:
+        lines = [stack.enter_context(closing(dial(site))) for _ in HALVES]
+        for line, half in zip(lines, HALVES, strict=True):
+            line.sendall(half.replace(b"TOKEN", site.tokens["act"].encode()))
+        for line in lines:
+            with suppress(ConnectionResetError):
+                while line.recv(65536):
+                    pass
+    alive(site)
+
+
+def test_a_header_without_end_is_refused(site: Site) -> None:
+    with closing(dial(site)) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 1_000_000)
+        with suppress(ConnectionResetError):
+            assert line.recv(65536).startswith(b"HTTP/1.1 400 ")
+    alive(site)
+
+
+@pytest.mark.slow
+def test_the_first_page_of_100_000_jobs_costs_little(site: Site, store: JobStore) -> None:
+    """Mean of the service's own processor time: at most 50 ms."""
+    fill(store, 100_000)
+    process, calls = psutil.Process(site.process.pid), 40
+    with site.client("read") as client:
+        client.get(f"{ROOT}/jobs")
+        before = process.cpu_times()
+        for _ in range(calls):
+            page: dict[str, Any] = client.get(f"{ROOT}/jobs").json()
+        after = process.cpu_times()
+    assert len(page["jobs"]) == 50 and page["next"]
+    mean = (after.user + after.system - before.user - before.system) / calls
+    assert mean <= 0.050, f"{mean * 1000:.1f} ms"
+
+
+def fill(store: JobStore, count: int) -> None:
+    """So many jobs that are done, as the steps leave them."""
+    request = Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))
+    published = json.dumps({"commit": "c" * 40, "ref": "main", "found": False, "source": "s" * 40, "attested": {}})
+    with store.redis.pipeline(transaction=False) as pipe:
+        for number in range(count):
+            id, key, target, priority, stored, by = submission(request)
+            at = 1_700_000_000_000 + number * 1000
+            fields = {
+                "id": id, "key": key, "target": target, "priority": priority, "request": stored, "asked_by": by,
+                "created": at, "started": at, "state": "done", "since": at, "published": published, "confirmed": "[]",
+                "bytes": 10**9, "bytes_sealed": 10**9, "shards": 5, "shards_sealed": 5,
+            }  # fmt: skip
+            pipe.hset(job_key(id), mapping=fields)
+            pipe.zadd(f"{PREFIX}jobs", {id: at})
+            pipe.zadd(f"{PREFIX}jobs:done", {id: at})
+            pipe.zadd(f"{PREFIX}ids", {id: 0})
+            if number % 5000 == 4999:
+                pipe.execute()
+        pipe.execute()
+    wait_for(lambda: store.redis.zcard(f"{PREFIX}jobs") == count, "the last of them")
