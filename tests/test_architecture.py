@@ -97,11 +97,11 @@ ROOMS = {
     ],
     "web": [
         {"serve"},
-        {"app"},
+        {"app", "connections"},
         {"pages"},
         {"catalogs_api", "hooks"},
         {"api", "openapi", "guard"},
-        {"endpoint", "documents", "streams", "connections"},
+        {"endpoint", "documents", "streams"},
         {"auth"},
         {"settings"},
     ],

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from reshard.web.streams import Streams
 
 LOOK = 5.0  # seconds between two looks at a connection
 ASKING = 6  # looks after which a request must have come whole; the longest body then comes at 40 kB/s
@@ -37,3 +41,13 @@ class Connection(H11Protocol):
             self.transport.abort()
         else:
             self._look = self.loop.call_later(LOOK, self._watch)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's waits for every answer before it tells the application that it is to end; a stream has no end."""
+
+    streams: Streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.streams.end()
+        await super().shutdown(sockets)

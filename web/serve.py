@@ -26,7 +26,7 @@ log = logging.getLogger("reshard.web.serve")  # also where it is run as __main__
 KEEP_ALIVE = 30  # seconds that an idle connection is kept
 BACKLOG = 256  # connections that wait to be accepted
 CONNECTIONS = 1000  # at once; beyond it one is answered 503
-END = 5  # seconds that open streams are given when the process is to end
+END = 5  # seconds that requests are given when the process is to end
 ANSWER = 2.0  # seconds that one that starts is given to say that it is there; then it is asked again
 
 
@@ -84,18 +84,21 @@ def serve(settings: Settings, own: WebSettings) -> None:
     import uvicorn
 
     from reshard.web.app import Web, build
-    from reshard.web.connections import Connection
+    from reshard.web.connections import Connection, Server
 
     logs.configure(settings.log_format)
     with JobStore.at(broker_url(settings)) as store, listen(own) as listening:
         store.check_server()
+        web = Web(Queue(store), settings, own)
         config = uvicorn.Config(
-            build(Web(Queue(store), settings, own)), http=Connection, ws="none", proxy_headers=False,
+            build(web), http=Connection, ws="none", proxy_headers=False,
             log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE,
             limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=END, h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
         log.info("web is on http://%s:%s", own.address, own.port)
-        uvicorn.Server(config).run(sockets=[listening])
+        server = Server(config)
+        server.streams = web.streams
+        server.run(sockets=[listening])
 
 
 def _local(address: str) -> bool:

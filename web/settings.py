@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
 from reshard.pipeline.validation import first_problem
-from reshard.worker.settings import default_data_dir
+from reshard.worker.settings import settings
 
 PORT = 8474  # no well-known service has it
 TOKENS = "web-tokens"  # the file in the data folder, unless another is set
@@ -29,7 +29,7 @@ class WebSettings(BaseSettings):
     address: str = "127.0.0.1"
     port: int = Field(default=PORT, ge=1, le=65535)
     hosts: Annotated[tuple[str, ...], NoDecode] = ()  # names that browsers reach it by, beside its address
-    tokens: Path = Field(default_factory=lambda: default_data_dir() / TOKENS)
+    tokens: Path = Field(default_factory=lambda: settings().data_dir / TOKENS)
 
     # A proxy that signs people in, and says in a header who asks. Whoever else sends the header is not believed.
     proxy: Annotated[tuple[Network, ...], NoDecode] = ()  # addresses or networks

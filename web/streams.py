@@ -81,10 +81,14 @@ class Streams:
         try:
             yield
         finally:
-            self._ending.set()
-            for reader in [*self._readers]:
-                self._hang_up(reader)
+            self.end()
             await run_in_threadpool(thread.join)
+
+    def end(self) -> None:
+        """Deliver nothing more, and hang up on everyone: nobody should wait for who reads for hours."""
+        self._ending.set()
+        for reader in [*self._readers]:
+            self._hang_up(reader)
 
     def join(self, job: str | None) -> Reader:
         """Raises TooManyReaders."""
