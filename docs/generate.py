@@ -1,4 +1,4 @@
-"""Writes the generated parts of the reference: the commands, the errors, the answers as JSON, the schema of catalogs.
+"""Writes the generated parts of the reference: commands, errors, answers as JSON, the HTTP API, the schema of catalogs.
 
 python docs/generate.py           writes docs/reference
 python docs/generate.py --check   fails when one of them is out of date
@@ -7,6 +7,7 @@ python docs/generate.py --check   fails when one of them is out of date
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
@@ -22,9 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from docs.answers import ANSWERS
 from reshard.cli.main import app
 from reshard.client import SCHEMA
+from reshard.client.models.catalogs import Pushed
 from reshard.client.models.jobs import Failed
 from reshard.pipeline.catalogs.definition import schema
 from reshard.pipeline.errors import GO_ON, ReshardError, by_code
+from reshard.web.app import ROOT
+from reshard.web.documents import OWN_STATUS, STATUS
+from reshard.web.endpoint import ENDPOINTS
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs`; tests/test_docs.py fails when it is out of date. -->\n\n"
@@ -93,10 +98,59 @@ def answers() -> str:
     return NOTE + "\n\n".join([*page, *_objects({**models, "Failed": Failed})]) + "\n"
 
 
-def _objects(models: dict[str, type[BaseModel]]) -> Iterator[str]:
+def api() -> str:
+    """Every endpoint of the HTTP API, and the objects that no command writes."""
+    rows = []
+    for one in ENDPOINTS:
+        takes = _link(one.body.__name__) if one.body else ", ".join(f"`{name}`" for name in _parameters(one.query))
+        rows.append(
+            f"| `{one.method} {one.path}` | {one.scope} | {takes} | {_link(one.answer.__name__)} | {one.summary} |"
+        )
+    own = ", ".join(f"{status} `{kind.code}`" for kind, status in OWN_STATUS.items())
+    families = ", ".join(f"{exit_code}: {status}" for exit_code, status in STATUS.items())
+    page = [
+        "# The HTTP API",
+        f"Paths are below `{ROOT}`. A request has a token with the scope ([the page and the API](../guides/web.md)), and a"
+        " body as JSON; a place in it is as it is typed, `user/repo@revision`, or an object. Answers are documents with"
+        f" `schema`, the version of [answers as JSON](json.md); `{ROOT}/openapi.json` describes them to programs.",
+        "| request | scope | takes | answers | |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
+        "`GET /events` and `GET /jobs/{job}/events` (scope `read`) are streams of server-sent events:"
+        " [the stream](../guides/web.md#events-as-they-happen)."
+        f" `POST /hooks/hub` is for the Hub and answers {_link('Pushed')}. `GET /healthz` and `GET /readyz`"
+        " need no token; these three are not below the root.",
+        f"What fails answers {_link('Failed')}. Its status follows from the family by [exit code](errors.md)"
+        f" ({families}), but for {own}; what is not foreseen is 500.",
+    ]
+    models = {kind.__name__: kind for one in ENDPOINTS for kind in (one.body, one.answer) if kind} | {"Pushed": Pushed}
+    known = _names({kind.__name__: kind for kinds in ANSWERS.values() for kind in kinds} | {"Failed": Failed})
+    objects = [text for name, text in _named_objects(models) if name not in known]
+    text = NOTE + "\n\n".join([*page, *objects]) + "\n"
+    return re.sub(
+        r"\[(\w+)\]\(#(\w+)\)", lambda link: f"[{link[1]}](json.md#{link[2]})" if link[1] in known else link[0], text
+    )
+
+
+def _parameters(query: type[BaseModel] | None) -> list[str]:
+    return [f"?{name}" for name in query.model_fields] if query else []
+
+
+def _names(models: dict[str, type[BaseModel]]) -> set[str]:
+    return {name for name, _ in _named_objects(models)}
+
+
+def _objects(models: dict[str, type[BaseModel]]) -> list[str]:
     """Each object that these documents have, once, with its fields."""
-    _, schema = models_json_schema([(model, "serialization") for model in models.values()])
-    for name, object in sorted(schema["$defs"].items()):
+    return [text for _, text in _named_objects(models)]
+
+
+def _named_objects(models: dict[str, type[BaseModel]]) -> Iterator[tuple[str, str]]:
+    said, taken = (
+        models_json_schema([(model, mode) for model in models.values()])[1]["$defs"]
+        for mode in ("serialization", "validation")
+    )
+    for name, object in sorted(said.items()):
+        if "properties" not in object:
+            object = taken.get(name, {})  # its fields are those that it is made of: a serializer of its own hides them
         if "properties" not in object:
             continue
         text = object.get("description", "")
@@ -105,7 +159,7 @@ def _objects(models: dict[str, type[BaseModel]]) -> Iterator[str]:
             for field, kind in object["properties"].items()
         ]
         table = "\n".join(["| field | type | |", "| --- | --- | --- |", *rows])
-        yield "\n\n".join(filter(None, [f"## {name}", text, table]))
+        yield name, "\n\n".join(filter(None, [f"## {name}", text, table]))
 
 
 def _link(name: str) -> str:
@@ -136,6 +190,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands,
     "errors.md": errors,
     "json.md": answers,
+    "api.md": api,
     "catalog.schema.json": catalog,
 }
 
