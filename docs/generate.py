@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -110,7 +110,7 @@ def api() -> str:
     families = ", ".join(f"{exit_code}: {status}" for exit_code, status in STATUS.items())
     page = [
         "# The HTTP API",
-        f"Paths are below `{ROOT}`. A request has a token with the scope ([the page and the API](../guides/web.md)), and a"
+        f"Paths are below `{ROOT}`. A request has a token with the scope ([who may do what](../guides/web.md)), and a"
         " body as JSON; a place in it is as it is typed, `user/repo@revision`, or an object. Answers are documents with"
         f" `schema`, the version of [answers as JSON](json.md); `{ROOT}/openapi.json` describes them to programs.",
         "| request | scope | takes | answers | |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows),
@@ -144,10 +144,7 @@ def _objects(models: dict[str, type[BaseModel]]) -> list[str]:
 
 
 def _named_objects(models: dict[str, type[BaseModel]]) -> Iterator[tuple[str, str]]:
-    said, taken = (
-        models_json_schema([(model, mode) for model in models.values()])[1]["$defs"]
-        for mode in ("serialization", "validation")
-    )
+    said, taken = _schemas(models, "serialization"), _schemas(models, "validation")
     for name, object in sorted(said.items()):
         if "properties" not in object:
             object = taken.get(name, {})  # its fields are those that it is made of: a serializer of its own hides them
@@ -160,6 +157,11 @@ def _named_objects(models: dict[str, type[BaseModel]]) -> Iterator[tuple[str, st
         ]
         table = "\n".join(["| field | type | |", "| --- | --- | --- |", *rows])
         yield name, "\n\n".join(filter(None, [f"## {name}", text, table]))
+
+
+def _schemas(models: dict[str, type[BaseModel]], mode: Literal["serialization", "validation"]) -> dict[str, Any]:
+    _, schema = models_json_schema([(model, mode) for model in models.values()])
+    return dict(schema["$defs"])
 
 
 def _link(name: str) -> str:
