@@ -217,7 +217,7 @@ def status(
     with open_queue() as queue:
         found = [queue.catalogs.get(name) for name in ([name] if name else queue.catalogs.names())]
     if report:
-        from reshard.cli.catalog_report import markdown
+        from reshard.client.catalog_report import markdown
 
         try:
             report.write_text(markdown(found[0]), encoding="utf-8")

@@ -13,11 +13,11 @@ from textwrap import wrap
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from reshard.client import SCHEMA
+from reshard.client import text as figures
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
@@ -178,17 +178,6 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def count(number: int, noun: str) -> str:
-    """``1 file``, ``2,048 files``, ``2 copies``."""
-    many = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
-
-
-def finds_none(number: int) -> str:
-    """Of an entry of a catalog's file, by its number, as errors about the file name it."""
-    return f"entries[{number}] finds no model"
-
-
 def ago(moment: float) -> str:
     """``12 s ago``, ``3 h ago``: how long since ``moment``, in seconds since the epoch."""
     seconds = max(0, int(time.time() - moment))
@@ -208,18 +197,10 @@ def dated(moment: float) -> str:
     return f"{when(moment)} ({ago(moment)})"
 
 
-def lasted(seconds: float) -> str:
-    """``48 s``, ``7 min 20 s``, ``3 h 12 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, left = divmod(whole, 60)
-    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def succeeded(moment: float | None) -> str:
     """When something last ended well; ``moment`` in seconds since the epoch."""
     return "none yet" if moment is None else when(moment)
 
 
-human_bytes = decimal  # ``47.2 MB``: decimal units, as sizes are typed; bytes below a kilobyte
+# What the page says in the same words.
+count, finds_none, human_bytes, lasted = figures.count, figures.finds_none, figures.human_bytes, figures.lasted

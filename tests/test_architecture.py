@@ -91,9 +91,9 @@ ROOMS = {
     "client": [
         {"connect"},
         {"broker", "remote"},
-        {"models", "plan", "acts"},
+        {"models", "plan", "acts", "catalog_report"},
         {"facts"},
-        {"queue", "jobs"},
+        {"queue", "jobs", "text"},
     ],
     "web": [
         {"serve"},
@@ -110,7 +110,7 @@ ROOMS = {
         {"main"},
         {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "web"},
         {"catalog"},
-        {"watch", "catalog_report", "completion"},
+        {"watch", "completion"},
         {"queue", "plan_text", "devices"},
         {"job_text"},
         {"arguments", "progress"},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.cli.catalog_report import markdown
+from reshard.client.catalog_report import markdown
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore

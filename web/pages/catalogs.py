@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from reshard.client.catalog_report import markdown
 from reshard.client.facts import outcome_text, schedule_facts
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadBody, ReshardError
@@ -13,7 +14,7 @@ from reshard.pipeline.validation import first_problem
 from reshard.web import catalogs_api
 from reshard.web.documents import status_of
 from reshard.web.endpoint import Call
-from reshard.web.pages.site import Answer, Page, page
+from reshard.web.pages.site import Answer, Page, Text, act, page
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
 from reshard.worker.followers.schedules import Run, ScheduleStatus
 
@@ -75,31 +76,22 @@ def _may(seen: CatalogStatus) -> set[str]:
     return {way for way, sense in ways.items() if sense}
 
 
-@page("POST", "/catalogs/{name}/pause")
-def pause(call: Call) -> Answer:
-    return f"/catalogs/{catalogs_api.pause(call)['name']}"
+act("/catalogs/{name}/pause", catalogs_api.pause, "/catalogs/{name}")
+act("/catalogs/{name}/resume", catalogs_api.resume, "/catalogs/{name}")
+act("/catalogs/{name}/cancel", catalogs_api.cancel, "/catalogs/{name}")
+act(
+    "/catalogs/{name}/retry",
+    catalogs_api.retry,
+    "/catalogs/{name}",
+    lambda f: catalogs_api.Only(only=f.one("only") or None),
+)
+act("/catalogs/{name}/remove", catalogs_api.remove, "/catalogs")
 
 
-@page("POST", "/catalogs/{name}/resume")
-def resume(call: Call) -> Answer:
-    return f"/catalogs/{catalogs_api.resume(call)['name']}"
-
-
-@page("POST", "/catalogs/{name}/cancel")
-def cancel(call: Call) -> Answer:
-    return f"/catalogs/{catalogs_api.cancel(call)['name']}"
-
-
-@page("POST", "/catalogs/{name}/retry")
-def retry(call: Call) -> Answer:
-    only = catalogs_api.Only(only=call.body.one("only") or None)
-    return f"/catalogs/{catalogs_api.retry(call._replace(body=only))['name']}"
-
-
-@page("POST", "/catalogs/{name}/remove")
-def remove(call: Call) -> Answer:
-    catalogs_api.remove(call)
-    return "/catalogs"
+@page("GET", "/catalogs/{name}/report")
+def report(call: Call) -> Answer:
+    """For an issue, a mail, or who keeps them."""
+    return Text(markdown(call.queue.catalogs.get(call.path["name"])), f"{call.path['name']}.md")
 
 
 @page("GET", "/schedules")
@@ -129,25 +121,7 @@ def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
     return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
 
 
-@page("POST", "/schedules/{name}/run")
-def run_now(call: Call) -> Answer:
-    catalogs_api.run(call)
-    return "/schedules"
-
-
-@page("POST", "/schedules/{name}/pause")
-def pause_schedule(call: Call) -> Answer:
-    catalogs_api.pause_schedule(call)
-    return "/schedules"
-
-
-@page("POST", "/schedules/{name}/resume")
-def resume_schedule(call: Call) -> Answer:
-    catalogs_api.resume_schedule(call)
-    return "/schedules"
-
-
-@page("POST", "/schedules/{name}/remove")
-def remove_schedule(call: Call) -> Answer:
-    catalogs_api.remove_schedule(call)
-    return "/schedules"
+act("/schedules/{name}/run", catalogs_api.run, "/schedules")
+act("/schedules/{name}/pause", catalogs_api.pause_schedule, "/schedules")
+act("/schedules/{name}/resume", catalogs_api.resume_schedule, "/schedules")
+act("/schedules/{name}/remove", catalogs_api.remove_schedule, "/schedules")

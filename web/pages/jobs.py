@@ -11,12 +11,12 @@ from urllib.parse import urlencode
 from reshard.client.facts import job_facts, report_of, seconds_of
 from reshard.client.facts import page as result_page
 from reshard.client.queue import Queue
+from reshard.client.text import human_bytes, lasted
 from reshard.pipeline.errors import BadBody
 from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.picture import Drawing, drawing, picture
-from reshard.web.pages.render import human_bytes, lasted
-from reshard.web.pages.site import Answer, Page, page
+from reshard.web.pages.site import Answer, Page, act, page
 from reshard.worker.queue.jobs import Job
 from reshard.worker.queue.listing import page as listed
 from reshard.worker.queue.scripts import job_key
@@ -61,26 +61,10 @@ def jobs(call: Call) -> Answer:
     return Page("jobs.html", shown)
 
 
-@page("POST", "/jobs/{job}/cancel")
-def cancel(call: Call) -> Answer:
-    return f"/jobs/{api.cancel(call)['id']}"
-
-
-@page("POST", "/jobs/{job}/retry")
-def retry(call: Call) -> Answer:
-    again = api.Again(anew="anew" in call.body, overwrite="overwrite" in call.body)
-    return f"/jobs/{api.retry(call._replace(body=again))['id']}"
-
-
-@page("POST", "/jobs/{job}/rollback")
-def roll_back(call: Call) -> Answer:
-    return f"/jobs/{api.roll_back(call)['id']}"
-
-
-@page("POST", "/jobs/{job}/delete")
-def delete(call: Call) -> Answer:
-    api.delete(call)
-    return "/jobs"
+act("/jobs/{job}/cancel", api.cancel, "/jobs/{job}")
+act("/jobs/{job}/retry", api.retry, "/jobs/{job}", lambda f: api.Again(anew="anew" in f, overwrite="overwrite" in f))
+act("/jobs/{job}/rollback", api.roll_back, "/jobs/{job}")
+act("/jobs/{job}/delete", api.delete, "/jobs")
 
 
 @page("GET", "/jobs/{job}")

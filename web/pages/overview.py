@@ -9,11 +9,12 @@ from typing import Any
 
 from reshard.client.facts import fleet_facts, service_facts
 from reshard.client.queue import Queue
+from reshard.client.text import human_bytes
 from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.charts import Chart, bars
-from reshard.web.pages.render import clock, human_bytes
-from reshard.web.pages.site import Answer, Page, page
+from reshard.web.pages.render import clock
+from reshard.web.pages.site import Answer, Page, act, page
 from reshard.worker.fleet.rate_limit import budgets, least_left
 from reshard.worker.followers.counters import HOUR, by_hour
 from reshard.worker.queue.jobs import Claim, Job
@@ -48,28 +49,10 @@ def overview(call: Call) -> Answer:
     return Page("overview.html", shown)
 
 
-@page("POST", "/fleet/pause")
-def pause(call: Call) -> Answer:
-    api.pause(call._replace(body=api.Why(reason=call.body.one("reason") or None)))
-    return "/"
-
-
-@page("POST", "/fleet/resume")
-def resume(call: Call) -> Answer:
-    api.resume(call)
-    return "/"
-
-
-@page("POST", "/fleet/workers/{worker}/drain")
-def drain(call: Call) -> Answer:
-    api.drain(call)
-    return "/"
-
-
-@page("POST", "/fleet/workers/{worker}/undrain")
-def undrain(call: Call) -> Answer:
-    api.undrain(call)
-    return "/"
+act("/fleet/pause", api.pause, "/", lambda form: api.Why(reason=form.one("reason") or None))
+act("/fleet/resume", api.resume, "/")
+act("/fleet/workers/{worker}/drain", api.drain, "/")
+act("/fleet/workers/{worker}/undrain", api.undrain, "/")
 
 
 def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:

@@ -13,10 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reshard.client.facts import into, page
+from reshard.client.text import human_bytes, lasted
 from reshard.pipeline.text import printable
 
 TEMPLATES = Path(__file__).with_name("templates")
-UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def render(template: str, shown: Mapping[str, Any]) -> str:
@@ -43,20 +43,6 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def human_bytes(size: float) -> str:
-    """``47.2 MB``: decimal units, as sizes are typed.
-
-    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(999_960)
-    ('999 B', '47.2 MB', '1.0 MB')
-    """
-    if size < 1000:
-        return f"{size:.0f} B"
-    power = 1
-    while power < len(UNITS) and round(size / 1000**power, 1) >= 1000:
-        power += 1
-    return f"{size / 1000**power:.1f} {UNITS[power - 1]}"
-
-
 def when(moment: float | None) -> str:
     """``3 min ago`` or ``in 2 h``, with the exact time in its title; ``moment`` in seconds since the epoch."""
     if not moment:
@@ -78,15 +64,6 @@ def _long(seconds: int) -> str:
 def clock(moment: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """``2026-06-01 22:00:07``, by UTC."""
     return datetime.fromtimestamp(moment, UTC).strftime(form)
-
-
-def lasted(seconds: float) -> str:
-    """``48 s``, ``7 min 20 s``, ``3 h 12 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, left = divmod(whole, 60)
-    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def words(name: object) -> str:

@@ -82,6 +82,20 @@ def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call]
     return add
 
 
+def act(
+    path: str, run: Callable[[Call], object], goes_to: str, body: Callable[[Fields], object] = lambda fields: None
+) -> None:
+    """Adds a form that does what an endpoint does, with the ``body`` that its fields make, and then leads on.
+
+    ``goes_to`` may name what the path does.
+    """
+
+    @page("POST", path)
+    def carry_out(call: Call) -> Answer:
+        run(call._replace(body=body(call.body)))
+        return goes_to.format_map({name: quote(value) for name, value in call.path.items()})
+
+
 def routes(site: Site) -> list[BaseRoute]:
     """All pages, the sign-in and the static files."""
     return [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reshard.cli.output import count, finds_none, human_bytes, lasted
+from reshard.client.text import count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from reshard.cli.catalog_report import markdown
+from reshard.client.catalog_report import markdown
 from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, TargetsCollide
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.followers.records import Definition, Ended

@@ -1,0 +1,39 @@
+"""Figures as people read them, wherever that is."""
+
+from __future__ import annotations
+
+UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+
+def human_bytes(size: float) -> str:
+    """``47.2 MB``: decimal units, as sizes are typed.
+
+    >>> human_bytes(999), human_bytes(47_200_000), human_bytes(999_960)
+    ('999 bytes', '47.2 MB', '1.0 MB')
+    """
+    if size < 1000:
+        return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
+    power = 1
+    while power < len(UNITS) and round(size / 1000**power, 1) >= 1000:
+        power += 1
+    return f"{size / 1000**power:,.1f} {UNITS[power - 1]}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2,048 files``, ``2 copies``."""
+    many = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
+
+
+def lasted(seconds: float) -> str:
+    """``48 s``, ``7 min 20 s``, ``3 h 12 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, left = divmod(whole, 60)
+    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def finds_none(number: int) -> str:
+    """Of an entry of a catalog's file, by its number, as errors about the file name it."""
+    return f"entries[{number}] finds no model"
