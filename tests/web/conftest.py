@@ -76,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> Iterator[S
     """The service with nobody who works."""
     folder, port = tmp_path_factory.mktemp("site"), free_port()
     tokens = {scope: add_token(folder / "tokens", f"{scope}er", Scope(scope)) for scope in ("read", "act")}
-    with Machine(folder, broker.url) as machine:
+    with Machine(folder, broker.url, RESHARD_ALLOWED_FOLDERS=str(tmp_path_factory.getbasetemp())) as machine:
         yield Site(machine, start(machine, folder / "tokens", port), f"http://127.0.0.1:{port}", tokens)
 
 

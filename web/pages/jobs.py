@@ -152,13 +152,12 @@ def _told(event: Mapping[str, str]) -> str:
 
 
 def _links(job: Job) -> dict[str, str]:
-    """Where the result and its commit are seen; nothing that is no web address."""
-    published = job.published or {}
-    where = result_page(job.request.target, published.get("ref", ""))
-    if not where.startswith(("https://", "http://")):
-        return {}
-    repo = result_page(job.request.target)
-    return {"result": where} | ({"commit": f"{repo}/commit/{published['commit']}"} if published else {})
+    """Where the result and its commit are seen; empty where that is no web address."""
+    published, target = job.published or {}, job.request.target
+    where = result_page(target, published.get("ref", ""))
+    if not published or not where.startswith(("https://", "http://")):
+        return {"result": "", "commit": ""}
+    return {"result": where, "commit": f"{result_page(target)}/commit/{published['commit']}"}
 
 
 def _may(job: Job) -> set[str]:

@@ -1,0 +1,288 @@
+"""The pages of a real process: who sees what, that forms act, and that nothing from outside is more than text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+
+from reshard.pipeline.errors import NoWeights
+from reshard.pipeline.places import Hub
+from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.request import Request
+from reshard.pipeline.reshard import draft
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.web.guard import HEADERS
+from reshard.worker.fleet.rate_limit import rate_limiters
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from tests.support.models import save_single
+from tests.web.conftest import Site
+from tests.worker.conftest import Wakes, claimed, followed, receipts
+from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
+
+PAGES = ("/", "/jobs", "/plan", "/catalogs", "/schedules")
+SCRIPT = "<script>alert(1)</script>"
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+@contextmanager
+def signed_in(site: Site, scope: str = "act") -> Iterator[httpx2.Client]:
+    """A browser, more or less: it has nothing but the cookie."""
+    with httpx2.Client(base_url=site.url, timeout=30, follow_redirects=True, headers=OURS) as client:
+        there = client.post("/sign-in", data={"token": site.tokens[scope]})
+        assert there.status_code == 200 and there.url.path == "/", there.text
+        yield client
+
+
+@pytest.fixture
+def leases(store: JobStore) -> Leases:
+    return Leases(store, Wakes(), "worker-a")
+
+
+def ask(store: JobStore, name: str = "b/c") -> str:
+    return store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=name), asked_by="ada")).id
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_who_is_not_known_is_sent_to_the_sign_in(site: Site, store: JobStore, path: str) -> None:
+    with site.client(None) as client:
+        sent = client.get(path)
+        assert sent.status_code == 303 and sent.headers["location"].startswith("/sign-in?next=/")
+        assert client.get("/api/v1/jobs").status_code == 401
+        assert client.post("/jobs").headers["location"] == "/sign-in"
+
+
+def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(site: Site) -> None:
+    with site.client(None) as client:
+        sent = client.post("/sign-in?next=/jobs%3Fstate%3Ddone", data={"token": site.tokens["read"]}, headers=OURS)
+        assert sent.status_code == 303 and sent.headers["location"] == "/jobs?state=done"
+        assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in sent.headers["set-cookie"].split(";")}
+        behind_tls = OURS | {"X-Forwarded-Proto": "https"}
+        sent = client.post("/sign-in", data={"token": site.tokens["read"]}, headers=behind_tls)
+        assert "Secure" in sent.headers["set-cookie"]
+    with site.client(None) as client:
+        wrong = client.post("/sign-in", data={"token": "rsh_guess"}, headers=OURS)
+        assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+        assert client.post("/sign-in", data={"token": site.tokens["read"]}).status_code == 403, "of another site"
+
+
+@pytest.mark.parametrize("path", ["//evil.example/x", "/\\evil.example", "https://evil.example", "javascript:alert(1)"])
+def test_the_sign_in_leads_to_no_other_site(site: Site, path: str) -> None:
+    with site.client(None) as client:
+        sent = client.post("/sign-in", params={"next": path}, data={"token": site.tokens["read"]}, headers=OURS)
+    assert sent.headers["location"] == "/"
+
+
+def test_signed_out_nobody_is_known(site: Site, store: JobStore) -> None:
+    with signed_in(site) as client:
+        assert client.post("/sign-out").url.path == "/sign-in"
+        assert client.get("/").url.path == "/sign-in"
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("scope", ["read", "act"])
+def test_every_page_is_there_with_its_headers(site: Site, store: JobStore, path: str, scope: str) -> None:
+    with signed_in(site, scope) as client:
+        seen = client.get(path)
+    assert seen.status_code == 200 and seen.headers["content-type"] == "text/html; charset=utf-8"
+    assert {name: seen.headers[name] for name in HEADERS} == HEADERS
+    assert " style=" not in seen.text and "<style" not in seen.text and " onclick" not in seen.text
+    assert seen.text.count("<script") == seen.text.count('<script src="/static/') == 1
+    assert "http://" not in seen.text and "https://" not in seen.text, "nothing from elsewhere"
+
+
+def test_only_who_may_act_sees_buttons_and_uses_them(site: Site, store: JobStore) -> None:
+    job = ask(store)
+    with signed_in(site, "read") as client:
+        assert f"/jobs/{job}/cancel" not in client.get(f"/jobs/{job}").text
+        assert "/fleet/pause" not in client.get("/").text
+        for path in (f"/jobs/{job}/cancel", "/jobs", "/plan", "/fleet/pause", "/catalogs", "/schedules/x/run"):
+            refused = client.post(path)
+            assert refused.status_code == 403 and "access.scope" in refused.text
+    with signed_in(site) as client:
+        assert f"/jobs/{job}/cancel" in client.get(f"/jobs/{job}").text
+        refused = client.post(f"/jobs/{job}/cancel", headers={"Sec-Fetch-Site": "cross-site"})
+        assert refused.status_code == 403 and "access.cross_site" in refused.text
+        assert store.get(job).state == "queued"
+        done = client.post(f"/jobs/{job}/cancel")
+        assert done.url.path == f"/jobs/{job}" and store.get(job).state == "cancelled"
+        client.post(f"/jobs/{job}/retry", data={"overwrite": "on"})
+        assert store.get(job).state == "queued" and store.get(job).request.options.overwrite
+        client.post(f"/jobs/{job}/cancel")
+        assert client.post(f"/jobs/{job}/delete").url.path == "/jobs"
+        assert store.counts()["cancelled"] == 0
+
+
+def test_the_service_is_paused_and_says_so_on_every_page(site: Site, store: JobStore) -> None:
+    with signed_in(site) as client:
+        client.post("/fleet/pause", data={"reason": "disks are changed"})
+        assert all("disks are changed" in client.get(path).text for path in PAGES)
+        client.post("/fleet/resume")
+        assert "disks are changed" not in client.get("/").text
+        assert "neither worker nor control is running" in client.get("/").text
+
+
+def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None:
+    with signed_in(site) as client:
+        missing = client.get("/jobs/zzzz")
+        assert (missing.status_code == 404 and "queue.job_not_found" in missing.text) or "404" in str(
+            missing.status_code
+        )
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/jobs", params={"after": "x"}).status_code == 400
+        wrong = client.post("/jobs", data={"source": "a/b", "target": "c/d", "size": "200Mb"})
+        assert wrong.status_code == 400 and "means bits" in wrong.text and 'value="200Mb"' in wrong.text
+        assert client.post("/jobs", data={"source": "a/b", "size": "1GB"}).status_code == 400
+        assert (
+            client.get("/static/../app.py").status_code == 404
+            and client.get("/static/%2e%2e/app.py").status_code == 404
+        )
+
+
+def test_a_form_submits_what_it_says(site: Site, store: JobStore) -> None:
+    fields = {"source": "a/model", "target": "b/model", "size": "200MB", "priority": "bulk", "pack": "layers"}
+    with signed_in(site) as client:
+        made = client.post("/jobs", data=fields | {"manifest": "on", "include": "*.txt  *.gguf"})
+    request = store.get(made.url.path.rpartition("/")[2]).request
+    assert (request.options.size, request.options.pack, request.priority) == (200_000_000, "layers", "bulk")
+    assert request.options.manifest and not request.options.pr and request.options.include == ("*.txt", "*.gguf")
+    assert request.asked_by == "acter"
+
+
+def test_a_plan_is_shown_before_it_is_submitted(site: Site, store: JobStore, tmp_path: Path) -> None:
+    save_single(tmp_path, {f"{SCRIPT}.{i}.w": np.zeros(1000, np.float32) for i in range(4)})
+    with signed_in(site) as client:
+        shown = client.post("/plan", data={"source": str(tmp_path), "size": "9kB", "manifest": "on"})
+        assert shown.status_code == 200, shown.text
+    assert "model-00002-of-00002.safetensors" in shown.text and "<path" in shown.text
+    assert SCRIPT not in shown.text and "&lt;script&gt;" in shown.text
+    assert store.recent() == []
+
+
+def planned(store: JobStore, leases: Leases, folder: Path) -> tuple[str, Plan]:
+    """A job with a plan whose tensors have wicked names, and that plan."""
+    save_single(folder, {f"{SCRIPT}.{i}.w": np.zeros(1000, np.float32) for i in range(4)})
+    request = Request.of(str(folder), str(folder.with_name("out")), size="9kB")
+    context = Context.from_env()
+    plan = draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
+    job = store.submit(request.model_copy(update={"asked_by": SCRIPT})).id
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    return job, plan
+
+
+def test_names_from_outside_are_text(site: Site, store: JobStore, leases: Leases, tmp_path: Path) -> None:
+    job, plan = planned(store, leases, tmp_path / f"a{SCRIPT.replace('/', '')}\x1b[2J")
+    error = NoWeights(place=f"{SCRIPT}\x1b[2J\u202e", found=SCRIPT).to_dict()
+    assert leases.fail(claimed(leases, job, "check"), error) == "ok"
+    with signed_in(site) as client:
+        pages = [client.get(path).text for path in (f"/jobs/{job}", "/jobs", "/", "/jobs?id=" + job)]
+    for text in pages:
+        assert SCRIPT not in text and SCRIPT.replace("/", "") not in text
+        assert "\x1b" not in text and "\u202e" not in text
+    assert "&lt;script&gt;" in pages[0] and "\\x1b[2J" in pages[0] and len(plan.shards) == 2
+
+
+def test_each_file_says_how_far_it_is(site: Site, store: JobStore, leases: Leases, tmp_path: Path) -> None:
+    job, plan = planned(store, leases, tmp_path / "model")
+    with signed_in(site) as client:
+        claimed(leases, job, "check")
+        assert client.get(f"/jobs/{job}").text.count("s-waiting") == 2
+        lease = claimed(leases, job, "group:00000")
+        copying = client.get(f"/jobs/{job}").text
+        assert copying.count('s-copying">') >= 2 and "worker-a" in copying
+        assert leases.seal(lease, receipts(plan, 0)[:1]) == "ok"
+        sealed = client.get(f"/jobs/{job}").text
+        assert sealed.count("s-sealed") == 1 and "is in the target&#39;s store" in sealed
+        assert "group:00000" in client.get("/").text
+
+
+def test_the_last_day_is_drawn(site: Site, store: JobStore, leases: Leases) -> None:
+    fail(leases, ask(store))
+    pace = rate_limiters(store.redis, lambda: None, lambda: None)("https://hub.example somebody")
+    pace.update(RateLimitWindow("api", 150, 100.0, 1000, 300.0))
+    pace.update(RateLimitWindow("api", 120, 100.0, 1000, 300.0))
+    followed(store)
+    with signed_in(site) as client:
+        seen = client.get("/").text
+    assert "1 job in 24 h" in seen and NoWeights.code in seen
+    assert "120 of 1,000 left now" in seen and "12 % left" in seen and "k-scarce" in seen
+
+
+def test_nights_of_a_catalog_stay_when_the_next_begins(site: Site, store: JobStore, leases: Leases) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(2))
+    first, second = jobs(catalogs)
+    finish(leases, first)
+    fail(leases, second)
+    jobs(catalogs)
+    began = catalogs.get("mirror").started
+    with signed_in(site) as client:
+        client.post("/catalogs/mirror/retry", data={"only": NoWeights.code})
+        jobs(catalogs)
+        store.cancel(second)
+        jobs(catalogs)
+        begin(catalogs, definition(2))
+        for job in jobs(catalogs):
+            finish(leases, job)
+        jobs(catalogs)
+        nights = catalogs.nights("mirror")
+        assert [set(night.values()) for _, night in nights] == [
+            {("same", ""), ("unchanged", "")},
+            {("same", ""), ("cancelled", "")},
+        ]
+        assert nights[1][0] == began
+        seen = client.get("/catalogs/mirror").text
+        assert seen.count('n-cancelled" title') == 1 and seen.count('n-same" title') == 2
+        report = client.get("/catalogs/mirror/report")
+        assert (
+            report.text.startswith("# Catalog mirror: done") and "attachment" in report.headers["content-disposition"]
+        )
+        assert "mirror" in client.get("/catalogs").text
+        client.post("/catalogs/mirror/remove")
+        assert catalogs.names() == [] and store.redis.keys("reshard:catalog:mirror*") == []
+
+
+def test_a_catalog_is_submitted_by_the_form_or_its_mistake_is_shown(site: Site, store: JobStore) -> None:
+    with signed_in(site) as client:
+        wrong = client.post("/catalogs", data={"text": f"name: {SCRIPT}"})
+        assert wrong.status_code == 400 and SCRIPT not in wrong.text
+        made = client.post("/catalogs", data={"text": definition(2).text, "at_once": "3"})
+    assert made.url.path == "/catalogs/mirror" and Cursor(store).get("mirror").definition.at_once == 3
+
+
+def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, leases: Leases) -> None:
+    request = Request(source=Hub(repo="a/b"), target=Hub(repo="b/c"))
+    Schedules(store).add(Schedule(name="nightly", cron="0 2 * * *", request=request))
+    with signed_in(site) as client:
+        client.post("/schedules/nightly/run")
+        [job] = store.recent()
+        fail(leases, job.id)
+        seen = client.get("/schedules").text
+        assert seen.count(" 02:00 UTC") == 5 and f'href="/jobs/{job.id}" class="cell n-failed"' in seen
+        client.post("/schedules/nightly/pause")
+        assert "none while it is paused" in client.get("/schedules").text
+        client.post("/schedules/nightly/remove")
+        assert Schedules(store).all() == []
+
+
+def test_ten_thousand_jobs_are_listed_a_page_at_a_time(site: Site, store: JobStore) -> None:
+    for number in range(250):
+        ask(store, f"b/m{number}")
+    seen, path = set[str](), "/jobs"
+    with signed_in(site) as client:
+        while path:
+            text = client.get(path).text
+            found = {part.partition('"')[0] for part in text.split('<a href="/jobs/')[1:]}
+            assert len(found) <= 100 and not found & seen
+            seen |= found
+            older = text.partition('<a href="/jobs?after=')[2].partition('"')[0]
+            path = f"/jobs?after={older}" if older else ""
+    assert len(seen) == 250
