@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from reshard.worker.queue.lanes import lanes
 from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import ENDED, JobState
 
+SILENT = "no sign of life"  # of a worker that has work
+_CHILD = re.compile(r"\.\d+$")  # the number that a worker's child has behind its name
 AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is told of as many
 
 
@@ -31,7 +34,9 @@ def overview(call: Call) -> Answer:
     queue = call.queue
     now = server_ms(queue.jobs.redis)
     jobs = [job for job in queue.jobs.recent([s for s in JobState if s not in ENDED], AT_WORK_MAX) if job.claims]
-    fleet = fleet_facts(queue.fleet.seen(), queue.jobs.processes(), {})
+    fleet, at_work = fleet_facts(queue.fleet.seen(), queue.jobs.processes(), {}), _at_work(queue, jobs)
+    silent = sorted(at_work.keys() - {worker["name"] for worker in fleet["workers"]})
+    fleet["workers"] += [{"name": name, "state": SILENT, "concurrency": 0} for name in silent]
     hours = by_hour(queue.jobs.redis, now)
     failures: Counter[str] = Counter()
     for _, counted in hours:
@@ -39,7 +44,8 @@ def overview(call: Call) -> Answer:
     shown = {
         "fleet": fleet,
         "service": service_facts(queue),
-        "at_work": _at_work(queue, jobs),
+        "at_work": at_work,
+        "silent": SILENT,
         "jobs": queue.jobs.counts(),
         "lanes": lanes(queue.jobs.redis),
         "charts": [*_charts(hours), *_budgets(queue, now)],
@@ -62,7 +68,7 @@ def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
         events = queue.jobs.events(job.id)
         for claim in job.claims:
             one = {"job": job, "claim": claim, "rate": _rate(claim, [fields for _, fields in events])}
-            found.setdefault(claim.worker.rpartition(".")[0], []).append(one)
+            found.setdefault(_CHILD.sub("", claim.worker), []).append(one)
     return found
 
 

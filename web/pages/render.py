@@ -38,9 +38,9 @@ def _environment() -> Environment:
 
 def _shown(value: Any) -> Any:
     """Names come from outside: none may reorder or hide what stands around it. Markup is our own."""
-    if value is None:
-        return ""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if isinstance(value, Markup):
+        return value
+    return "" if value is None else printable(str(value))
 
 
 def when(moment: float | None) -> str:
