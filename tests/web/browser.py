@@ -1,0 +1,80 @@
+"""A headless Chromium for tests and for the pictures in docs/guides/web.md; nothing of it is needed to run the page."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+
+MISSING = "needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
+
+
+def installed() -> bool:
+    return bool(shutil.which("chromium") and shutil.which("chromedriver"))
+
+
+class Browser:
+    """One window, signed in or not, at a page of one service."""
+
+    def __init__(self, chrome: Chrome, url: str) -> None:
+        self.chrome = chrome
+        self.url = url
+
+    def look(self, width: int, height: int = 900, dark: bool = False) -> None:
+        """As a window of that size, and in the colours that its system asks for."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def open(self, path: str) -> None:
+        self.chrome.get(self.url + path)
+
+    def sign_in(self, token: str) -> None:
+        self.open("/")
+        self.chrome.find_element(By.ID, "token").send_keys(token)
+        self.press("Sign in")
+
+    def press(self, label: str) -> None:
+        self.chrome.find_element(By.XPATH, f"//main//button[normalize-space()='{label}']").click()
+
+    def fill(self, **fields: str) -> None:
+        for id, text in fields.items():
+            element = self.chrome.find_element(By.ID, id)
+            element.clear()
+            element.send_keys(text)
+
+    def text(self, css: str = "main") -> str:
+        """What is shown there; nothing where no such element is."""
+        return str(self.script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
+
+    def script(self, code: str, *arguments: object) -> object:
+        return self.chrome.execute_script(code, *arguments)
+
+    def picture(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        shot = self.chrome.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def browsing(url: str, folder: Path) -> Iterator[Browser]:
+    """A browser that keeps what it keeps in ``folder``."""
+    options = Options()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-gpu"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={folder}")
+    options.binary_location = str(shutil.which("chromium"))
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield Browser(chrome, url)
+    finally:
+        chrome.quit()

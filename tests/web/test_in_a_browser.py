@@ -1,0 +1,213 @@
+"""The page in a real Chromium, before two real workers and a Hub: what people do with it, live, and who can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from axe_core_python.selenium import Axe
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request
+from reshard.web.auth import Scope, add_token
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from tests.support.hub import HubProcess
+from tests.support.models import save_model
+from tests.support.procs import Broker, Machine, free_port, wait_for
+from tests.web.browser import MISSING, Browser, browsing, installed
+from tests.web.conftest import Site, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not installed(), reason=MISSING)]
+
+END = 120.0  # seconds; a job takes fifteen, most of them to load the model libraries
+CATALOG = "name: mirror\ndefaults: {to: 'you/{name}-c', size: 10kB}\nentries:\n- repo: them/model\n- repo: them/none\n"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The service with two workers, a control and a Hub that has a model."""
+    folder, port = tmp_path_factory.mktemp("site"), free_port()
+    tokens = {scope: add_token(folder / "tokens", scope, Scope(scope)) for scope in ("read", "act")}
+    with (
+        HubProcess(users=["them:hf_them", "you:hf_you"]) as hub,
+        TemporaryDirectory() as model,
+        Broker(folder) as broker,
+    ):
+        save_model(Path(model), 24, 40_000, 3)
+        hub.admin.create_repo("them/model")
+        files = {path.name: path.read_bytes() for path in Path(model).iterdir()}
+        hub.admin.put_files("them/model", files, lfs=[name for name in files if name.endswith(".safetensors")])
+        with Machine(folder, broker.url, HF_ENDPOINT=hub.endpoint, HF_TOKEN="hf_you") as machine:
+            process = start(machine, folder / "tokens", port)
+            machine.control()
+            machine.worker(1)
+            machine.worker(1)
+            yield Site(machine, process, f"http://127.0.0.1:{port}", tokens)
+
+
+@pytest.fixture(scope="module")
+def store(site: Site) -> Iterator[JobStore]:
+    with JobStore.at(site.machine.env["RESHARD_BROKER_URL"]) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def chromium(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(site.url, tmp_path_factory.mktemp("chromium")) as browser:
+        browser.look(1280)
+        browser.sign_in(site.tokens["act"])
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """Signed in, at the overview of a wide window."""
+    chromium.look(1280)
+    chromium.open("/")
+    return chromium
+
+
+def shows(browser: Browser, text: str, css: str = "main") -> None:
+    """That it comes to show this, on the page that was opened: nobody loads it again."""
+    browser.script("window.same = true")
+    wait_for(lambda: text in browser.text(css), f"{text!r} on the page", END)
+    assert browser.script("return window.same") is True
+
+
+def submit(browser: Browser, source: str, target: str) -> str:
+    """By the form; returns the job that the page shows."""
+    browser.open("/plan")
+    browser.fill(source=source, target=target, size="300kB")
+    browser.press("Submit")
+    return browser.chrome.current_url.rpartition("/")[2]
+
+
+def test_a_job_is_planned_submitted_and_watched_to_its_end(browser: Browser, store: JobStore) -> None:
+    browser.open("/plan")
+    browser.fill(source="them/model", target="you/watched", size="300kB")
+    browser.press("Show what would come out")
+    assert "model-00004-of-00004.safetensors" in browser.text("#result")
+    assert len(browser.chrome.find_elements(By.CSS_SELECTOR, ".picture path")) >= 24
+    browser.press("Submit")
+    job = browser.chrome.current_url.rpartition("/")[2]
+    shows(browser, "sealed", "#files")
+    shows(browser, "done", "h1")
+    shows(browser, "passed", "#checks")
+    assert store.get(job).state == "done"
+    wait_for(lambda: browser.text("#files").count("sealed") == 4, "every file to be sealed")
+    assert browser.chrome.find_element(By.CSS_SELECTOR, "#head a[href*='/commit/']")
+    severe = [line for line in browser.chrome.get_log("browser") if line["level"] == "SEVERE"]
+    assert [line for line in severe if "401" not in line["message"]] == [], "the sign-in asks whether it is needed"
+
+
+def test_a_paused_service_says_so_and_a_job_is_cancelled_and_retried(browser: Browser, store: JobStore) -> None:
+    browser.fill(reason="a test")
+    browser.press("Pause everything")
+    shows(browser, "a test", "#banner")
+    job = submit(browser, "them/model", "you/cancelled")
+    shows(browser, "It waits", "#head")
+    browser.chrome.find_element(By.CSS_SELECTOR, "#do-cancel summary").click()
+    browser.press("Cancel")
+    shows(browser, "cancelled", "h1")
+    browser.press("Retry")
+    shows(browser, "queued", "h1")
+    assert Fleet(store).resume()
+    shows(browser, "done", "h1")
+    assert store.get(job).state == "done" and browser.text("#banner").strip() == ""
+
+
+def test_a_job_that_fails_says_why_and_what_to_do(browser: Browser, store: JobStore) -> None:
+    job = submit(browser, "them/missing", "you/missing")
+    shows(browser, "failed", "h1")
+    error = store.get(job).error or {}
+    assert error["code"] in browser.text("#head .problem") and error["hint"] in browser.text("#head .problem")
+    browser.open("/")
+    shows(browser, error["code"], "#queue")
+
+
+def test_a_catalog_is_submitted_and_watched(browser: Browser, store: JobStore) -> None:
+    browser.open("/catalogs")
+    browser.fill(text=CATALOG)
+    browser.press("Submit")
+    shows(browser, "failed", "h1")
+    shows(browser, "source.not_found", "#failures")
+    cells = [one.get_attribute("title") or "" for one in browser.chrome.find_elements(By.CSS_SELECTOR, ".grid .cell")]
+    assert sorted(cell.partition(":")[0] for cell in cells) == ["failed", "published"]
+
+
+@pytest.fixture
+def paths(store: JobStore) -> list[str]:
+    """Every page, with something on it."""
+    if not Schedules(store).all():
+        request = Request(source=Hub(repo="them/model"), target=Hub(repo="you/nightly"))
+        Schedules(store).add(Schedule(name="nightly", cron="0 2 * * *", request=request))
+        Schedules(store).run("nightly")
+    catalogs = ["/catalogs/mirror"] if b"mirror" in store.redis.smembers("reshard:catalogs") else []
+    jobs = [f"/jobs/{job.id}" for job in store.recent(limit=4)]
+    return ["/", "/jobs", "/plan", "/catalogs", "/schedules", "/jobs/none", *catalogs, *jobs]
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_everybody_can_read_it(browser: Browser, paths: list[str], width: int, dark: bool) -> None:
+    browser.look(width, dark=dark)
+    for path in paths:
+        browser.open(path)
+        browser.script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert browser.script("return document.documentElement.scrollWidth") == width, path
+        shade = browser.script("return getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g)[0]")
+        assert (int(str(shade)) < 60) is dark
+        found = Axe().run(browser.chrome)
+        serious = [one for one in found["violations"] if one["impact"] in {"serious", "critical"}]
+        assert [(path, one["id"], one["nodes"][0]["html"]) for one in serious] == []
+
+
+def test_it_is_used_with_the_keyboard_alone(browser: Browser, store: JobStore) -> None:
+    def focused() -> str:
+        return str(browser.script("return document.activeElement.innerText || document.activeElement.id"))
+
+    def press(*keys: str) -> None:
+        for key in keys:
+            browser.chrome.switch_to.active_element.send_keys(key)
+
+    browser.open("/plan")
+    press(Keys.TAB)
+    assert focused() == "Skip to content"
+    press(Keys.ENTER)
+    wait_for(lambda: browser.script("return document.activeElement.id") == "main", "the focus in the main part")
+    press(Keys.TAB, "them/model", Keys.TAB, "you/typed", Keys.TAB, Keys.TAB, Keys.TAB)
+    assert focused() == "More options"
+    outline = browser.script("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    press(Keys.TAB)
+    assert focused() == "Show what would come out"
+    press(Keys.TAB, Keys.ENTER)
+    wait_for(lambda: "/jobs/" in browser.chrome.current_url, "the page of the job")
+    job = store.get(browser.chrome.current_url.rpartition("/")[2])
+    assert str(job.request.target) == "you/typed"
+    store.cancel(job.id)
+    shows(browser, "cancelled", "h1")
+
+
+def test_it_is_read_without_scripts(browser: Browser, paths: list[str]) -> None:
+    browser.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        for path in paths:
+            browser.open(path)
+            assert browser.chrome.find_element(By.CSS_SELECTOR, "main h1").text
+    finally:
+        browser.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_field_that_is_typed_in_keeps_its_text_while_the_page_is_live(browser: Browser, store: JobStore) -> None:
+    browser.fill(reason="half a sent")
+    job = store.submit(Request(source=Hub(repo="them/none"), target=Hub(repo="you/typing")))
+    shows(browser, job.id, "#recent")
+    assert browser.script("return document.getElementById('reason').value") == "half a sent"
+    assert browser.script("return document.activeElement.id") == "reason"
