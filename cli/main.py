@@ -56,7 +56,8 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         listed = COMMANDS[name]
         found = resolve_name(f"reshard.cli.{listed.home}")
-        gc.freeze()  # modules are not garbage; scanning them takes a short command a sixth of its time
+        gc.freeze()
+        gc.enable()  # start.py says why it was not
         alone = Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
         if name in GROUPS:
             alone.add_typer(found, rich_help_panel=listed.section)
