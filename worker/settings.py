@@ -187,12 +187,6 @@ def settings() -> Settings:
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secret = first.loc[0] in {
-            "broker_url",
-            "api_url",
-            "api_token",
-            "notify_command",
-            "notify_url",
-            "notify_apprise",
-        }
+        secrets = ("broker_url", "api_url", "api_token", "notify_command", "notify_url", "notify_apprise")
+        secret = first.loc[0] in secrets
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None
