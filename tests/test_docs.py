@@ -26,6 +26,7 @@ from reshard.pipeline.errors import GO_ON, by_code
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
+from reshard.web.settings import WebSettings
 from reshard.worker.broker import find_server
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.followers.catalogs import Catalogs
@@ -142,11 +143,19 @@ def settings_table() -> dict[str, str]:
 
 def test_every_setting_is_documented_with_its_default() -> None:
     stated = settings_table()
-    fields = Settings.model_fields | StoreSettings.model_fields
+    fields = {
+        *Settings.model_fields,
+        *StoreSettings.model_fields,
+        *(f"web_{name}" for name in WebSettings.model_fields),
+    }
     assert stated.keys() - {"RESHARD_CREDENTIALS"} == {f"RESHARD_{name.upper()}" for name in fields}
     for name, field in Settings.model_fields.items():
         if isinstance(field.default, int | float):
             assert float(stated[f"RESHARD_{name.upper()}"]) == field.default
+    for name, field in WebSettings.model_fields.items():
+        if field.default_factory is None:
+            default = "none" if field.default in (None, ()) else str(field.default)
+            assert stated[f"RESHARD_WEB_{name.upper()}"].strip("`") == default
     assert parse_size(stated["RESHARD_MEMORY_LIMIT"].strip("`")) == StoreSettings.model_fields["memory_limit"].default
 
 
@@ -163,14 +172,19 @@ def test_deployments_set_only_what_exists() -> None:
     assert deployed_names() - SET_BY_OTHERS <= settings_table().keys()
 
 
-def test_the_compose_file_runs_a_broker_two_workers_and_control() -> None:
+def test_the_image_is_built_of_every_folder_of_the_package() -> None:
+    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert set(copied) == {path.name for path in (ROOT / ".types" / "reshard").iterdir()}
+
+
+def test_the_compose_file_runs_a_broker_two_workers_control_and_the_page() -> None:
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     ours = {name: service for name, service in services.items() if name != "broker"}
-    assert sorted(service["command"][0] for service in ours.values()) == ["control", "worker", "worker"]
+    assert sorted(service["command"][0] for service in ours.values()) == ["control", "web", "worker", "worker"]
     assert all(service["stop_grace_period"] == "60s" for service in ours.values())
     url = "redis://:${BROKER_PASSWORD:?set it}@broker:6379/0"
     assert all(service["environment"]["RESHARD_BROKER_URL"] == url for service in ours.values())
-    assert len({str(service.get("volumes")) for service in ours.values()}) == 3, "workers share no disk"
+    assert len({str(service.get("volumes")) for service in ours.values()}) == 4, "workers share no disk"
 
 
 def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_else(tmp_path: Path) -> None:
