@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from threading import BoundedSemaphore
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,7 +16,7 @@ from reshard.client.facts import fleet_facts, job_facts, report_of, service_fact
 from reshard.client.models import fleet, jobs, plans
 from reshard.client.plan import look
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import BadBody, WrongState
+from reshard.pipeline.errors import BadBody, TooManyPlans, WrongState
 from reshard.pipeline.places import NOWHERE, Place, parse_place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.stores.connect import Context, RateLimiterOf
@@ -25,7 +27,9 @@ from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 
 LISTED = 50  # jobs of a page, unless told otherwise
+HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
 LISTED_MAX = 500  # jobs; a page of them takes some milliseconds
+_places = BoundedSemaphore(HUB_CALLS)
 
 Typed = Annotated[Place, BeforeValidator(lambda value: parse_place(value) if isinstance(value, str) else value)]
 
@@ -151,9 +155,9 @@ def retry(call: Call) -> Mapping[str, Any]:
 def roll_back(call: Call) -> Mapping[str, Any]:
     """Undo the commit of a job, with the token of this service."""
     job = call.queue.jobs.get(call.path["job"])
-    context = context_of(call.settings)
-    policy.check(job.request, call.settings, lambda target: policy.namespaces(target, context))
-    return acts.roll_back(call.queue, job.id, context)
+    with one_of_few(call.settings) as context:
+        policy.check(job.request, call.settings, lambda target: policy.namespaces(target, context))
+        return acts.roll_back(call.queue, job.id, context)
 
 
 @endpoint("DELETE", "/jobs/{job}", jobs.Deleted)
@@ -167,7 +171,8 @@ def plan(call: Call) -> Mapping[str, Any]:
     """Show what a job would do, with the token of this service; change nothing."""
     request = call.body.request(call.caller.name)
     allow(request, call.settings, has_target=request.target != NOWHERE)
-    return look(request, context_of(call.settings)).facts
+    with one_of_few(call.settings) as context:
+        return look(request, context).facts
 
 
 @endpoint("GET", "/service", jobs.Service)
@@ -219,7 +224,24 @@ def allow(request: Request, settings: Settings, has_target: bool = True) -> None
     policy.check(place, rules, lambda target: [target.namespace])
 
 
-def context_of(settings: Settings, limiters: RateLimiterOf | None = None) -> Context:
+@contextmanager
+def asking(settings: Settings, limiters: RateLimiterOf | None = None) -> Iterator[Context]:
     """This process's tokens and budgets, for the Hubs that it may call."""
     context = Context.from_env(limiters)
-    return replace(context, endpoints=policy.endpoints(settings, context.credentials))
+    with closing(replace(context, endpoints=policy.endpoints(settings, context.credentials))) as own:
+        yield own
+
+
+@contextmanager
+def one_of_few(settings: Settings) -> Iterator[Context]:
+    """The same, for a call that may wait for a Hub for minutes: raises TooManyPlans where HUB_CALLS do.
+
+    Each holds one of the threads in which everybody's requests are carried out.
+    """
+    if not _places.acquire(blocking=False):
+        raise TooManyPlans(most=HUB_CALLS)
+    try:
+        with asking(settings) as context:
+            yield context
+    finally:
+        _places.release()

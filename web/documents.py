@@ -18,6 +18,7 @@ from reshard.pipeline.errors import (
     ReshardError,
     ScheduleNotFound,
     SignInNeeded,
+    TooManyPlans,
     TooManyReaders,
     WorkerNotFound,
 )
@@ -33,6 +34,7 @@ OWN_STATUS: dict[type[ReshardError], int] = {
     WorkerNotFound: 404,
     BodyTooLarge: 413,
     BrokerUnavailable: 503,
+    TooManyPlans: 503,
     TooManyReaders: 503,
 }
 

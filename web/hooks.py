@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -31,7 +30,7 @@ from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter
 from reshard.pipeline.validation import first_problem
-from reshard.web.api import allow, context_of
+from reshard.web.api import allow, asking
 from reshard.worker.followers.pushes import Watch
 from reshard.worker.settings import Settings
 
@@ -116,7 +115,7 @@ def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any
     if ignored is None:
         heads = payload.heads()
         watches = queue.pushes.watches(payload.repo.name, heads)
-        with closing(context_of(settings, lambda endpoint: Hurried())) as context:
+        with asking(settings, lambda endpoint: Hurried()) as context:
             carried = [_carry(queue, watch, heads, settings, context) for watch in watches]
     return {"repo": payload.repo.name, "carried": carried, "ignored": ignored}
 

@@ -128,6 +128,9 @@ class NotTheApi(QueueError, code="queue.not_the_api"):
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
     message = "{most} event streams are open, as many as this service takes"
     hint = "close some pages, or wait"
+class TooManyPlans(QueueError, code="queue.plans", retryable=True):
+    message = "{most} plans and rollbacks are being made, as many as this service makes at once"
+    hint = "try again in a moment; a job on the queue waits by itself"
 class WorkerNotFound(QueueError, code="queue.no_worker"):
     message = "{which} is called {name}; there are: {workers}"
     hint = "see `reshard fleet status`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from reshard.client.models.catalogs import Pushed
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
+from reshard.web.api import HUB_CALLS
+from reshard.web.auth import Scope, add_token
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -30,8 +33,8 @@ def watched(namespace: Namespace, broker: Broker, tmp_path: Path) -> Iterator[Si
     """The service, with the Hub on loopback."""
     hub = {"HF_ENDPOINT": namespace.endpoint, "HF_TOKEN": namespace.token}
     with Machine(tmp_path, broker.url, RESHARD_ALLOWED_TARGETS=namespace.name, **hub) as machine:
-        port = free_port()
-        yield Site(machine, start(machine, tmp_path / "tokens", port), f"http://127.0.0.1:{port}", {})
+        port, tokens = free_port(), {"act": add_token(tmp_path / "tokens", "ada", Scope.act)}
+        yield Site(machine, start(machine, tmp_path / "tokens", port), f"http://127.0.0.1:{port}", tokens)
 
 
 def pushed(repo: str, commit: str, ref: str = "refs/heads/main", scope: str = "repo.content") -> dict[str, Any]:
@@ -163,3 +166,19 @@ def test_where_no_secret_is_set_every_hook_is_refused(broker: Broker, store: Job
 def test_what_is_no_payload_is_said_to_be_none(site: Site, store: JobStore, body: bytes) -> None:
     refused = post(site, body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "usage.body")
+
+
+def test_plans_that_wait_for_a_hub_keep_nobody_else_waiting(
+    watched: Site, store: JobStore, namespace: Namespace
+) -> None:
+    rule = namespace.admin.fault("GET .*/revision/", "hold")
+    body = {"source": namespace.repo("source"), "target": namespace.repo("target")}
+    with ThreadPoolExecutor(HUB_CALLS) as pool, watched.client() as client:
+        waiting = [pool.submit(watched.client().post, "/api/v1/plan", json=body) for _ in range(HUB_CALLS)]
+        namespace.admin.wait_for_fault(rule, waiting=HUB_CALLS)
+        refused = client.post("/api/v1/plan", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue.plans")
+        assert watched.get("/api/v1/jobs", scope="act")["jobs"] == []
+        namespace.admin.release(rule)
+        assert {answer.result().json()["error"]["code"] for answer in waiting} == {"source.not_found"}
+        assert client.post("/api/v1/plan", json=body).json()["error"]["code"] == "source.not_found"

@@ -64,7 +64,8 @@ def preview(call: Call) -> Answer:
         asked = _asked(call.body)
         request = asked.request(call.caller.name)
         api.allow(request, call.settings, has_target=request.target != NOWHERE)
-        looked = look(request, api.context_of(call.settings))
+        with api.one_of_few(call.settings) as context:
+            looked = look(request, context)
     except ReshardError as error:
         return _page(_typed(call.body), error)
     return _page(_typed(call.body), None, looked.facts, drawing(picture(looked.plan)))
