@@ -16,7 +16,7 @@ import pytest
 
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.web import api, catalogs_api
+from reshard.web import api, catalogs_api, pages
 from reshard.web.auth import COOKIE
 from reshard.web.endpoint import ENDPOINTS, Endpoint
 from reshard.web.guard import BODY_MAX
@@ -120,6 +120,23 @@ def test_what_a_browser_sends_by_itself_counts_from_our_own_page_only(
         answer = client.post(f"{ROOT}/jobs", json=BODY)
     assert answer.status_code == 200 if ours else code_of(answer) == "access.cross_site"
     assert len(store.recent()) == ours
+
+
+@pytest.mark.parametrize("path", [path for method, path, _ in pages.site._PAGES if method == "POST"])
+def test_no_form_does_anything_for_who_may_only_read_or_was_misled(site: Site, store: JobStore, path: str) -> None:
+    url = re.sub(r"{\w+}", "some", path)
+    for token, sent, status in (
+        (None, "same-origin", 303),
+        ("read", "same-origin", 403),
+        ("act", "cross-site", 403),
+        ("act", "same-site", 403),
+    ):
+        cookie = {"Cookie": f"{COOKIE}={site.tokens[token]}"} if token else {}
+        with site.client(None, headers={"Sec-Fetch-Site": sent} | cookie) as client:
+            answer = client.post(url, data={"source": "a/model", "target": "b/model"})
+        assert answer.status_code == status and "default-src 'none'" in answer.headers["content-security-policy"]
+        assert status != 303 or answer.headers["location"].startswith("/sign-in")
+    assert store.recent() == [] and site.get(f"{ROOT}/fleet")["paused"] is None
 
 
 PROXY = {"RESHARD_WEB_ACTORS": "ada", "RESHARD_WEB_USER_HEADER": "X-User"}
@@ -241,7 +258,8 @@ def test_a_hostile_query_is_refused_in_words(site: Site, query: str) -> None:
 PATHS = """
 /../../etc/passwd /%2e%2e/%2e%2e/etc/passwd //etc/passwd /api/v1/../../healthz/x /api/v1//jobs /docs /static/..%2fapp.py
 /api/v1/jobs/%00 /api/v1/jobs/%2e%2e /api/v1/jobs/a%2fb /api/v1/jobs/%ff%fe /api/v1/jobs/%0d%0aSet-Cookie:x=y
-/api/v1/jobs/<script>alert(1)</script> /api/v1/catalogs/<img%20src=x> /api/v1/catalogs/%00 /api/v1/schedules/..
+/api/v1/jobs/<script>alert(1)</script> /<script>alert(1)</script> /catalogs/<script>alert(1)</script>
+/api/v1/catalogs/<img%20src=x> /api/v1/catalogs/%00 /api/v1/schedules/..
 http://evil.example/api/v1/jobs/x /api/v1/jobs/LONG
 """
 
@@ -252,9 +270,12 @@ def test_no_path_leads_anywhere_else(site: Site, path: str) -> None:
     answer = said(site, f"GET {path.replace('LONG', 'a' * 8000)}", f"Authorization: Bearer {site.tokens['act']}")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert re.match(rb"HTTP/1.1 (404|400) ", head), answer[:500]
-    assert b"set-cookie" not in head.lower() and b"content-type: application/json" in head
-    kinds = {"usage.no_page", "job.not_found", "queue.no_catalog", "queue.no_schedule"}
-    assert json.loads(body)["error"]["code"] in kinds
+    assert b"set-cookie" not in head.lower() and b"x-content-type-options: nosniff" in head
+    if path.startswith("/api/"):
+        kinds = {"usage.no_page", "job.not_found", "queue.no_catalog", "queue.no_schedule"}
+        assert json.loads(body)["error"]["code"] in kinds
+    else:
+        assert b"usage.no_page" in body and b"root:" not in body and b"<script>alert" not in body
     alive(site)
 
 
