@@ -7,7 +7,7 @@
 #   make bench-quick a tenth of it in three minutes; writes nothing
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
-#   make docs        writes the generated parts of docs/ again
+#   make docs        writes the generated parts of docs/ again, pictures of the page where Chromium is there
 #   make clean       removes what the others made
 
 SHELL := /bin/sh
@@ -73,6 +73,7 @@ fuzz: $(VENV)/.fuzz
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/record.py
+	$(BIN)/python docs/screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

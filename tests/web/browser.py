@@ -13,6 +13,9 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+from tests.support.procs import wait_for
+
+LOADED = 60.0  # seconds; a page takes some hundredths of one on an idle machine
 MISSING = "needs Chromium and its driver (Debian: apt install chromium chromium-driver)"
 
 
@@ -43,7 +46,12 @@ class Browser:
         self.press("Sign in")
 
     def press(self, label: str) -> None:
-        self.chrome.find_element(By.XPATH, f"//main//button[normalize-space()='{label}']").click()
+        """A button that leads to another page, until that is there."""
+        button = self.chrome.find_element(By.XPATH, f"//main//button[normalize-space()='{label}']")
+        self.script("window.before = true")
+        button.click()
+        there = "return document.readyState === 'complete' && !window.before"
+        wait_for(lambda: self.script(there), f"the page after {label!r}", LOADED)
 
     def fill(self, **fields: str) -> None:
         for id, text in fields.items():
