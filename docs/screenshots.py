@@ -29,7 +29,7 @@ from tests.web.browser import MISSING, Browser, browsing, installed
 from tests.web.conftest import start
 
 GUIDES = Path(__file__).parent / "guides"
-WIDE, PHONE = 1180, 360  # pixels
+WIDE, PHONE, TALL = 1180, 360, 1150  # pixels
 CATALOG = "name: nightly-mirror\ndefaults: {to: 'you/{name}-10kB', size: 10kB}\nentries:\n"
 MODELS = ("bert-base", "bert-large", "gpt-small", "gpt-medium", "llama-tiny", "mistral-tiny", "qwen-tiny", "t5-small")
 ENTRIES = CATALOG + "".join(f"- repo: them/{name}\n" for name in (*MODELS, "phi-gated"))
@@ -79,23 +79,28 @@ def _take(browser: Browser, store: JobStore, token: str) -> None:
         browser.fill(text=ENTRIES)
         browser.press("Submit")
         _await(lambda: browser.text("h1").endswith("failed"))
+    browser.picture(GUIDES / "page-catalog.png", TALL)
     _a_day(store)
+    browser.open("/plan")
+    browser.fill(source="them/model-70b", target="you/model-70b", size="3MB")
+    browser.press("Submit")
+    _await(lambda: browser.text("h1").endswith("failed"))
     browser.open("/plan")
     browser.fill(source="them/model-7b", target="you/model-7b-3MB", size="3MB")
     browser.press("Show what would come out")
-    browser.picture(GUIDES / "page-plan.png")
+    browser.picture(GUIDES / "page-plan.png", TALL)
     Fleet(store).limit({"bandwidth": "500kB/s"})  # slow enough to be seen
     browser.press("Submit")
     job = browser.chrome.current_url
     _await(lambda: browser.text("#files").count("sealed") >= 2)
-    browser.picture(GUIDES / "page-job.png")
+    browser.picture(GUIDES / "page-job.png", TALL)
     browser.open("/")
     _await(lambda: browser.text("#workers li b").endswith("/s"))
-    browser.picture(GUIDES / "page-overview.png")
+    browser.picture(GUIDES / "page-overview.png", TALL)
     browser.look(PHONE, 740, dark=True)
     browser.chrome.get(job)
     _await(lambda: browser.text("#live") == "live")
-    browser.picture(GUIDES / "page-phone.png")
+    browser.picture(GUIDES / "page-phone.png", TALL)
 
 
 def _await(check: Callable[[], object]) -> None:
@@ -107,7 +112,12 @@ def _a_day(store: JobStore) -> None:
     now = server_ms(store.redis)
     for ago in range(1, 24):
         busy = max(1, 12 - abs(ago - 12) * 2)
-        day = {"read": busy * 41 * 10**9, "ended:done": busy * 7, "ended:failed": busy // 5}
+        day = {
+            "read": busy * 41 * 10**9,
+            "ended:done": busy * 7,
+            "ended:failed": busy // 5,
+            "failed:hub.unreachable": busy // 5,
+        }
         store.redis.hset(hour_key(now // HOUR - ago), mapping=day)
         store.redis.expire(hour_key(now // HOUR - ago), 86_400)
         least = f"reshard:pace:least:{now // HOUR - ago}"

@@ -27,12 +27,14 @@ from reshard.pipeline.errors import (
     SignInNeeded,
 )
 from reshard.pipeline.validation import first_problem
-from reshard.web import api, catalogs_api, hooks, pages  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
+from reshard.web import api, catalogs_api, hooks  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
 from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
 from reshard.web.documents import document, failed
 from reshard.web.endpoint import ENDPOINTS, Call, Endpoint
 from reshard.web.guard import Guard
 from reshard.web.openapi import openapi
+from reshard.web.pages import catalogs, jobs, overview, planning  # noqa: F401 -- their pages are in site.routes
+from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow
 from reshard.worker.queue.jobs import broker_errors

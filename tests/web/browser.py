@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from selenium.webdriver import Chrome
 from selenium.webdriver.chrome.options import Options
@@ -63,12 +64,14 @@ class Browser:
         """What is shown there; nothing where no such element is."""
         return str(self.script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
 
-    def script(self, code: str, *arguments: object) -> object:
+    def script(self, code: str, *arguments: object) -> Any:
         return self.chrome.execute_script(code, *arguments)
 
-    def picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        shot = self.chrome.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    def picture(self, path: Path, height: int) -> None:
+        """So much of the page, from its top, as a PNG."""
+        width, whole = self.script("return [innerWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(whole, height), "scale": 1}
+        shot = self.chrome.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path.write_bytes(base64.b64decode(shot["data"]))
 
 

@@ -23,6 +23,7 @@ async function refresh() {
   }
   if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
   if (!answer.ok) return;
+  if (events?.readyState === EventSource.CLOSED) listen(); // it was refused, as when there were too many readers
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const there = new Set([...page.querySelectorAll("[data-live]")].map((part) => part.id));
   const here = new Set([...parts()].map((part) => part.id));
@@ -74,18 +75,31 @@ function bytes(size) {
 }
 
 const before = new Map(); // job -> [when, bytes done], for its rate
-function progress({ id, bytes: all, bytes_done: done }) {
-  const now = Date.now();
-  const [then, had] = before.get(id) ?? [now, done];
-  if (now - then > 900 || !before.has(id)) before.set(id, [now, done]);
-  const rate = now > then && done > had ? `, ${bytes(Math.round(((done - had) * 1000) / (now - then)))}/s` : "";
-  document.querySelectorAll(`progress[data-job="${CSS.escape(id)}"]`).forEach((bar) => {
-    bar.max = all || 1;
-    bar.value = done;
+const news = new Map(); // job -> what is to be shown in the next frame
+function progress(now) {
+  if (!news.size) requestAnimationFrame(show);
+  news.set(now.id, now);
+}
+
+function show() {
+  const at = Date.now();
+  document.querySelectorAll("progress[data-job]").forEach((bar) => {
+    const job = news.get(bar.dataset.job);
+    if (job) [bar.max, bar.value] = [job.bytes || 1, job.bytes_done];
   });
-  document.querySelectorAll(`[data-told="${CSS.escape(id)}"]`).forEach((told) => {
-    told.textContent = `${bytes(done)} of ${bytes(all)}${rate}`;
+  const rates = new Map();
+  for (const { id, bytes_done: done } of news.values()) {
+    const [then, had] = before.get(id) ?? [at, done];
+    if (at > then && done > had) rates.set(id, `, ${bytes(Math.round(((done - had) * 1000) / (at - then)))}/s`);
+    before.set(id, [at, done]);
+  }
+  document.querySelectorAll("[data-told]").forEach((told) => {
+    const job = news.get(told.dataset.told);
+    if (!job) return;
+    const done = bytes(Math.min(job.bytes_done, job.bytes));
+    told.textContent = `${done} of ${bytes(job.bytes)}${rates.get(job.id) ?? ""}`;
   });
+  news.clear();
 }
 
 function tellTimes() {
@@ -100,9 +114,13 @@ function tellTimes() {
 }
 
 const address = document.body.dataset.events;
-if (address) {
+let events = null;
+
+// One connection for each page that is seen: browsers have six for a service, and hidden pages need none.
+function listen() {
   const live = document.getElementById("live");
-  const events = new EventSource(address);
+  events?.close();
+  events = new EventSource(address);
   events.addEventListener("open", () => {
     if (live.textContent === "offline") soon();
     live.textContent = "live";
@@ -110,7 +128,15 @@ if (address) {
   events.addEventListener("error", () => (live.textContent = "offline"));
   events.addEventListener("event", soon);
   events.addEventListener("progress", (message) => progress(JSON.parse(message.data).progress));
-  document.addEventListener("visibilitychange", () => document.hidden || soon());
+}
+
+if (address) {
+  listen();
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return events.close();
+    listen();
+    soon();
+  });
   setInterval(soon, 10 * PAUSE); // what no event tells, as a worker that went away
 }
 setInterval(tellTimes, AGO);
