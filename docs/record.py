@@ -29,8 +29,10 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the Hub on loopback is the tests' own
 
 from demo.__main__ import PUBLISHER_TOKEN, SOURCE, publish_source
+from reshard.web.settings import PORT
 from tests.support.hub import HubProcess
 from tests.support.models import save_model
+from tests.support.procs import free_port
 
 HERE = Path(__file__).parent
 RECORDING, REFUSALS = HERE / "run.svg", HERE / "when-it-says-no.md"
@@ -186,8 +188,9 @@ def _screen(written: str) -> str:
 def _pages(hub: HubProcess, here: Path) -> dict[Path, str]:
     """The pages of SHOWN, with what the commands in their console blocks say now."""
     (here / "mirror.yaml").write_text(MIRROR)
-    env = _environment(hub, here)
+    env = _environment(hub, here) | {"RESHARD_WEB_PORT": str(port := free_port())}  # the usual one may be taken
     stand_ins = {
+        rf"127\.0\.0\.1:{port}\b": f"127.0.0.1:{PORT}",
         re.escape(str(here)): "/home/you",
         re.escape(hub.endpoint): "https://hub.example",
         re.escape(f"{getpass.getuser()}@{socket.gethostname()}"): "you@laptop",
