@@ -15,8 +15,10 @@ from reshard.web import catalogs_api
 from reshard.web.documents import status_of
 from reshard.web.endpoint import Call
 from reshard.web.pages.site import Answer, Page, Text, act, page
+from reshard.worker.followers.catalogs import SUCCESS
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
 from reshard.worker.followers.schedules import Run, ScheduleStatus
+from reshard.worker.queue.scripts import decoded
 
 TIMES = 5  # of a schedule that come next
 RESULTS = 14  # of a schedule that are shown
@@ -29,8 +31,9 @@ def catalogs(call: Call) -> Answer:
 
 
 def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -> Page:
-    seen = [queue.catalogs.get(name) for name in queue.catalogs.names()]
-    shown = {"catalogs": seen, "text": text, "error": error.to_dict() if error else None}
+    catalogs = [(name, queue.catalogs.now(name)) for name in queue.catalogs.names()]  # without their models
+    success = {name: int(ms) / 1000 for name, ms in decoded(queue.jobs.redis.hgetall(SUCCESS)).items()}
+    shown = {"catalogs": catalogs, "success": success, "text": text, "error": error.to_dict() if error else None}
     return Page("catalogs.html", shown, status_of(error) if error else 200)
 
 

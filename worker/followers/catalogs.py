@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 RUN_PARTS = ("entries", "todo", "again", "ended", "counts")  # that begin anew with each run
 
 NIGHTS = 14  # runs of a catalog of which every model's outcome is remembered
+NIGHT_WHOLE = 1000  # models; of larger catalogs only those are remembered that were not unchanged, or memory would fill
 KEEP_NIGHT = 90 * 86_400  # seconds after its last change
 
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"

@@ -17,7 +17,17 @@ from typing import cast
 
 from reshard.pipeline.errors import BadPlace, CatalogNotFound, JobNotFound, ReshardError, TargetBusy, WrongState
 from reshard.worker.followers import records
-from reshard.worker.followers.catalogs import LOOKED_AT, Catalogs, Now, count, enter, hash_of, key, remember_night
+from reshard.worker.followers.catalogs import (
+    LOOKED_AT,
+    NIGHT_WHOLE,
+    Catalogs,
+    Now,
+    count,
+    enter,
+    hash_of,
+    key,
+    remember_night,
+)
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
@@ -124,7 +134,8 @@ class Cursor(Catalogs):
                 else:
                     pipe.hset(key(name, "ended"), str(number), json.dumps(asdict(ended)))
                     count(pipe, name, ended, 1)
-                    remember_night(pipe, name, now, entry.repo, ended)
+                    if ended.outcome != "unchanged" or len(found) <= NIGHT_WHOLE:
+                        remember_night(pipe, name, now, entry.repo, ended)
                     now.counts.update(records.tally(ended))
             pipe.hset(key(name), mapping={"failures": 0, "empty": json.dumps(empty)})
             if first + FILL >= len(found):

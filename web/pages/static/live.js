@@ -2,7 +2,7 @@
 // are is written where data-job and data-told name them. Without this script the page can be read and used as well.
 "use strict";
 
-const PAUSE = 1000; // ms between two fetches of the page, however much happens
+const PAUSE = Number(document.body.dataset.pause); // ms between two fetches of the page, however much happens
 const AGO = 15000; // ms between two looks at how long ago things were
 const sent = new Map(); // id of a part -> its markup as the server sent it last
 let waiting = null;
