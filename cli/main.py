@@ -39,7 +39,7 @@ COMMANDS = {
     "delete": Listed(JOBS, "jobs:delete", "Delete jobs that have ended."),
     "catalog": Listed(CATALOGS, "catalog:catalog", "Reshard many models from one YAML file."),
     "schedule": Listed(CATALOGS, "schedule:schedule", "Submit a request or a catalog by a cron expression."),
-    "up": Listed(SERVICE, "service:up", "Start a broker, a worker, control and the page on this machine."),
+    "up": Listed(SERVICE, "service:up", "Start broker, worker, control and page on this machine."),
     "down": Listed(SERVICE, "service:down", "Stop everything that `reshard up` started."),
     "worker": Listed(SERVICE, "service:worker", "Run a worker in the foreground."),
     "control": Listed(SERVICE, "service:control", "Run the scheduler: wake workers for jobs and schedules."),

@@ -29,7 +29,7 @@ def _settings(log_format: Format | None) -> Settings:
 
 @takes(output=read_output)
 def up(*, log_format: LogFormat = None, output: Output) -> None:
-    """Start a broker, a worker, control and the page on this machine.
+    """Start broker, worker, control and page on this machine.
 
     Those that run already are left running; the page needs the extra `web`.
 
