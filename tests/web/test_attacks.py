@@ -16,7 +16,8 @@ import pytest
 
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.web import api, catalogs_api, pages
+from reshard.web import api, catalogs_api
+from reshard.web.app import pages
 from reshard.web.auth import COOKIE
 from reshard.web.endpoint import ENDPOINTS, Endpoint
 from reshard.web.guard import BODY_MAX
@@ -122,7 +123,7 @@ def test_what_a_browser_sends_by_itself_counts_from_our_own_page_only(
     assert len(store.recent()) == ours
 
 
-@pytest.mark.parametrize("path", [path for method, path, _ in pages.site._PAGES if method == "POST"])
+@pytest.mark.parametrize("path", [path for method, path, _ in pages._PAGES if method == "POST"])
 def test_no_form_does_anything_for_who_may_only_read_or_was_misled(site: Site, store: JobStore, path: str) -> None:
     url = re.sub(r"{\w+}", "some", path)
     for token, sent, status in (
