@@ -21,6 +21,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.commit import Published
+from reshard.worker.followers import cursor
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander
 from reshard.worker.followers.records import Definition, Ended, Entry
@@ -128,6 +129,22 @@ def test_what_did_not_change_needs_no_job(catalogs: Cursor, leases: Leases, stor
     assert len(jobs(catalogs)) == 2
     assert catalogs.get("mirror").counts() == {"unchanged": 1}
     assert made in {job.id for job in store.recent()}
+
+
+def test_of_a_large_catalog_only_what_was_not_unchanged_is_remembered(
+    catalogs: Cursor, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = definition(3)
+    begin(catalogs, wanted)
+    for job in jobs(catalogs):
+        finish(leases, job)
+    assert jobs(catalogs) == []
+    begin(catalogs, wanted)
+    monkeypatch.setattr(cursor, "NIGHT_WHOLE", 2)
+    broken: Rows = [(rows(wanted)[0][0], NoWeights(place="them/m0", found=""))]
+    begin(catalogs, wanted, [*broken, *rows(wanted)[1:]])
+    nights = [sorted(night.values()) for _, night in catalogs.nights("mirror")]
+    assert nights == [[("failed", NoWeights.code)], [("unchanged", "")] * 3, [("same", "")] * 3]
 
 
 def test_a_commit_of_ours_is_what_the_target_must_still_be_at(catalogs: Cursor, leases: Leases) -> None:

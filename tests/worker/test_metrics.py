@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -25,7 +26,7 @@ from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
-from reshard.worker.followers.counters import KEEP_MOVED, moved_key
+from reshard.worker.followers.counters import HOUR, HOURS, KEEP_MOVED, TOTALS, by_hour, moved_key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
@@ -34,7 +35,7 @@ from reshard.worker.health import serve
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 from tests.support.procs import Broker, Machine, wait_for
@@ -122,6 +123,21 @@ def test_jobs_are_counted_by_state_and_failures_by_code(store: JobStore, leases:
     assert seen.one("reshard_jobs", "failed") == 0
     assert seen.one("reshard_jobs_ended_total", "failed") == 3
     assert seen.one("reshard_jobs_ended_total", "done") == 0
+
+
+def test_the_last_day_is_counted_by_hour_and_then_forgotten(store: JobStore, leases: Leases) -> None:
+    fail(leases, store.submit(ask("bad")).id)
+    followed(store)
+    now = server_ms(store.redis)
+    hours = by_hour(store.redis, now)
+    assert len(hours) == HOURS and hours[-1][0] <= now / 1000 < hours[-1][0] + 3600
+    ended = Counter[str]()
+    for _, one in by_hour(store.redis, now + HOUR):  # the hour may have changed since
+        ended.update(one)
+    assert ended == {"ended:failed": 1, f"failed:{NoWeights.code}": 1}
+    assert by_hour(store.redis, now + (HOURS + 1) * HOUR)[0][1] == {}
+    [*keys] = store.redis.keys(f"{TOTALS}:*")
+    assert all(store.redis.ttl(key) > HOURS * 3600 for key in keys) and keys
 
 
 def test_what_could_be_claimed_is_counted_by_queue_with_its_oldest_wait(
