@@ -36,7 +36,7 @@ def api(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
         yield {"RESHARD_API_URL": f"http://127.0.0.1:{port}", "RESHARD_API_TOKEN": token}
 
 
-@pytest.fixture(params=["broker", "api"])
+@pytest.fixture(params=["broker", pytest.param("api", marks=pytest.mark.slow)])  # tests/web compares the two
 def queue(request: pytest.FixtureRequest, reshard: Run, url: str) -> Queue:
     """``reshard`` with that broker, emptied; commands of jobs ask it, or the API."""
     env = {"RESHARD_BROKER_URL": url} | (request.getfixturevalue("api") if request.param == "api" else {})
