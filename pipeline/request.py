@@ -77,7 +77,7 @@ class Options(Strict):
     never changes; what is to be otherwise by default is another option.
     """
 
-    size: Annotated[int, BeforeValidator(_parsed)] = Field(
+    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=int | str)] = Field(
         default=DEFAULT_SIZE,
         gt=0,
         description="Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",

@@ -31,7 +31,12 @@ HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
 LISTED_MAX = 500  # jobs; a page of them takes some milliseconds
 _places = BoundedSemaphore(HUB_CALLS)
 
-Typed = Annotated[Place, BeforeValidator(lambda value: parse_place(value) if isinstance(value, str) else value)]
+Typed = Annotated[
+    Place,
+    BeforeValidator(
+        lambda value: parse_place(value) if isinstance(value, str) else value, json_schema_input_type=Place | str
+    ),
+]
 
 
 class Body(BaseModel):

@@ -8,13 +8,28 @@ from importlib.metadata import version
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
 
 from reshard.client import SCHEMA
 from reshard.client.models.jobs import Failed
 from reshard.web.endpoint import Endpoint
 
 REF = "#/components/schemas/{model}"
+
+
+class Schemas(GenerateJsonSchema):
+    """Of answers as they are written: open, because fields may be added, and with the fields of places."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        if self.mode == "serialization":
+            made.pop("additionalProperties", None)
+        return made
+
+    def ser_schema(self, schema: Any) -> JsonSchemaValue | None:
+        """A wrapping serializer writes the fields of its model, and leaves out some that are not set."""
+        return None if schema["type"] == "function-wrap" else super().ser_schema(schema)
 
 
 def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -24,14 +39,14 @@ def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     bodies = {one.body for one in known if one.body}
     modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=_name)]
     modes += [(model, "validation") for model in sorted(bodies, key=_name)]
-    refs, schemas = models_json_schema(modes, ref_template=REF)
+    refs, schemas = models_json_schema(modes, ref_template=REF, schema_generator=Schemas)
     paths: dict[str, dict[str, Any]] = {}
     for one in known:
         answer = _content({"allOf": [refs[one.answer, "serialization"], _SCHEMA]})
         error = _content({"allOf": [refs[Failed, "serialization"], _SCHEMA]})
         said: dict[str, Any] = {
             "summary": one.summary,
-            "operationId": one.run.__name__,
+            "operationId": _operation(one),
             "security": [{"token": []}],
             "x-scope": str(one.scope),
             "parameters": [*_in_path(one), *_in_query(one)],
@@ -41,7 +56,10 @@ def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             },
         }
         if one.body:
-            said["requestBody"] = {"required": True, **_content(refs[one.body, "validation"])}
+            said["requestBody"] = {
+                "required": any(field.is_required() for field in one.body.model_fields.values()),
+                **_content(refs[one.body, "validation"]),
+            }
         paths.setdefault(root + one.path, {})[one.method.lower()] = said
     return {
         "openapi": "3.1.0",
@@ -59,6 +77,11 @@ _SCHEMA = {"type": "object", "properties": {"schema": {"const": SCHEMA}}, "requi
 
 def _name(model: type) -> str:
     return model.__name__
+
+
+def _operation(one: Endpoint) -> str:
+    """One for each: clients that are generated name their functions by it."""
+    return "_".join([one.method.lower(), *re.findall(r"\w+", one.path)])
 
 
 def _content(schema: dict[str, Any]) -> dict[str, Any]:

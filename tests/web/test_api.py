@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from reshard.client.models import catalogs, fleet, jobs
 from reshard.pipeline.places import Hub
@@ -60,7 +61,44 @@ def test_who_may_not_is_refused(site: Site, scope: str | None, path: str, status
 
 
 def test_the_openapi_document_has_every_endpoint(site: Site) -> None:
-    with site.client("read") as client:
-        document = client.get("/api/v1/openapi.json").json()
+    document = openapi(site)
     assert document["openapi"] == "3.1.0" and "/api/v1/jobs/{job}/cancel" in document["paths"]
     assert catalogs.Catalog.__name__ in document["components"]["schemas"]
+    ids = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    assert len({*ids}) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("post", JOBS, BODY | {"source": {"kind": "folder", "path": "/models/one"}}),
+        ("post", JOBS, BODY),
+        ("get", JOBS, None),
+        ("get", f"{JOBS}/{{job}}", None),
+        ("get", f"{JOBS}/{{job}}/changes", None),
+        ("get", f"{JOBS}/{{job}}/plan", None),
+        ("post", f"{JOBS}/{{job}}/retry", {"anew": True}),
+        ("get", "/api/v1/service", None),
+        ("get", "/api/v1/fleet", None),
+        ("post", "/api/v1/schedules", {"name": "nightly", "cron": "@daily", "request": BODY}),
+        ("get", "/api/v1/schedules", None),
+    ],
+)
+def test_what_is_taken_and_answered_is_as_the_openapi_document_says(
+    site: Site, store: JobStore, method: str, path: str, body: Any
+) -> None:
+    job = store.submit(Request(source=Hub(repo="a/model"), target=Hub(repo="c/model"))).id
+    document = openapi(site)
+    operation = document["paths"][path][method]
+    with site.client() as client:
+        response = client.request(method, path.format(job=job), json=body)
+    told = operation["responses"]["200" if response.status_code == 200 else "default"]
+    checked = [(told, response.json())] + ([(operation["requestBody"], body)] if body else [])
+    for one, data in checked:
+        schema = one["content"]["application/json"]["schema"] | {"components": document["components"]}
+        Draft202012Validator(schema).validate(data)
+
+
+def openapi(site: Site) -> Any:
+    with site.client("read") as client:
+        return client.get("/api/v1/openapi.json").json()
