@@ -138,6 +138,34 @@ def test_a_job_that_fails_says_why_and_what_to_do(browser: Browser, store: JobSt
     shows(browser, error["code"], "#queue")
 
 
+# The job is cancelled after its page was made, and before the page's stream of events begins; no clock asks again.
+MEANWHILE = """
+window.setInterval = () => 0;
+const Real = EventSource;
+window.EventSource = class extends Real {
+  constructor(address) {
+    const asked = new XMLHttpRequest();
+    asked.open("POST", location.pathname + "/cancel", false);
+    asked.send();
+    super(address);
+  }
+};
+"""
+
+
+def test_what_happens_before_a_page_is_live_is_shown(browser: Browser, store: JobStore) -> None:
+    Fleet(store).pause("a test", None)
+    job = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="you/meanwhile"))).id
+    added = browser.chrome.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MEANWHILE})
+    try:
+        browser.open(f"/jobs/{job}")
+        wait_for(lambda: "cancelled" in browser.text("h1"), "the state that the job has", END)
+    finally:
+        browser.chrome.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+        Fleet(store).resume()
+    assert store.get(job).state == "cancelled"
+
+
 def test_a_catalog_is_submitted_and_watched(browser: Browser, store: JobStore) -> None:
     browser.open("/catalogs")
     browser.fill(text=CATALOG)

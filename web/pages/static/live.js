@@ -122,7 +122,7 @@ function listen() {
   events?.close();
   events = new EventSource(address);
   events.addEventListener("open", () => {
-    if (live.textContent === "offline") soon();
+    soon(); // what happened since the page was made, or while nothing came
     live.textContent = "live";
   });
   events.addEventListener("error", () => (live.textContent = "offline"));
