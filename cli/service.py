@@ -65,13 +65,17 @@ def _page() -> Page | None:
 
 def _page_notes(service: Service) -> list[str]:
     """Why there is no page, or how one gets to see it."""
+    from reshard.pipeline.errors import BadSetting
     from reshard.web.auth import Tokens
     from reshard.web.settings import web_settings
 
     if service.no_page:
         return [f"the page was not started: {service.no_page}"]
-    if service.page and not web_settings().proxy and not Tokens(web_settings().tokens):
-        return ["nobody has a token for the page yet: `reshard token NAME --act` makes one"]
+    try:
+        if service.page and not web_settings().proxy and not Tokens(web_settings().tokens):
+            return ["nobody has a token for the page yet: `reshard token NAME --act` makes one"]
+    except BadSetting as error:  # of the file of tokens; all else runs
+        return [f"nobody can sign in at the page: {error}"]
     return []
 
 

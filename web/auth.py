@@ -99,8 +99,10 @@ def add_token(path: Path, name: str, scope: Scope) -> str:
     line = f"{name} {scope} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(line)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+") as file:
+            if (held := file.read()) and not held.endswith(b"\n"):  # an editor left its last line open
+                line = f"\n{line}"
+            file.write(line.encode())
     except OSError as error:
         raise BadSetting(name="RESHARD_WEB_TOKENS", value=path, why=f"cannot write it: {error.strerror}") from None
     return token

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from reshard.client import SCHEMA
 from reshard.pipeline.errors import (
+    BadSetting,
     BodyTooLarge,
     BrokerUnavailable,
     CatalogNotFound,
@@ -36,6 +37,7 @@ OWN_STATUS: dict[type[ReshardError], int] = {
     BrokerUnavailable: 503,
     TooManyPlans: 503,
     TooManyReaders: 503,
+    BadSetting: 500,  # of this process, as a file of tokens that cannot be read
 }
 
 

@@ -306,6 +306,9 @@ def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path
         assert kept.startswith("control, worker and web ran already: ")
         seen = httpx2.get(f"{third['page']}/api/v1/service", headers={"Authorization": f"Bearer {token}"}).json()
         assert {process["kind"] for process in seen["processes"]} == {"worker", "control"}
+        (Path(third["data_dir"]) / "web-tokens").write_text("ada read\n")
+        *_, unread = reshard("up", "--json", env=env).documents[0]["notes"]
+        assert unread.startswith("nobody can sign in at the page: RESHARD_WEB_TOKENS=")
 
         done = reshard("submit", model, "--to", tmp_path / "by-queue", "--size", "3300B", "--watch", env=env)
         assert done.code == 0, done.err

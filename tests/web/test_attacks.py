@@ -18,7 +18,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.web import api, catalogs_api
 from reshard.web.app import pages
-from reshard.web.auth import COOKIE
+from reshard.web.auth import COOKIE, Scope, add_token
 from reshard.web.endpoint import ENDPOINTS, Endpoint
 from reshard.web.guard import BODY_MAX
 from reshard.worker.queue.jobs import JobStore, submission
@@ -81,6 +81,14 @@ def test_a_token_ends_with_its_line(broker: Broker, store: JobStore, tmp_path: P
         (tmp_path / "data" / "web-tokens").rename(tokens)
         site = Site(machine, start(machine, tokens, port), f"http://127.0.0.1:{port}", {"read": given})
         alive(site)
+        tokens.write_text(tokens.read_text().rstrip())  # as some editors leave it
+        added = Site(machine, site.process, site.url, {"read": add_token(tokens, "bob", Scope.read)})
+        alive(site)
+        alive(added)
+        tokens.write_text("ada read\n")
+        with site.client("read") as client:
+            broken = client.get(f"{ROOT}/service")
+            assert (broken.status_code, code_of(broken)) == (500, "usage.setting")
         tokens.write_text("")
         with site.client("read") as client:
             assert client.get(f"{ROOT}/service").status_code == 401
