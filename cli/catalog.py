@@ -24,7 +24,6 @@ from reshard.pipeline.errors import (
     EntriesWrong,
     FolderNotWritable,
     NoBroker,
-    NoSuchFailures,
     UsageError,
 )
 from reshard.pipeline.places import Hub
@@ -268,15 +267,14 @@ def retry(
 
     Example: reshard catalog retry nightly --only hub.unreachable
     """
+    from reshard.client.acts import retry_catalog
+
     with open_queue() as queue:
-        failed = queue.catalogs.get(name).failures()
-        if only is not None and only not in failed:
-            raise NoSuchFailures(name=name, only=only, there=", ".join(failed) or "nothing")
-        again = queue.catalogs.retry(name, only)
-    left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
+        done = retry_catalog(queue, name, only)
+    again, left = done["again"], done["left"]
     rows = [(f"retrying {count(again, 'model') if again else 'no model'} of {name}",)]
     rows += [(f"left alone: {count(number, 'model')}, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
-    output.result({"name": name, "again": again, "left": left}, lines(rows), str(again))
+    output.result(done, lines(rows), str(again))
 
 
 @command("pause")
@@ -302,7 +300,7 @@ def resume(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         queue.catalogs.resume(name)
-        state = queue.catalogs.get(name).state
+        state = queue.catalogs.now(name).shown
     text = f"catalog {name} {'continues' if state == 'running' else f'is {state}'}"
     output.result({"name": name, "state": state}, text, name)
 

@@ -1,4 +1,4 @@
-"""Acts on jobs that take more than one step of the queue: undo what was published, and forget what has ended."""
+"""Acts that take more than one step of the queue: undo what was published, forget what has ended, retry a catalog."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import JobUnderWay, NothingToRollBack, WrongState
+from reshard.pipeline.errors import JobUnderWay, NoSuchFailures, NothingToRollBack, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.publishing.history import read, undoes
@@ -69,3 +69,16 @@ def forget(
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if dry_run else ended.delete(queue.jobs.redis, found)
     return {"deleted": 0 if dry_run else len(found), "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
+
+
+def retry_catalog(queue: Queue, name: str, only: str | None) -> dict[str, Any]:
+    """Retry the models of a catalog that failed, or only those with this error code; raises NoSuchFailures.
+
+    ``left`` has the number of those, by code, whose error is in the file itself.
+    """
+    failed = queue.catalogs.get(name).failures()
+    if only is not None and only not in failed:
+        raise NoSuchFailures(name=name, only=only, there=", ".join(failed) or "nothing")
+    again = queue.catalogs.retry(name, only)
+    left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
+    return {"name": name, "again": again, "left": left}

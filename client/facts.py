@@ -148,7 +148,7 @@ def last_run(queue: Queue, seen: ScheduleStatus) -> str:
     run, catalog = seen.runs[0], seen.schedule.catalog
     try:
         if run.outcome == "fired" and catalog is not None:
-            return f"catalog {catalog.name}, {queue.catalogs.get(catalog.name).state}"
+            return f"catalog {catalog.name}, {queue.catalogs.now(catalog.name).shown}"
         if run.outcome == "fired" and run.job is not None:
             return f"job {run.job}, {queue.jobs.get(run.job).state}"
     except CatalogNotFound as error:

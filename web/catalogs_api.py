@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from reshard.client import acts
 from reshard.client.facts import failure_facts, schedule_facts
 from reshard.client.models import catalogs
 from reshard.pipeline.catalogs.definition import parse
@@ -95,7 +96,7 @@ def pause(call: Call) -> Mapping[str, Any]:
 def resume(call: Call) -> Mapping[str, Any]:
     """Resume a catalog that was paused or stopped by a limit."""
     call.queue.catalogs.resume(call.path["name"])
-    return {"name": call.path["name"], "state": call.queue.catalogs.get(call.path["name"]).state}
+    return {"name": call.path["name"], "state": call.queue.catalogs.now(call.path["name"]).shown}
 
 
 @endpoint("POST", "/catalogs/{name}/cancel", catalogs.CatalogCancelled)
@@ -107,11 +108,7 @@ def cancel(call: Call) -> Mapping[str, Any]:
 @endpoint("POST", "/catalogs/{name}/retry", catalogs.CatalogRetried, body=Only)
 def retry(call: Call) -> Mapping[str, Any]:
     """Retry failed models with what they had copied; `left` are those that only the file can correct."""
-    name, only = call.path["name"], call.body.only
-    failed = call.queue.catalogs.get(name).failures()
-    again = call.queue.catalogs.retry(name, only)
-    left = {code: len(group) for code, group in failed.items() if only in {None, code} and group[0][1].in_file}
-    return {"name": name, "again": again, "left": left}
+    return acts.retry_catalog(call.queue, call.path["name"], call.body.only)
 
 
 @endpoint("DELETE", "/catalogs/{name}", catalogs.CatalogRemoved)

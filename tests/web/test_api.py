@@ -102,3 +102,11 @@ def test_what_is_taken_and_answered_is_as_the_openapi_document_says(
 def openapi(site: Site) -> Any:
     with site.client("read") as client:
         return client.get("/api/v1/openapi.json").json()
+
+
+def test_a_retry_names_a_code_that_some_model_failed_with(site: Site, store: JobStore) -> None:
+    text = "name: mirror\ndefaults: {to: 'you/{name}-c', size: 10kB}\nentries:\n- repo: them/model\n"
+    held(catalogs.CatalogSubmitted, site.post("/api/v1/catalogs", {"text": text}))
+    with site.client() as client:
+        refused = client.post("/api/v1/catalogs/mirror/retry", json={"only": "no.such"})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "usage.only"
