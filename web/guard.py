@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reshard.pipeline.errors import BodyTooLarge, ReshardError, UsageError
 from reshard.web.documents import failed
+from reshard.web.settings import is_local
 
 BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing
@@ -32,7 +32,7 @@ class Guard:
     def __init__(self, app: ASGIApp, hosts: Iterable[str], address: str) -> None:
         self._app = app
         shown = f"[{address}]" if ":" in address else address
-        self._hosts = {*(host.lower() for host in hosts), shown, *(LOOPBACK if _local(address) else ())}
+        self._hosts = {*(host.lower() for host in hosts), shown, *(LOOPBACK if is_local(address) else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,10 +68,3 @@ class Guard:
         if not length.isdecimal() or int(length) > BODY_MAX:
             return BodyTooLarge(most=BODY_MAX)
         return None
-
-
-def _local(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -9,12 +9,11 @@ from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
-from ipaddress import ip_address
 
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSetting, ExtraMissing, ReshardError
 from reshard.web.auth import Tokens
-from reshard.web.settings import WebSettings, web_settings
+from reshard.web.settings import WebSettings, is_local, web_settings
 from reshard.worker import logs
 from reshard.worker.broker import broker_url
 from reshard.worker.local import Page
@@ -39,7 +38,7 @@ def check_installed() -> None:
 
 def check_reachable(own: WebSettings) -> None:
     """Raises BadSetting where others than this machine's users could connect, and nobody is known who may."""
-    if not _local(own.address) and not own.proxy and not Tokens(own.tokens):
+    if not is_local(own.address) and not own.proxy and not Tokens(own.tokens):
         why = "without a token (`reshard token NAME`) or RESHARD_WEB_PROXY it listens on this machine only"
         raise BadSetting(name="RESHARD_WEB_ADDRESS", value=own.address, why=why)
 
@@ -99,13 +98,6 @@ def serve(settings: Settings, own: WebSettings) -> None:
         server = Server(config)
         server.streams = web.streams
         server.run(sockets=[listening])
-
-
-def _local(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -53,3 +53,11 @@ def web_settings() -> WebSettings:
         first = first_problem(error)
         name = "RESHARD_WEB_" + str(first.loc[0]).upper()
         raise BadSetting(name=name, value="..." if "SECRET" in name else first.given, why=first.why) from None
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine's users reach it there."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 
 from reshard.client.models import catalogs, fleet, jobs
 from reshard.pipeline.places import Hub
