@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
 from tests.support.models import save_single
 from tests.web.conftest import Site
 from tests.worker.conftest import Wakes, claimed, followed, receipts
@@ -202,6 +204,24 @@ def test_each_file_says_how_far_it_is(site: Site, store: JobStore, leases: Lease
         sealed = client.get(f"/jobs/{job}").text
         assert sealed.count("s-sealed") == 1 and "is in the target&#39;s store" in sealed
         assert "group:00000" in client.get("/").text
+
+
+def test_the_overview_reads_of_long_histories_only_what_a_speed_is_made_of(
+    site: Site, store: JobStore, leases: Leases, tmp_path: Path
+) -> None:
+    job, plan = planned(store, leases, tmp_path / "model")
+    with store.redis.pipeline(transaction=False) as pipe:
+        for _ in range(5000):
+            pipe.xadd(job_key(job, "events"), {"kind": "sealed", "at": 0, "unit": "group:00000", "bytes": 10**15})
+        pipe.execute()
+    claimed(leases, job, "check")
+    lease = claimed(leases, job, "group:00000")
+    assert leases.seal(lease, receipts(plan, 0)[:1]) == "ok"
+    before = store.redis.info("stats")["total_net_output_bytes"]
+    with signed_in(site) as client:
+        seen = client.get("/").text
+    assert re.search(r"group:00000.*<b>[\d.]+ kB/s", seen)
+    assert store.redis.info("stats")["total_net_output_bytes"] - before < 100_000
 
 
 def test_the_last_day_is_drawn(site: Site, store: JobStore, leases: Leases) -> None:

@@ -65,7 +65,8 @@ def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     """By worker: the units that it has, and how fast each was copied since it was taken up."""
     found: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        events = queue.jobs.events(job.id)
+        since = round(min(claim.since for claim in job.claims) * 1000)
+        events = queue.jobs.events(job.id, str(since - 1))  # ids are ms; it may have thousands
         for claim in job.claims:
             one = {"job": job, "claim": claim, "rate": _rate(claim, [fields for _, fields in events])}
             found.setdefault(_CHILD.sub("", claim.worker), []).append(one)
