@@ -18,6 +18,7 @@ from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
     from reshard.worker.fleet.fleet import FleetStatus
+    from reshard.worker.followers.catalogs import Now
     from reshard.worker.followers.records import CatalogStatus
     from reshard.worker.followers.schedules import Run, ScheduleStatus
     from reshard.worker.queue.jobs import Job, Process
@@ -99,6 +100,13 @@ def failure_facts(seen: CatalogStatus) -> dict[str, list[dict[str, Any]]]:
         code: [{"repo": repo, "job": ended.job, **(ended.error or {})} for repo, ended in failed]
         for code, failed in seen.failures().items()
     }
+
+
+def catalog_facts(name: str, now: Now) -> dict[str, Any]:
+    """A catalog without its models."""
+    counts = {what: number for what, number in now.counts.items() if number}
+    facts = {"name": name, "state": now.shown, "note": now.note, "counts": counts}
+    return facts | {"entries": now.entries, "todo": now.todo, "active": now.active}
 
 
 def schedule_facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:

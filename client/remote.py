@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from reshard.client import SCHEMA
+from reshard.client import PAGE_MAX, ROOT, SCHEMA
 from reshard.client.jobs import Listed, Seen
 from reshard.pipeline.errors import (
     ApiTokenRefused,
@@ -31,10 +31,8 @@ from reshard.worker.queue.states import JobState
 if TYPE_CHECKING:
     from reshard.worker.queue.jobs import Job
 
-ROOT = "/api/v1"
 CONNECT_TIMEOUT = 5.0  # seconds
 READ_TIMEOUT = 60.0  # seconds; an answer takes milliseconds, and a rollback some calls of the Hub
-PAGE = 500  # jobs; as many as one answer holds
 # What a proxy answers whose service is being started again, and the service itself when too many ask.
 AWAY = frozenset({429, 502, 503, 504})
 
@@ -71,7 +69,7 @@ class RemoteJobs:
         page: dict[str, Any] = {}
         jobs: list[Job] = []
         while not page or (page["next"] and (limit is None or len(jobs) < limit)):
-            most = PAGE if limit is None else min(PAGE, limit - len(jobs))
+            most = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(jobs))
             asked = {"state": [*map(str, states)], "limit": most} | ({"after": page["next"]} if page else {})
             page = self._ask("GET", "/jobs", params=asked)
             jobs += [_job(one)[0] for one in page["jobs"]]

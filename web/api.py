@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from reshard.client import acts
+from reshard.client import PAGE_MAX, acts
 from reshard.client.broker import BrokerJobs
 from reshard.client.facts import fleet_facts, job_facts, report_of, service_facts
 from reshard.client.models import fleet, jobs, plans
@@ -28,7 +28,6 @@ from reshard.worker.settings import Settings
 
 LISTED = 50  # jobs of a page, unless told otherwise
 HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
-LISTED_MAX = 500  # jobs; a page of them takes some milliseconds
 _places = BoundedSemaphore(HUB_CALLS)
 
 Typed = Annotated[
@@ -65,7 +64,7 @@ class Drafted(Asked):
 
 class Listed(Body):
     state: list[JobState] = Field(default_factory=list)
-    limit: int = Field(default=LISTED, ge=1, le=LISTED_MAX)
+    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
     after: str | None = Field(default=None, description="`next` of the page before")
     since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
 

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from reshard.client import ROOT
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import (
     BadBody,
@@ -37,12 +38,11 @@ from reshard.web.pages import catalogs, jobs, overview, planning  # noqa: F401 -
 from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow
+from reshard.worker import logs
 from reshard.worker.queue.jobs import broker_errors
 from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
-
-ROOT = "/api/v1"
 
 
 class Web:
@@ -163,7 +163,10 @@ async def _ready(web: Web, request: Request) -> Response:
 
 
 async def _failed(request: Request, error: ReshardError) -> Response:
-    return failed(error)
+    response = failed(error)
+    if response.status_code >= 500:
+        log.warning("%s %s: %s", request.method, request.url.path, error, extra=logs.of_error(error))
+    return response
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reshard.client import acts
-from reshard.client.facts import failure_facts, schedule_facts
+from reshard.client.facts import catalog_facts, failure_facts, schedule_facts
 from reshard.client.models import catalogs
 from reshard.pipeline.catalogs.definition import parse
 from reshard.web.api import Asked, Body, allow
@@ -53,9 +53,9 @@ class Kept(Body):
 
 @endpoint("GET", "/catalogs", catalogs.Catalogs)
 def list_catalogs(call: Call) -> Mapping[str, Any]:
-    """List catalogs by name."""
+    """List catalogs by name, each without its models."""
     every = call.queue.catalogs
-    return {"catalogs": [every.get(name).to_dict() for name in every.names()]}
+    return {"catalogs": [catalog_facts(name, every.now(name)) for name in every.names()]}
 
 
 @endpoint("POST", "/catalogs", catalogs.CatalogSubmitted, body=Submission)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -116,12 +117,13 @@ def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any
         heads = payload.heads()
         watches = queue.pushes.watches(payload.repo.name, heads)
         with asking(settings, lambda endpoint: Hurried()) as context:
-            carried = [_carry(queue, watch, heads, settings, context) for watch in watches]
+            ours = cache(partial(_ours, context))  # many may read one source
+            carried = [_carry(queue, watch, heads, settings, ours) for watch in watches]
     return {"repo": payload.repo.name, "carried": carried, "ignored": ignored}
 
 
 def _carry(
-    queue: Queue, watch: Watch, heads: Mapping[str, str], settings: Settings, context: Context
+    queue: Queue, watch: Watch, heads: Mapping[str, str], settings: Settings, ours: Callable[[Hub, str], bool]
 ) -> dict[str, Any]:
     source = watch.request.source
     assert isinstance(source, Hub), "only repositories are pushed to"
@@ -129,7 +131,7 @@ def _carry(
     outcome, job, problem = "own", None, None
     try:
         allow(watch.request, settings)
-        if not _ours(source, commit, context):
+        if not ours(source, commit):
             outcome, job = queue.pushes.push(watch, commit)
     except (SourceError, AccessError, ScheduleNotFound) as error:
         outcome, problem = "refused", error.to_dict()
@@ -139,7 +141,7 @@ def _carry(
     return named | places | {"commit": commit, "outcome": outcome, "job": job, "error": problem}
 
 
-def _ours(source: Hub, commit: str, context: Context) -> bool:
+def _ours(context: Context, source: Hub, commit: str) -> bool:
     """Whether reshard made that commit, as its description says: one that answers it would be answered in turn.
 
     Of a Hub that does not tell, it is not: then a job finds that there is nothing to do, or what is wrong.

@@ -164,10 +164,22 @@ class ScheduleRemoved(Answer):
     removed: Literal[True]
 
 
+class CatalogNow(Answer):
+    """A catalog without its models."""
+
+    name: str
+    state: str
+    note: str | None
+    entries: int
+    todo: int
+    active: int
+    counts: dict[str, int] = Field(description="models by outcome; `failed:CODE` by error code")
+
+
 class Catalogs(Answer):
     """Every catalog."""
 
-    catalogs: list[Catalog]
+    catalogs: list[CatalogNow]
 
 
 class Schedules(Answer):

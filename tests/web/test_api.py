@@ -104,9 +104,11 @@ def openapi(site: Site) -> Any:
         return client.get("/api/v1/openapi.json").json()
 
 
-def test_a_retry_names_a_code_that_some_model_failed_with(site: Site, store: JobStore) -> None:
+def test_a_catalog_is_listed_and_a_retry_names_a_code_that_some_model_failed_with(site: Site, store: JobStore) -> None:
     text = "name: mirror\ndefaults: {to: 'you/{name}-c', size: 10kB}\nentries:\n- repo: them/model\n"
     held(catalogs.CatalogSubmitted, site.post("/api/v1/catalogs", {"text": text}))
+    (listed,) = held(catalogs.Catalogs, site.get("/api/v1/catalogs"))["catalogs"]
+    assert (listed["name"], listed["state"]) == ("mirror", "expanding")
     with site.client() as client:
         refused = client.post("/api/v1/catalogs/mirror/retry", json={"only": "no.such"})
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "usage.only"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reshard.client.remote import PAGE
+from reshard.client import PAGE_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
@@ -79,9 +79,9 @@ def test_what_is_seen_is_the_same_over_the_api(
 
 
 def test_more_jobs_than_one_answer_holds_are_all_listed(api: Run, store: JobStore) -> None:
-    made = [store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{n}"))).id for n in range(PAGE + 20)]
+    made = [store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{n}"))).id for n in range(PAGE_MAX + 20)]
     assert sorted(api("list", "--all", "-q").out.split()) == sorted(made)
-    assert len(api("list", "--limit", str(PAGE + 5), "-q").out.split()) == PAGE + 5
+    assert len(api("list", "--limit", str(PAGE_MAX + 5), "-q").out.split()) == PAGE_MAX + 5
 
 
 def test_what_is_typed_arrives_and_who_asked_is_the_token(

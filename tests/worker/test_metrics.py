@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
+import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -448,6 +450,18 @@ def test_two_controls_on_one_port_and_one_of_them_answers(tmp_path_factory: pyte
 def test_the_documentation_has_every_figure_and_no_other(store: JobStore, port: int) -> None:
     named = set(re.findall(r"\breshard_[a-z_]+\b", OPERATIONS.read_text()))
     assert named == {figure(family) for family in text_string_to_metric_families(page(port))}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's prometheus, is not on PATH")
+def test_prometheus_takes_the_alert_rules() -> None:
+    done = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_alert_rules_have_a_summary_and_nothing_beside_it() -> None:
+    """Without quotes a comma ends a summary, and what follows is a name that Prometheus refuses."""
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert [rule["alert"] for rule in rules if rule["annotations"].keys() != {"summary"}] == []
 
 
 def test_alert_rules_ask_for_labels_that_figures_have(store: JobStore, leases: Leases, port: int) -> None:

@@ -24,7 +24,6 @@ from reshard.worker.queue.states import JobState
 
 LISTED = 100  # jobs of a page
 EVENTS_SHOWN = 200  # the newest
-FILES_SHOWN = 200  # of a plan; the first ones, and all in the picture
 DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and again
 CANCELLED_FROM = {JobState.queued, JobState.planning, JobState.copying, JobState.publishing}
 
