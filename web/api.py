@@ -15,7 +15,6 @@ from reshard.client.broker import BrokerJobs
 from reshard.client.facts import fleet_facts, job_facts, report_of, service_facts
 from reshard.client.models import fleet, jobs, plans
 from reshard.client.plan import look
-from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadBody, TooManyPlans, WrongState
 from reshard.pipeline.places import NOWHERE, Place, parse_place
 from reshard.pipeline.request import Options, Priority, Request
@@ -188,7 +187,8 @@ def service(call: Call) -> Mapping[str, Any]:
 @endpoint("GET", "/fleet", fleet.Fleet)
 def show_fleet(call: Call) -> Mapping[str, Any]:
     """Show the limits in force and the state of each worker."""
-    return _fleet(call.queue)
+    queue = call.queue
+    return fleet_facts(queue.fleet.seen(), queue.jobs.processes(), queue.fleet.claims_by_worker())
 
 
 @endpoint("POST", "/fleet/pause", fleet.FleetPaused, body=Why)
@@ -215,10 +215,6 @@ def undrain(call: Call) -> Mapping[str, Any]:
     """Let a drained worker take work again."""
     name, was = call.queue.fleet.undrain(call.path["worker"])
     return {"name": name, "drained": False, "was_drained": was}
-
-
-def _fleet(queue: Queue) -> dict[str, Any]:
-    return fleet_facts(queue.fleet.seen(), queue.jobs.processes(), queue.fleet.claims_by_worker())
 
 
 def allow(request: Request, settings: Settings, has_target: bool = True) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute, Route
 from reshard.client import ROOT
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import (
-    BadBody,
     BrokerUnavailable,
     CrossSite,
     NoSuchPage,
@@ -27,11 +26,10 @@ from reshard.pipeline.errors import (
     ScopeMissing,
     SignInNeeded,
 )
-from reshard.pipeline.validation import first_problem
 from reshard.web import api, catalogs_api, hooks  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
 from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
 from reshard.web.documents import document, failed
-from reshard.web.endpoint import ENDPOINTS, Call, Endpoint
+from reshard.web.endpoint import ENDPOINTS, Call, Endpoint, read
 from reshard.web.guard import Guard
 from reshard.web.openapi import openapi
 from reshard.web.pages import catalogs, jobs, overview, planning  # noqa: F401 -- their pages are in site.routes
@@ -98,8 +96,8 @@ def build(web: Web) -> Starlette:
 
 async def _answer(web: Web, endpoint: Endpoint, request: Request) -> Response:
     found = await run_in_threadpool(web.caller, request, endpoint.scope)
-    query = _parsed(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
-    body = _parsed(endpoint.body, await request.body() or b"{}") if endpoint.body else None
+    query = read(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
+    body = read(endpoint.body, await request.body() or b"{}") if endpoint.body else None
     call = Call(web.queue, found, request.path_params, query, body, web.settings)
     return document(await run_in_threadpool(_run, endpoint, call))
 
@@ -118,15 +116,6 @@ def _asked(request: Request, model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _parsed(model: type[BaseModel], data: dict[str, Any] | bytes) -> BaseModel:
-    """``data`` is a body as it was sent, or what is in a query."""
-    try:
-        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
-    except ValidationError as error:
-        first = first_problem(error)
-        raise BadBody(where=first.where or "the body", why=first.why) from error
-
-
 async def _events(web: Web, request: Request) -> Response:
     await run_in_threadpool(web.caller, request, Scope.read)
     job = request.path_params.get("job")
@@ -136,7 +125,7 @@ async def _events(web: Web, request: Request) -> Response:
 
 async def _hook(web: Web, request: Request) -> Response:
     hooks.check_secret(request.headers.get(hooks.SECRET), web.own.hook_secret)
-    payload = hooks.parsed(await request.body())
+    payload = read(hooks.Payload, await request.body())
     return document(await run_in_threadpool(_taken, web, payload))
 
 

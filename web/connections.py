@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,11 +18,10 @@ STUCK = 3  # looks in which an answer that waits must move; its buffer of some t
 class Connection(H11Protocol):
     """Uvicorn's own ends only those that are idle after an answer."""
 
-    _look: asyncio.TimerHandle
     _asking = _stuck = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._look = self.loop.call_later(LOOK, self._watch)
 
     def connection_lost(self, exc: Exception | None) -> None:

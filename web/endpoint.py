@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from reshard.client.queue import Queue
+from reshard.pipeline.errors import BadBody
+from reshard.pipeline.validation import first_problem
 from reshard.web.auth import Caller, Scope
 from reshard.worker.settings import Settings
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read(model: type[Model], data: Mapping[str, Any] | bytes, whole: str = "the body") -> Model:
+    """What was sent, as JSON or as fields; raises BadBody, where ``whole`` is what all of it is called."""
+    try:
+        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
+    except ValidationError as error:
+        first = first_problem(error)
+        raise BadBody(where=first.where or whole, why=first.why) from error
 
 
 class Call(NamedTuple):

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic.alias_generators import to_camel
 
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import (
     AccessError,
-    BadBody,
     HookRefused,
     HubUnreachable,
     ReshardError,
@@ -30,7 +29,6 @@ from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter
-from reshard.pipeline.validation import first_problem
 from reshard.web.api import allow, asking
 from reshard.worker.followers.pushes import Watch
 from reshard.worker.settings import Settings
@@ -99,15 +97,6 @@ def check_secret(sent: str | None, secret: SecretStr | None) -> None:
     given = (sent or "").encode("latin-1")  # as headers are decoded
     if not (hmac.compare_digest(given, known) and known):
         raise HookRefused
-
-
-def parsed(body: bytes) -> Payload:
-    """Raises BadBody."""
-    try:
-        return Payload.model_validate_json(body)
-    except ValidationError as error:
-        first = first_problem(error)
-        raise BadBody(where=first.where or "the body", why=first.why) from error
 
 
 def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any]:

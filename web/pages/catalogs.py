@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from reshard.client.catalog_report import markdown
 from reshard.client.facts import outcome_text, schedule_facts
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import BadBody, ReshardError
-from reshard.pipeline.validation import first_problem
+from reshard.pipeline.errors import ReshardError
 from reshard.web import catalogs_api
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call
+from reshard.web.endpoint import Call, read
 from reshard.web.pages.site import Answer, Page, Text, act, page
 from reshard.worker.followers.catalogs import SUCCESS
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
@@ -41,11 +38,7 @@ def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -
 def submit(call: Call) -> Answer:
     given = call.body.given("text", "at_once", "max_failures", "max_bytes")
     try:
-        try:
-            body = catalogs_api.Submission.model_validate(given)
-        except ValidationError as error:
-            first = first_problem(error)
-            raise BadBody(where=first.where or "the form", why=first.why) from error
+        body = read(catalogs_api.Submission, given, "the form")
         return f"/catalogs/{catalogs_api.submit(call._replace(body=body))['name']}"
     except ReshardError as error:
         return _catalogs(call.queue, call.body.one("text"), error)

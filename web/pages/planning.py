@@ -5,16 +5,13 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import ValidationError
-
 from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody, ReshardError
 from reshard.pipeline.places import NOWHERE, parse_place
 from reshard.pipeline.request import Options
-from reshard.pipeline.validation import first_problem
 from reshard.web import api
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call
+from reshard.web.endpoint import Call, read
 from reshard.web.pages.picture import drawing, picture
 from reshard.web.pages.site import Answer, Fields, Page, page
 
@@ -100,11 +97,7 @@ def _asked(body: Fields) -> api.Drafted:
     given = body.given(*PLAIN)
     if "source" not in given:
         raise BadBody(where="source", why="what is to be resharded is missing")
-    try:
-        return api.Drafted.model_validate(given | {"options": options})
-    except ValidationError as error:
-        first = first_problem(error)
-        raise BadBody(where=first.where or "the form", why=first.why) from error
+    return read(api.Drafted, given | {"options": options}, "the form")
 
 
 def _typed(body: Fields) -> dict[str, str]:
