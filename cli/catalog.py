@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from reshard.pipeline.catalogs.expand import Wanted
     from reshard.worker.followers.records import CatalogStatus as Seen
     from reshard.worker.followers.records import Definition, Standing
-    from reshard.worker.followers.schedules import ScheduleStatus
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
@@ -145,19 +144,19 @@ def submit(
 
     Example: reshard catalog submit models.yaml --watch
     """
+    from reshard.client.acts import submit_catalog
+
     definition = read_definition(file, limits)
     with open_queue() as queue:
-        started = queue.catalogs.submit(definition)
-        why = warn(queue, output, bulk=True)
-        name = definition.name
-        old = [s.schedule.name for s in queue.schedules.all() if s.outdated and catalog_of(s) == name]
-        text = f"catalog {name} is {'submitted' if started else 'already running'}"
-        for schedule in old:
+        done, name = submit_catalog(queue, definition), definition.name
+        if done["waits"]:
+            output.say(done["waits"])
+        text = f"catalog {name} is {'already running' if done['existed'] else 'submitted'}"
+        for schedule in done["outdated_schedules"]:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nschedule {schedule} still submits an older text of it; `{update}` updates it"
         text += "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
-        same = {"name": name, "digest": definition.digest, "existed": not started, "waits": why}
-        output.result(same | {"outdated_schedules": old}, text, name)
+        output.result(done, text, name)
         if watch:
             _follow(queue, name, output)
 
@@ -323,19 +322,14 @@ def remove(name: Name, output: Output) -> None:
 
     Example: reshard catalog remove nightly
     """
+    from reshard.client.acts import remove_catalog
+
     with open_queue() as queue:
-        queue.catalogs.remove(name)
-        kept = queue.schedules.all()
-    schedules = [seen.schedule.name for seen in kept if catalog_of(seen) == name]
+        done = remove_catalog(queue, name)
     text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
-    for one in schedules:
+    for one in done["schedules"]:
         text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
-    output.result({"name": name, "removed": True, "schedules": schedules}, text, name)
-
-
-def catalog_of(seen: ScheduleStatus) -> str | None:
-    """The name of the catalog that a schedule submits, if it submits one."""
-    return seen.schedule.catalog.name if seen.schedule.catalog else None
+    output.result(done, text, name)
 
 
 def _status(seen: Seen) -> list[tuple[str, str]]:

@@ -9,12 +9,12 @@ from typer import Option, Typer
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
-from reshard.cli.catalog import catalog_of, looked_at, read_definition, would_do
+from reshard.cli.catalog import looked_at, read_definition, would_do
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
 from reshard.cli.queue import warn
-from reshard.client.facts import last_run, outcome_text
+from reshard.client.facts import outcome_text, schedule_facts
 from reshard.client.queue import START, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
@@ -97,12 +97,11 @@ def list_(output: Output) -> None:
     Example: reshard schedule list
     """
     with open_queue() as queue:
-        found = [(seen, last_run(queue, seen)) for seen in queue.schedules.all()]
-    rows = [(seen.schedule.name, _next(seen), last, succeeded(seen.success)) for seen, last in found]
-    data = [seen.to_dict() | {"last": last} for seen, last in found]
+        found = [(seen, schedule_facts(queue, seen)) for seen in queue.schedules.all()]
+    rows = [(seen.schedule.name, _next(seen), facts["last"], succeeded(seen.success)) for seen, facts in found]
     old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "no schedules"
-    output.listing(data, "\n".join([text, *old]), [name for name, *_ in rows])
+    output.listing([facts for _, facts in found], "\n".join([text, *old]), [name for name, *_ in rows])
 
 
 @command("show")
@@ -113,20 +112,20 @@ def show(name: Name, output: Output) -> None:
     """
     with open_queue() as queue:
         seen = queue.schedules.get(name)
-        last = last_run(queue, seen)
+        facts = schedule_facts(queue, seen)
     kept = seen.schedule
     rows = [
         ("schedule", kept.name),
         ("when", f"{kept.cron} in {kept.tz}; missed times run {'once' if kept.missed == 'once' else 'never'}"),
         ("next", _next(seen)),
-        ("last", last),
+        ("last", facts["last"]),
         ("last success", succeeded(seen.success)),
         ("what", _what(kept)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
         ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),
         *(("run", f"{moment(run.due, kept.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
-    output.result(seen.to_dict() | {"last": last}, lines(rows), _next(seen))
+    output.result(facts, lines(rows), _next(seen))
 
 
 @command("next")
@@ -235,8 +234,9 @@ def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any
 
 
 def _outdated(seen: Seen) -> str:
+    assert seen.schedule.catalog is not None, "a request is not outdated"
     update = f"reshard schedule set {seen.schedule.name} --catalog FILE"
-    return f"its text is older than the last submission of catalog {catalog_of(seen)}; `{update}` updates it"
+    return f"its text is older than the last submission of catalog {seen.schedule.catalog.name}; `{update}` updates it"
 
 
 def _what(kept: Schedule) -> str:

@@ -44,6 +44,7 @@ def follow(queue: Jobs, id: str, output: Output, verbose: bool = False) -> None:
         with bar(output) as shown:
             follower = _Follower(queue, id, output, shown)
             job = _patiently(shown, follower.look)
+            attested = _patiently(shown, lambda: queue.attested(id))
     except KeyboardInterrupt:
         output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
@@ -53,7 +54,7 @@ def follow(queue: Jobs, id: str, output: Output, verbose: bool = False) -> None:
         raise JobCancelled(job=job.id)
     published = job.published
     assert published is not None, "a job that is done has published"
-    bytes_ = source_bytes(follower.read, queue.attested(id))
+    bytes_ = source_bytes(follower.read, attested)
     target, checks = job.request.target, job.checks
     undo = undo_rows(job.request, follower.changes_source)
     if verbose:

@@ -14,6 +14,8 @@ from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_target
+from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import ScheduleStatus
 from reshard.worker.queue import ended
 from reshard.worker.queue.states import ENDED, JobState
 
@@ -69,6 +71,25 @@ def forget(
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if dry_run else ended.delete(queue.jobs.redis, found)
     return {"deleted": 0 if dry_run else len(found), "dry_run": dry_run, "ids": found, "kept": sorted(kept)}
+
+
+def submit_catalog(queue: Queue, definition: Definition) -> dict[str, Any]:
+    """Queue the models of a catalog that changed; ``outdated_schedules`` still submit an older text of it."""
+    started = queue.catalogs.submit(definition)
+    old = [seen.schedule.name for seen in _schedules_of(queue, definition.name) if seen.outdated]
+    facts = {"name": definition.name, "digest": definition.digest, "existed": not started}
+    return facts | {"waits": queue.waits(bulk=True), "outdated_schedules": old}
+
+
+def remove_catalog(queue: Queue, name: str) -> dict[str, Any]:
+    """Remove a catalog that has ended; ``schedules`` will submit it again."""
+    queue.catalogs.remove(name)
+    return {"name": name, "removed": True, "schedules": [seen.schedule.name for seen in _schedules_of(queue, name)]}
+
+
+def _schedules_of(queue: Queue, catalog: str) -> list[ScheduleStatus]:
+    every = queue.schedules.all()
+    return [seen for seen in every if seen.schedule.catalog and seen.schedule.catalog.name == catalog]
 
 
 def retry_catalog(queue: Queue, name: str, only: str | None) -> dict[str, Any]:

@@ -60,10 +60,11 @@ class RemoteJobs:
     def submit(self, request: Request) -> dict[str, Any]:
         # Without defaults, as a job keeps it: a service of an older release need not know an option that is not used.
         asked = {"source", "target", "options", "priority"}
-        return self._ask("POST", "/jobs", json=request.model_dump(mode="json", include=asked, exclude_defaults=True))
+        sent = request.model_dump(mode="json", include=asked, exclude_defaults=True)
+        return self._ask("POST", "/jobs", "id existed waits", json=sent)
 
     def get(self, id: str) -> tuple[Job, str | None]:
-        return _job(self._ask("GET", _path(id)))
+        return self._job(self._ask("GET", _path(id), "id state"))
 
     def listed(self, states: Collection[JobState], limit: int | None) -> Listed:
         page: dict[str, Any] = {}
@@ -71,42 +72,42 @@ class RemoteJobs:
         while not page or (page["next"] and (limit is None or len(jobs) < limit)):
             most = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(jobs))
             asked = {"state": [*map(str, states)], "limit": most} | ({"after": page["next"]} if page else {})
-            page = self._ask("GET", "/jobs", params=asked)
-            jobs += [_job(one)[0] for one in page["jobs"]]
+            page = self._ask("GET", "/jobs", "jobs next counts waits", params=asked)
+            jobs += [self._job(one)[0] for one in page["jobs"]]
         there = sum(number for state, number in page["counts"].items() if not states or state in states)
         return Listed(jobs, there, page["waits"])
 
     def look(self, id: str, after: str, wait: float) -> Seen:
         """The same; the waiting is done here, so that who watches holds no thread of the service."""
-        changes = self._ask("GET", _path(id, "/changes"), params={"after": after})
-        seen = Seen(changes["events"], changes["next"], *_job(changes["job"]))
+        changes = self._ask("GET", _path(id, "/changes"), "events next job", params={"after": after})
+        seen = Seen(changes["events"], changes["next"], *self._job(changes["job"]))
         if not seen.events and not seen.job.state.ended:
             time.sleep(wait)
         return seen
 
     def plan(self, id: str) -> dict[str, Any] | None:
         try:
-            return self._ask("GET", _path(id, "/plan"))
+            return self._ask("GET", _path(id, "/plan"), "reads files")
         except WrongState:
             return None
 
     def attested(self, id: str) -> dict[str, str]:
-        return dict(self._ask("GET", _path(id, "/attested"))["attested"])
+        return dict(self._ask("GET", _path(id, "/attested"), "attested")["attested"])
 
     def cancel(self, id: str) -> dict[str, Any]:
-        return self._ask("POST", _path(id, "/cancel"))
+        return self._ask("POST", _path(id, "/cancel"), "id was")
 
     def retry(self, id: str, anew: bool, overwrite: bool) -> dict[str, Any]:
-        return self._ask("POST", _path(id, "/retry"), json={"anew": anew, "overwrite": overwrite})
+        return self._ask("POST", _path(id, "/retry"), "id was waits", json={"anew": anew, "overwrite": overwrite})
 
     def roll_back(self, id: str) -> dict[str, Any]:
-        return self._ask("POST", _path(id, "/rollback"))
+        return self._ask("POST", _path(id, "/rollback"), "undone commit")
 
     def service(self) -> dict[str, Any]:
-        return self._ask("GET", "/service")
+        return self._ask("GET", "/service", "broker jobs waiting waits processes")
 
-    def _ask(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
-        """The document without its version; raises the error that is answered."""
+    def _ask(self, method: str, path: str, has: str, **sent: Any) -> dict[str, Any]:
+        """The document without its version, which has these fields; raises the error that is answered."""
         try:
             response = self._client.request(method, path, **sent)
         except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: no name of a host at all
@@ -123,7 +124,16 @@ class RemoteJobs:
             raise NotTheApi(url=self._url, why=f"its documents have schema {schema}, and {SCHEMA} is known here")
         if "error" in document and not response.is_success:
             raise ReshardError.from_dict(document["error"])
+        if lacking := {*has.split()} - document.keys():
+            raise NotTheApi(url=self._url, why=f"its document of {path} has no {' and no '.join(sorted(lacking))}")
         return document
+
+    def _job(self, document: Mapping[str, Any]) -> tuple[Job, str | None]:
+        """The job that a document tells of, and why nothing of it moves, if it tells that."""
+        try:
+            return _job(document)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:  # another program's, or a proxy's
+            raise NotTheApi(url=self._url, why=f"it tells of a job what cannot be read ({error!r:.100})") from error
 
     def _unreachable(self, error: Exception) -> ReshardError:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -156,7 +166,7 @@ def _document(response: httpx2.Response) -> dict[str, Any] | None:
 
 
 def _job(document: Mapping[str, Any]) -> tuple[Job, str | None]:
-    """The job that a document tells of, and why nothing of it moves, if it tells that."""
+    """Raises AttributeError, LookupError, TypeError and ValueError for what no job is."""
     from reshard.worker.queue.jobs import Claim, Job  # which a client that only submits need not wait for
 
     def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:

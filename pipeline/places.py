@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -123,7 +124,16 @@ class Folder(Strict):
         return self.path
 
 
-Place = Annotated[Hub | Folder, Field(discriminator="kind")]
+def _typed(value: object) -> object:
+    return parse_place(value) if isinstance(value, str) else value
+
+
+# As an object, or as a person types it.
+Place = Annotated[
+    Hub | Folder,
+    Field(discriminator="kind"),
+    BeforeValidator(_typed, json_schema_input_type=Annotated[Hub | Folder, Field(discriminator="kind")] | str),
+]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 
 

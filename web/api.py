@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from threading import BoundedSemaphore
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from reshard.client import PAGE_MAX, acts
 from reshard.client.broker import BrokerJobs
@@ -16,7 +16,7 @@ from reshard.client.facts import fleet_facts, job_facts, report_of, service_fact
 from reshard.client.models import fleet, jobs, plans
 from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody, TooManyPlans, WrongState
-from reshard.pipeline.places import NOWHERE, Place, parse_place
+from reshard.pipeline.places import NOWHERE, Place
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.stores.connect import Context, RateLimiterOf
 from reshard.web.endpoint import Call, endpoint
@@ -29,13 +29,6 @@ LISTED = 50  # jobs of a page, unless told otherwise
 HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
 _places = BoundedSemaphore(HUB_CALLS)
 
-Typed = Annotated[
-    Place,
-    BeforeValidator(
-        lambda value: parse_place(value) if isinstance(value, str) else value, json_schema_input_type=Place | str
-    ),
-]
-
 
 class Body(BaseModel):
     """Nothing that is not known."""
@@ -46,8 +39,8 @@ class Body(BaseModel):
 class Asked(Body):
     """What is to be resharded; places as they are typed, or as objects."""
 
-    source: Typed
-    target: Typed
+    source: Place
+    target: Place
     options: Options = Options()
     priority: Priority = "interactive"
 
@@ -58,7 +51,7 @@ class Asked(Body):
 class Drafted(Asked):
     """The same; without a target only the cut is planned."""
 
-    target: Typed = NOWHERE
+    target: Place = NOWHERE
 
 
 class Listed(Body):

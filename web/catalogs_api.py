@@ -61,15 +61,7 @@ def list_catalogs(call: Call) -> Mapping[str, Any]:
 @endpoint("POST", "/catalogs", catalogs.CatalogSubmitted, body=Submission)
 def submit(call: Call) -> Mapping[str, Any]:
     """Queue the models of a catalog that changed."""
-    definition: Definition = call.body.definition(call.caller.name)
-    started = call.queue.catalogs.submit(definition)
-    old = [
-        seen.schedule.name
-        for seen in call.queue.schedules.all()
-        if seen.outdated and seen.schedule.catalog and seen.schedule.catalog.name == definition.name
-    ]
-    facts = {"name": definition.name, "digest": definition.digest, "existed": not started}
-    return facts | {"waits": call.queue.waits(bulk=True), "outdated_schedules": old}
+    return acts.submit_catalog(call.queue, call.body.definition(call.caller.name))
 
 
 @endpoint("GET", "/catalogs/{name}", catalogs.Catalog)
@@ -114,11 +106,7 @@ def retry(call: Call) -> Mapping[str, Any]:
 @endpoint("DELETE", "/catalogs/{name}", catalogs.CatalogRemoved)
 def remove(call: Call) -> Mapping[str, Any]:
     """Remove a catalog that has ended; its targets and jobs stay."""
-    name = call.path["name"]
-    call.queue.catalogs.remove(name)
-    kept = [seen.schedule for seen in call.queue.schedules.all()]
-    schedules = [schedule.name for schedule in kept if schedule.catalog and schedule.catalog.name == name]
-    return {"name": name, "removed": True, "schedules": schedules}
+    return acts.remove_catalog(call.queue, call.path["name"])
 
 
 @endpoint("GET", "/schedules", catalogs.Schedules)

@@ -194,6 +194,7 @@ UNKNOWN = json.dumps({"schema": 1, "error": PROBLEM}).encode()
         (200, b"[1]", "queue.not_the_api", 10),
         (200, b"[" * 100_000, "queue.not_the_api", 10),
         (200, NEWER, "queue.not_the_api", 10),
+        (200, b'{"schema": 1, "jobs": {}}', "queue.not_the_api", 10),
         (302, b"", "queue.not_the_api", 10),
         (404, b'{"schema": 1, "error": "no"}', "queue.not_the_api", 10),
         (401, b"sign in", "access.api_token", 4),
@@ -209,6 +210,13 @@ def test_what_is_not_the_api_is_said_to_be_none(
         done = reshard("status", env={"RESHARD_API_URL": url, "RESHARD_API_TOKEN": "rsh_hush"})
     assert done.code == exit_code and done.err.startswith(f"error[{code}]: ") and len(done.err.splitlines()) == 2
     assert "hush" not in done.err and "\x1b" not in done.err and ".traceback" not in done.err
+
+
+@pytest.mark.parametrize("job", [{}, {"id": "abcd", "state": 1}, {"id": "abcd", "state": "done", "request": []}])
+def test_what_no_job_is_said_to_be_is_not_the_api(reshard: Run, job: dict[str, Any]) -> None:
+    with answering(200, json.dumps({"schema": 1} | job).encode()) as url:
+        done = reshard("status", "abcd", env={"RESHARD_API_URL": url})
+    assert done.err.startswith(f"error[queue.not_the_api]: {url} ") and len(done.err.splitlines()) == 2, done.err
 
 
 def test_a_connection_that_is_not_safe_is_not_used(site: Site, reshard: Run) -> None:

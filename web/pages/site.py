@@ -167,7 +167,7 @@ async def _sign_in(site: Site, request: Request) -> Response:
             response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
             return response
         wrong = True
-    shown = {"caller": None, "path": "", "next": goes_to, "wrong": wrong}
+    shown = {"caller": None, "path": request.url.path, "next": goes_to, "wrong": wrong}
     return HTMLResponse(render("sign_in.html", shown), 401 if wrong else 200)
 
 
