@@ -24,6 +24,9 @@ class Malformed(Exception):
     """The bytes on the connection are not an HTTP/1.1 request."""
 
 
+QUEUED = 0.1  # seconds; what the buffers of a line hold, which keeps it busy while a sender is late
+
+
 class Throttle:
     """A shared rate in bytes per second; every user of the same throttle waits for the others' bytes."""
 
@@ -36,7 +39,7 @@ class Throttle:
     def spend(self, count: int) -> None:
         """Wait until ``count`` bytes are paid for."""
         with self._lock:
-            self._free_at = max(time.monotonic(), self._free_at) + count / self.rate
+            self._free_at = max(time.monotonic() - QUEUED, self._free_at) + count / self.rate
             wait = self._free_at - time.monotonic()
         time.sleep(max(0.0, wait))
 
