@@ -6,7 +6,9 @@ Python would print a traceback of half an import, or a module would make an Impo
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -14,6 +16,9 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # a shell's background job ignores interrupts, and goes on doing so
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not any(name.startswith("OTEL_") for name in os.environ):
+        # Else redis-py loads it wherever it is installed, which takes a sixth of a command's time.
+        sys.modules["opentelemetry"] = None  # type: ignore[assignment]
     gc.disable()  # until the command is loaded: modules are not garbage, and scanning them takes a tenth of its time
     from reshard.cli.main import main
 

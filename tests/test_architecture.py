@@ -165,19 +165,19 @@ def test_the_rules_see_an_import_inside_a_function(tmp_path: Path) -> None:
     assert breaks(imports(module), {"celery", "torch"}) == {"celery", "celery.Celery", "torch.nn"}
 
 
-def loaded_by(*arguments: str) -> set[str]:
+def loaded_by(*arguments: str, ends_with: int = 0) -> set[str]:
     """The modules that are loaded after `reshard` ran with these arguments in a process of its own."""
     script = (
         "import sys\n"
         f"sys.argv = ['reshard', *{arguments!r}]\n"
-        "from reshard.cli.main import main\n"
+        "from reshard.cli.start import main\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n    code = end.code\n"
-        "sys.stderr.write(f'{code}\\n' + '\\n'.join(sys.modules))\n"
+        "sys.stderr.write(f'ENDED {code}\\n' + '\\n'.join(name for name, module in sys.modules.items() if module))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    code, *modules = done.stderr.splitlines()
-    assert code == "0", done.stderr
+    code, *modules = done.stderr.rpartition("ENDED ")[2].splitlines()
+    assert code == str(ends_with), done.stderr
     return set(modules)
 
 
@@ -189,6 +189,14 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     modules = loaded_by(*arguments)
     assert "reshard.cli.main" in modules
     assert not breaks(modules, HEAVY)
+
+
+def test_tracing_is_loaded_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_BROKER_URL", "redis://127.0.0.1:1/0")
+    modules = loaded_by("list", ends_with=10)
+    assert "redis" in modules and "opentelemetry" not in modules
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert "opentelemetry" in loaded_by("list", ends_with=10)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("submit", "--help")])
