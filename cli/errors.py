@@ -14,11 +14,12 @@ from typer import Abort, TyperException
 
 from reshard.cli.output import Output, console
 from reshard.pipeline.errors import BadPlace, BadSize, NoTarget, ReshardError, UsageError
-from reshard.pipeline.text import printable
+from reshard.pipeline.text import printable, printable_lines
 
 INTERRUPTED = 130  # exit code; 128 + SIGINT, as shells count it
 # The long commands that change nothing; others say what is left.
 LOOKING = {"reshard doctor", "reshard plan", "reshard verify"}
+SERVICES = {"reshard worker", "reshard control", "reshard web"}
 PIPE_CLOSED = 141  # exit code; 128 + SIGPIPE
 
 
@@ -56,9 +57,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         path = context.command_path if context else name
         error = _known(typed, path, sys.argv[1:]) or _mistyped(what, path)
     except Exception as unknown:  # noqa: BLE001 -- the last line of defence: no traceback on a person's terminal
-        with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
-            file.writelines(traceback.format_exception(unknown))
-        error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback in {file.name})")
+        error = ReshardError(what=f"{type(unknown).__name__}: {unknown} (traceback {_kept(unknown, name)})")
     if as_json:
         Output(json=True).document({"error": error.to_dict()})
     else:
@@ -68,6 +67,16 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         for line in (f"error[{error.code}]: {message}", f"hint: {hint}"):
             shown.print(line)
     return error.exit_code
+
+
+def _kept(unknown: Exception, name: str) -> str:
+    """Where the traceback is: a person gets a file, a service has a log, and its temporary folder may go with it."""
+    if name in SERVICES:
+        sys.stderr.write(printable_lines("".join(traceback.format_exception(unknown))))
+        return "above"
+    with tempfile.NamedTemporaryFile("w", prefix="reshard-", suffix=".traceback", delete=False) as file:
+        file.writelines(traceback.format_exception(unknown))
+    return f"in {file.name}"
 
 
 def _known(typed: TyperException, command: str, words: Sequence[str]) -> UsageError | None:

@@ -33,7 +33,7 @@ from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
 from reshard.worker.probes import durability
 from reshard.worker.queue.jobs import JobStore
-from reshard.worker.settings import Settings
+from reshard.worker.settings import Settings, secrets_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -159,7 +159,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
     assert parse_size(stated["RESHARD_MEMORY_LIMIT"].strip("`")) == StoreSettings.model_fields["memory_limit"].default
 
 
-SET_BY_OTHERS = {"HF_TOKEN", "HF_ENDPOINT", "HF_HOME", "PYTHONUNBUFFERED"}
+SET_BY_OTHERS = {"HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HOME", "PYTHONUNBUFFERED"}
 
 
 def deployed_names() -> set[str]:
@@ -169,7 +169,15 @@ def deployed_names() -> set[str]:
 
 
 def test_deployments_set_only_what_exists() -> None:
-    assert deployed_names() - SET_BY_OTHERS <= settings_table().keys()
+    files = {f"{name}_FILE" for kind in (Settings, WebSettings) for _, name in secrets_of(kind)}
+    assert deployed_names() - SET_BY_OTHERS - files <= settings_table().keys()
+
+
+def test_every_secret_that_a_file_may_hold_is_documented() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    (told,) = re.findall(r"^Each secret below .*?\n\n", page, re.MULTILINE | re.DOTALL)
+    named = {name.removesuffix("_FILE") for name in re.findall(r"`(RESHARD_\w+)", told)}
+    assert named == {name for kind in (Settings, WebSettings) for _, name in secrets_of(kind)}
 
 
 def test_the_image_is_built_of_every_folder_of_the_package() -> None:

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting
 from reshard.pipeline.validation import first_problem
-from reshard.worker.settings import settings
+from reshard.worker.settings import from_files, settings
 
 PORT = 8474  # no well-known service has it
 TOKENS = "web-tokens"  # the file in the data folder, unless another is set
@@ -48,7 +48,7 @@ class WebSettings(BaseSettings):
 def web_settings() -> WebSettings:
     """The settings of this process, read once; raises BadSetting."""
     try:
-        return WebSettings()
+        return WebSettings(**from_files(WebSettings))
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_WEB_" + str(first.loc[0]).upper()

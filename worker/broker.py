@@ -12,8 +12,10 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import redis
+from pydantic import SecretStr
 
 from reshard.pipeline.errors import NoBroker, NoServer
 from reshard.worker.daemon import Daemon, make_folder
@@ -44,7 +46,7 @@ daemonize no
 def broker_url(settings: Settings) -> str:
     """The URL of the broker to use; raises NoBroker when none is set and none of our own runs."""
     if settings.broker_url is not None:
-        return settings.broker_url.get_secret_value()
+        return _with_password(settings.broker_url.get_secret_value(), settings.broker_password)
     running = _daemon(settings).running()
     if running is None:
         raise NoBroker(why=f"RESHARD_BROKER_URL is not set, and none is running in {settings.data_dir}")
@@ -108,6 +110,15 @@ def _daemon(settings: Settings) -> Daemon:
 
 def _url(facts: dict[str, Any]) -> str:
     return f"redis://:{facts['password']}@{HOST}:{facts['port']}/0"
+
+
+def _with_password(url: str, password: SecretStr | None) -> str:
+    """``url`` with the ``password`` where it has none of its own."""
+    parts = urlsplit(url)
+    if password is None or parts.password is not None:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password.get_secret_value(), safe='')}@{host}").geturl()
 
 
 def _free_port(wanted: int) -> int:

@@ -9,9 +9,10 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -71,6 +72,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
+    broker_password: SecretStr | None = None  # of its user, where the URL holds none
     api_url: str | None = None  # of `reshard web`, which commands of jobs then ask in the broker's place
     api_token: SecretStr | None = None  # what it knows who asks by
     data_dir: Path = Field(default_factory=lambda: default_data_dir())
@@ -179,14 +181,39 @@ def default_log_dir(data_dir: Path) -> Path:
     return state_dir() / "logs"
 
 
+def secrets_of(kind: type[BaseSettings]) -> Iterator[tuple[str, str]]:
+    """Each field of ``kind`` that holds a secret, and its variable."""
+    for field, info in kind.model_fields.items():
+        if SecretStr in get_args(info.annotation):
+            yield field, f"{kind.model_config['env_prefix']}{field}".upper()
+
+
+def from_files(kind: type[BaseSettings]) -> dict[str, Any]:
+    """The secrets that no variable holds, but a file that RESHARD_..._FILE names. Raises BadSetting."""
+    found = {}
+    for field, name in secrets_of(kind):
+        path = os.environ.get(f"{name}_FILE")
+        if not path or os.environ.get(name):
+            continue
+        try:
+            found[field] = Path(path).read_text().strip()
+        except UnicodeDecodeError:
+            raise BadSetting(name=f"{name}_FILE", value=path, why="it is not text") from None
+        except OSError as error:
+            raise BadSetting(name=f"{name}_FILE", value=path, why=f"cannot read it: {error.strerror}") from None
+        if not found[field]:
+            raise BadSetting(name=f"{name}_FILE", value=path, why="it is empty")
+    return found
+
+
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process, read once; raises BadSetting."""
     try:
-        return Settings()
+        return Settings(**from_files(Settings))
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secrets = ("broker_url", "api_url", "api_token", "notify_command", "notify_url", "notify_apprise")
+        secrets = {"api_url", *dict(secrets_of(Settings))}
         secret = first.loc[0] in secrets
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

@@ -115,6 +115,18 @@ def test_an_unexpected_exception_is_one_line_that_says_where_its_traceback_is(
     assert "Traceback (most recent call last)" in file.read_text()
 
 
+@pytest.mark.parametrize("service", ["reshard worker", "reshard control", "reshard web"])
+def test_a_service_writes_the_traceback_to_its_log(
+    service: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert guarded(raises(ZeroDivisionError("by \x1b[2J zero")), False, service) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert "\nerror[internal]: " in err and "\x1b" not in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupt_has_the_exit_code_that_shells_expect() -> None:
     assert code_of(KeyboardInterrupt()) == INTERRUPTED
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -41,6 +42,28 @@ def test_without_a_broker_it_is_said_how_to_get_one(own: Settings) -> None:
 def test_a_url_that_is_set_is_taken(own: Settings) -> None:
     with_url = own.model_copy(update={"broker_url": Settings(broker_url="redis://elsewhere:6379/0").broker_url})
     assert broker.broker_url(with_url) == "redis://elsewhere:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://host:6379/0", "redis://:p%40ss%2F@host:6379/0"),
+        ("rediss://client@host/1", "rediss://client:p%40ss%2F@host/1"),
+        ("redis+socket:///run/redis.sock?virtual_host=1", "redis+socket://:p%40ss%2F@/run/redis.sock?virtual_host=1"),
+        ("redis://:own@host:6379/0", "redis://:own@host:6379/0"),
+    ],
+)
+def test_a_password_that_is_set_by_itself_is_that_of_the_urls_user(own: Settings, url: str, whole: str) -> None:
+    given = Settings(data_dir=own.data_dir, broker_url=url, broker_password="p@ss/")
+    assert broker.broker_url(given) == whole
+    assert "p@ss" not in repr(given)
+
+
+def test_a_broker_takes_a_password_that_is_set_by_itself(own: Settings) -> None:
+    parts = urlsplit(broker.start(own))
+    assert parts.password is not None
+    given = Settings(broker_url=f"redis://{parts.hostname}:{parts.port}/0", broker_password=parts.password)
+    assert broker.answers(broker.broker_url(given))
 
 
 def test_a_started_broker_is_found_again_and_keeps_its_jobs_when_it_is_killed(own: Settings) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from reshard.pipeline.errors import BadSetting
-from reshard.worker.settings import Settings, default_data_dir, settings
+from reshard.web.settings import WebSettings, web_settings
+from reshard.worker.settings import Settings, default_data_dir, secrets_of, settings
 
 
 def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +75,63 @@ def test_logs_lie_with_the_state_of_programs_or_with_the_data_where_an_operator_
     assert Settings().log_dir == Path.home() / ".local" / "state" / "reshard" / "logs"
     monkeypatch.setenv("RESHARD_DATA_DIR", "/data/of/one")
     assert Settings().log_dir == Path("/data/of/one")
+
+
+@pytest.fixture
+def unread() -> Iterator[None]:
+    """Settings are read once in a process; here they are read anew, and again after the test."""
+    settings.cache_clear()
+    web_settings.cache_clear()
+    yield
+    settings.cache_clear()
+    web_settings.cache_clear()
+
+
+def test_every_secret_may_stand_in_a_file(unread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "RESHARD_BROKER_URL": "redis://ours:6379/0",
+        "RESHARD_BROKER_PASSWORD": "of the broker",
+        "RESHARD_API_TOKEN": "rsh_token",
+        "RESHARD_NOTIFY_COMMAND": "notify --now",
+        "RESHARD_NOTIFY_URL": "https://hooks.example/secret",
+        "RESHARD_NOTIFY_APPRISE": "json://hooks.example",
+        "RESHARD_WEB_HOOK_SECRET": "of the webhook",
+    }
+    for name, value in values.items():
+        (tmp_path / name).write_text(f"{value}\n")
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+    fields = [*secrets_of(Settings), *secrets_of(WebSettings)]
+    assert {name for _, name in fields} == values.keys()
+    read = {**dict(settings()), **{f"web_{field}": value for field, value in web_settings()}}
+    for name, value in values.items():
+        assert read[name.removeprefix("RESHARD_").lower()].get_secret_value() == value
+
+
+def test_a_variable_counts_before_a_file(unread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_BROKER_PASSWORD", "itself")
+    monkeypatch.setenv("RESHARD_BROKER_PASSWORD_FILE", str(tmp_path / "nowhere"))
+    password = settings().broker_password
+    assert password is not None and password.get_secret_value() == "itself"
+
+
+def test_a_file_that_holds_no_secret_is_named(unread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RESHARD_BROKER_PASSWORD", raising=False)
+    monkeypatch.setenv("RESHARD_BROKER_PASSWORD_FILE", str(tmp_path / "secret"))
+    with pytest.raises(BadSetting, match="RESHARD_BROKER_PASSWORD_FILE=.*secret: cannot read it: No such file"):
+        settings()
+    (tmp_path / "secret").write_text("\n")
+    with pytest.raises(BadSetting, match="it is empty"):
+        settings()
+    (tmp_path / "secret").write_bytes(b"\xff")
+    with pytest.raises(BadSetting, match="it is not text"):
+        settings()
+
+
+def test_a_wrong_value_from_a_file_is_not_shown(unread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "url").write_text("http://secret@host")
+    monkeypatch.delenv("RESHARD_BROKER_URL", raising=False)
+    monkeypatch.setenv("RESHARD_BROKER_URL_FILE", str(tmp_path / "url"))
+    with pytest.raises(BadSetting) as caught:
+        settings()
+    assert "secret" not in str(caught.value) + repr(caught.value)
