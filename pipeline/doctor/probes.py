@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,13 @@ from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter, describe
 from reshard.pipeline.stores.xet import installed
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+# A limit in bytes and what of it is in use: of version 2, and of version 1.
+GROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 State = Literal["ok", "warning", "trouble"]
 
@@ -97,22 +105,20 @@ def _memory(limit: int) -> Probe:
     return Probe("memory", says, warning, facts={"available": available, "limit": limit})
 
 
-def available_memory() -> int:
+def available_memory(groups: Path = CONTROL_GROUPS) -> int:
     """Bytes that this process could still take: the machine's, or less where a control group allows less.
 
-    By proc(5) ``MemAvailable`` and the kernel's cgroup v2 files ``memory.max`` and ``memory.current``.
+    By proc(5) ``MemAvailable`` and the kernel's files of control groups.
     """
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         match = None
     free = int(match[1]) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    group = Path("/sys/fs/cgroup")
-    try:
-        most, now = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if most == "max" else min(free, max(0, int(most) - now))
+    for most, now in GROUP_FILES:
+        with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            free = min(free, max(0, int((groups / most).read_text()) - int((groups / now).read_text())))
+    return free
 
 
 def _disk(name: str, folder: Path) -> Probe:

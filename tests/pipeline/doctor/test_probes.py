@@ -104,6 +104,25 @@ def test_this_machine_is_fit(context: Context) -> None:
     assert not list(context.tmpdir.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("most", "now", "unlimited"),
+    [
+        ("memory.max", "memory.current", "max"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "9223372036854771712"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_memory_is_what_a_control_group_leaves_of_it(most: str, now: str, unlimited: str, tmp_path: Path) -> None:
+    (tmp_path / most).parent.mkdir(exist_ok=True)
+    (tmp_path / most).write_text("300000000\n")
+    (tmp_path / now).write_text("100000000\n")
+    assert available_memory(tmp_path) == 200_000_000
+    (tmp_path / now).write_text("300004096\n")
+    assert available_memory(tmp_path) == 0
+    (tmp_path / most).write_text(f"{unlimited}\n")
+    assert available_memory(tmp_path) > 300_000_000
+
+
 def test_a_limit_that_rules_xet_out_or_is_more_than_there_is_is_a_warning(context: Context) -> None:
     assert (
         "Xet"
