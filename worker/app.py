@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 import warnings
 from dataclasses import replace
 from importlib.metadata import version
+from multiprocessing import current_process
 from typing import Any
 
 import redis
@@ -19,7 +21,7 @@ from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 from kombu.exceptions import OperationalError
 
-from reshard.pipeline.errors import BadSetting, BrokerUnavailable
+from reshard.pipeline.errors import BadSetting, BrokerUnavailable, TempDirUnusable
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.stores.heap import reuse_blocks
@@ -34,6 +36,11 @@ from reshard.worker.fleet.usage import measured
 from reshard.worker.queue.jobs import HEALTH_CHECK, JobStore, Process, open_redis
 from reshard.worker.queue.wakes import QUEUES
 from reshard.worker.settings import HEARTBEAT, PRESUMED_DEAD, settings
+from reshard.worker.temp_dir import ProcessTempDir
+
+if os.getpid() == 1:  # until Celery handles it; what came while that was loaded waits since local.py
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 log = logging.getLogger(__name__)
 
@@ -229,6 +236,20 @@ def _begin(**_: Any) -> None:
     logs.configure(settings().log_format)
     reuse_blocks()
     app.log.redirect_stdouts("WARNING")  # what libraries print
+    _check_temp_dir()
+
+
+def _check_temp_dir() -> None:
+    """Ends the worker where it has no temporary folder: each of its units would fail for that."""
+    tmpdir = settings().tmpdir
+    try:
+        ProcessTempDir.make(tmpdir).close()
+    except TempDirUnusable as error:
+        log.critical("error[%s]: %s; %s", error.code, error, error.next_step, extra=logs.of_error(error))
+        sys.exit(error.exit_code)
+    # Where multiprocessing makes files that have no name a moment later. A folder of its own it would remove at the
+    # end, with a traceback where a cleaner of temporary folders was there before.
+    current_process()._config["tempdir"] = str(tmpdir)  # type: ignore[attr-defined]
 
 
 def _say_ready(**_: Any) -> None:

@@ -7,6 +7,7 @@ Each is found again and reused, so `up` twice is `up` once.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ def become_worker(settings: Settings, concurrency: int | None = None) -> NoRetur
     with JobStore.at(url) as store:
         store.check_server()
     command = worker_command(concurrency or settings.concurrency)
+    if os.getpid() == 1:  # cli/start.py says why; app.py takes it, when the one that handles it here is gone
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.execve(command[0], command, {**os.environ, LOG_FORMAT: settings.log_format})
 
 

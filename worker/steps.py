@@ -447,4 +447,4 @@ def _end_worker() -> None:
 for starts in (signals.worker_init, signals.worker_process_init):
     starts.connect(_begin)
 signals.worker_process_shutdown.connect(_end)
-Finalize(None, _end_worker, exitpriority=-101)  # once multiprocessing (-100) removed its folder in ours
+Finalize(None, _end_worker, exitpriority=-1)  # after the pool, which has 15

@@ -13,7 +13,7 @@ from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.scale import Scale
-from tests.support.at_fault import WAYS, spoil
+from tests.support.at_fault import WAYS, spoil, spoil_started
 from tests.support.hub import HubProcess
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import Broker, Machine, wait_for
@@ -30,22 +30,23 @@ def faulty(folder: Path, scale: Scale) -> Iterator[Figure]:
         hub.admin.create_repo(SOURCE)
         hub.admin.import_files(SOURCE, {path.name: path for path in model.iterdir()})
         env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_you"}
-        alone = _seconds(folder / "alone", env, [], scale.faulty)
+        alone = _seconds(folder / "alone", env, "", scale.faulty)
         for way in WAYS:
             here = folder / way.replace(" ", "-")
             here.mkdir()
-            together = _seconds(here, env, [spoil(way, here)] * 2, scale.faulty)
+            together = _seconds(here, env, way, scale.faulty)
             yield Figure(f"{scale.faulty} jobs, two of three at fault: {way}", together / alone, "x", 3, "must")
 
 
-def _seconds(folder: Path, env: dict[str, str], at_fault: list[tuple[list[str], dict[str, str]]], count: int) -> float:
-    """Until the last job is done, by one good worker and those that are at fault."""
+def _seconds(folder: Path, env: dict[str, str], way: str, count: int) -> float:
+    """Until the last job is done, by one good worker and two that are at fault in this way, if there is one."""
     with Broker(folder) as broker, Machine(folder, broker.url, **env) as machine, JobStore.at(broker.url) as store:
         machine.control()
-        commands = [*at_fault, (worker_command(2), dict[str, str]())]
+        commands = [*([spoil(way, folder)] * 2 if way else []), (worker_command(2), dict[str, str]())]
         workers = [machine.launch("worker", command, **environment) for command, environment in commands]
         for worker in workers:
             machine.await_sign_of(worker)
+        spoil_started(way, folder)
         start = time.perf_counter()
         for number in range(count):
             target = Hub(repo=f"you/{folder.name}-{number}")

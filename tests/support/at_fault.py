@@ -24,6 +24,12 @@ def spoil(way: str, folder: Path) -> tuple[list[str], dict[str, str]]:
         case "full":
             command, env["HF_HUB_DISABLE_XET"] = ["sh", "-c", FULL, "sh", *command], "1"
         case "folder":
-            (folder / "spoilt").write_text("a file where the folder should be")
             env |= {"RESHARD_TMPDIR": str(folder / "spoilt" / "tmp"), "TMPDIR": str(folder)}
     return command, env
+
+
+def spoil_started(way: str, folder: Path) -> None:
+    """The rest, once the workers run: without a temporary folder none starts."""
+    if way == "folder":
+        (folder / "spoilt").rename(folder / "taken")
+        (folder / "spoilt").write_text("a file where the folder should be")

@@ -19,7 +19,7 @@ from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings
-from tests.support.at_fault import WAYS, spoil
+from tests.support.at_fault import WAYS, spoil, spoil_started
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Proc, wait_for
 from tests.worker.conftest import Wakes, age, another, ask, claimed
@@ -252,6 +252,7 @@ def started(site: Site, tmp_path: Path, way: str, faulty: int) -> list[Proc]:
     workers = [site.machine.launch("worker", command, **environment) for command, environment in commands]
     for worker in workers:
         site.machine.await_sign_of(worker)
+    spoil_started(way, tmp_path)
     return workers
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from reshard.pipeline.errors import TempDirUnusable
 from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
+from reshard.worker.local import worker_command
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import KEEP_TEMP_DIR
@@ -117,4 +120,28 @@ def test_the_warm_reload_child_of_a_killed_worker_leaves_nothing_after_the_next_
         assert not any(home.exists() for home in homes)
         successor.terminate()
         successor.wait(60)
+        assert list(machine.tmpdir.iterdir()) == []
+
+
+def test_a_worker_without_a_temporary_folder_says_so_in_one_line_and_ends_before_it_says_that_it_runs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, RESHARD_TMPDIR=str(tmp_path / "file")) as machine:
+        worker = machine.launch("worker", worker_command(1))
+        assert worker.wait(60) == TempDirUnusable.exit_code
+    (line,) = worker.said().splitlines()
+    assert f"error[resource.tmpdir]: the temporary folder {tmp_path / 'file'} cannot be used: " in line
+    assert "RESHARD_TMPDIR" in line
+
+
+def test_a_worker_whose_temporary_files_a_cleaner_took_ends_without_a_traceback(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url) as machine:
+        worker = machine.worker(concurrency=1)
+        wait_for(lambda: "the worker is running" in worker.said(), "its last word before a job")
+        for path in machine.tmpdir.iterdir():
+            shutil.rmtree(path)
+        worker.terminate()
+        assert worker.wait(60) == 0
+        assert "Traceback" not in worker.said()
         assert list(machine.tmpdir.iterdir()) == []
