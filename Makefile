@@ -3,6 +3,7 @@
 #   make demo        the real command on a real model, against a Hub on this machine
 #   make test        lint, types, and every test but the slow ones
 #   make test-all    the slow ones too: minutes, gigabytes
+#   make deploy-test builds the image and runs it with the compose file, in a Docker engine of its own; as root
 #   make bench       ours beside others, about 45 minutes; writes build/bench.json and docs/benchmarks.md
 #   make bench-quick a tenth of it in three minutes; writes nothing
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
@@ -12,7 +13,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-quick fuzz lint docs clean
+.PHONY: help demo test test-all deploy-test bench bench-quick fuzz lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -57,6 +58,10 @@ test: lint
 
 test-all: lint
 	$(PYTEST)
+
+# What it needs it takes from Debian, into build/deploy; where it cannot, it says what is missing.
+deploy-test: $(READY)
+	$(BIN)/python -m pytest tests/deploy
 
 bench bench-quick: $(READY)
 	$(BIN)/python -m tests.benchmarks $(if $(filter bench-quick,$@),--quick)

@@ -44,6 +44,7 @@ COMMANDS = {
     "worker": Listed(SERVICE, "service:worker", "Run a worker in the foreground."),
     "control": Listed(SERVICE, "service:control", "Run the scheduler: wake workers for jobs and schedules."),
     "web": Listed(SERVICE, "web:web", "Serve the page and the API over HTTP."),
+    "ping": Listed(SERVICE, "ping:ping", "Check that the worker, control or page here is alive."),
     "token": Listed(SERVICE, "web:token", "Make a token for the page and the API, and show it once."),
     "fleet": Listed(SERVICE, "fleet:fleet", "Pause all workers, drain one, or set shared limits."),
 }

@@ -108,7 +108,7 @@ ROOMS = {
     "cli": [
         {"start"},
         {"main"},
-        {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "web"},
+        {"run", "plan", "verify", "doctor", "jobs", "schedule", "fleet", "service", "web", "ping"},
         {"catalog"},
         {"watch", "completion"},
         {"queue", "plan_text", "devices"},
@@ -197,6 +197,11 @@ def test_tracing_is_loaded_only_where_it_is_asked_for(monkeypatch: pytest.Monkey
     assert "redis" in modules and "opentelemetry" not in modules
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     assert "opentelemetry" in loaded_by("list", ends_with=10)
+
+
+def test_a_ping_loads_next_to_nothing() -> None:
+    queue = {"redis", "pydantic_settings", "reshard.worker", "reshard.web"}
+    assert not breaks(loaded_by("ping", "--help"), HEAVY | queue)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("submit", "--help")])

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import redis
 import typer.main
-import yaml
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from safetensors.numpy import save_file
@@ -23,16 +22,10 @@ from docs.answers import ANSWERS
 from docs.generate import outdated
 from reshard.cli.main import app
 from reshard.pipeline.errors import GO_ON, by_code
-from reshard.pipeline.places import Hub
-from reshard.pipeline.request import Request, parse_size
+from reshard.pipeline.request import parse_size
 from reshard.pipeline.stores.connect import ConnectSettings as StoreSettings
 from reshard.web.settings import WebSettings
 from reshard.worker.broker import find_server
-from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.followers.catalogs import Catalogs
-from reshard.worker.followers.records import Definition
-from reshard.worker.probes import durability
-from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import Settings, secrets_of
 
 ROOT = Path(__file__).parents[1]
@@ -178,66 +171,6 @@ def test_every_secret_that_a_file_may_hold_is_documented() -> None:
     (told,) = re.findall(r"^Each secret below .*?\n\n", page, re.MULTILINE | re.DOTALL)
     named = {name.removesuffix("_FILE") for name in re.findall(r"`(RESHARD_\w+)", told)}
     assert named == {name for kind in (Settings, WebSettings) for _, name in secrets_of(kind)}
-
-
-def test_the_image_is_built_of_every_folder_of_the_package() -> None:
-    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
-    assert set(copied) == {path.name for path in (ROOT / ".types" / "reshard").iterdir()}
-
-
-def test_the_compose_file_runs_a_broker_two_workers_control_and_the_page() -> None:
-    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
-    ours = {name: service for name, service in services.items() if name != "broker"}
-    assert sorted(service["command"][0] for service in ours.values()) == ["control", "web", "worker", "worker"]
-    assert all(service["stop_grace_period"] == "60s" for service in ours.values())
-    url = "redis://:${BROKER_PASSWORD:?set it}@broker:6379/0"
-    assert all(service["environment"]["RESHARD_BROKER_URL"] == url for service in ours.values())
-    assert len({str(service.get("volumes")) for service in ours.values()}) == 4, "workers share no disk"
-
-
-def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_else(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    words = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["broker"]["command"][2:]
-    given = {"/data": str(tmp_path), "${BROKER_PASSWORD:?set it}": "whole", "* -::*": "127.0.0.1"}
-    words = [given.get(word, word.replace("${BROKER_CLIENT_PASSWORD:?set it}", "part")) for word in words]
-    server = subprocess.Popen(
-        [str(find_server()), str(ROOT / "deploy/redis.conf"), *words, "--port", str(port)], stdout=subprocess.DEVNULL
-    )
-    try:
-        retry = Retry(ConstantBackoff(0.05), 200)
-        whole = redis.Redis(port=port, password="whole", retry=retry, retry_on_error=[redis.ConnectionError])
-        assert whole.ping()
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=port).ping()
-        with JobStore.at(f"redis://client:part@127.0.0.1:{port}/0") as store:
-            job = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))).id
-            assert [known.id for known in store.recent()] == [job] and store.processes() == []
-            store.cancel(job)
-            assert store.get(job).state == "cancelled"
-            store.delete(job)
-            assert store.recent() == []
-            assert "does not show this user appendfsync" in durability(store.redis, "here").warning
-            assert durability(whole, "here").state == "ok"
-            Fleet(store).paused()
-            catalogs = Catalogs(store)
-            catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
-            catalogs.cancel("mine")
-            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG GET requirepass", "CONFIG SET save 1"]
-            for command in [*forbidden, "ACL LIST", "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    store.redis.execute_command(*command.split())
-            with pytest.raises(redis.exceptions.ResponseError, match="not allowed|permissions"):
-                store.redis.execute_command("DEBUG", "SLEEP", "0")
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def test_the_user_of_clients_in_the_security_page_is_the_one_of_the_compose_file() -> None:
-    words = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["broker"]["command"]
-    user = " ".join(words[words.index("--user") + 1 :]).replace("${BROKER_CLIENT_PASSWORD:?set it}", "PASSWORD")
-    assert re.findall(r"^    user (client .*)$", (ROOT / "docs/security.md").read_text(), re.M) == [user]
 
 
 def test_the_commands_of_deployments_exist() -> None:

@@ -177,10 +177,11 @@ class Machine:
         """A control process that has said that it is there."""
         return self.start("control", control_command(), **environment)
 
-    def run(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
         """`reshard ARGUMENTS`, to its end."""
         command = [sys.executable, "-c", "from reshard.cli.main import main; main()", *arguments]
-        return subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+        env = self.env | environment
+        return subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
 
     def start(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
         """What ``command`` becomes, once it has said that it is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from reshard.pipeline.errors import NoAnswer
 from reshard.worker import control, health
 from reshard.worker.control import Control
 from reshard.worker.queue.jobs import JobStore, Process
@@ -46,6 +48,24 @@ def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with
         broker.start()
         for port in ports.values():
             wait_for(lambda port=port: answer(port, "/readyz")[0] == 200, "its being ready again")
+
+
+def test_a_ping_finds_what_is_alive_here_whatever_the_broker_does(tmp_path: Path) -> None:
+    health, metrics, page = free_port(), free_port(), free_port()
+    environment = {
+        "RESHARD_HEALTH_PORT": str(health), "RESHARD_METRICS_PORT": str(metrics), "RESHARD_WEB_PORT": str(page),
+    }  # fmt: skip
+    with Broker(tmp_path) as broker, Machine(tmp_path, broker.url, **environment) as machine:
+        worker, control = machine.worker(concurrency=1), machine.control()
+        broker.kill()
+        for alive, port in ((worker, health), (control, metrics)):
+            done = machine.run("ping")
+            assert (done.returncode, done.stdout) == (0, f"127.0.0.1:{port}: ok\n")
+            alive.signal_all(signal.SIGSTOP)
+            done = machine.run("ping", RESHARD_METRICS_PORT="", RESHARD_HEALTH_PORT=str(port))
+            assert done.returncode == NoAnswer.exit_code
+            assert f"127.0.0.1:{port}: timed out; 127.0.0.1:{page}: [Errno 111]" in done.stderr
+            alive.kill()
 
 
 def test_a_worker_tells_what_it_and_its_children_take(tmp_path: Path) -> None:

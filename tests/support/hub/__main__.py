@@ -18,6 +18,7 @@ PARENT_POLL_SECONDS = 0.2
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.hub", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="where all state is kept; made if missing")
+    parser.add_argument("--address", default="127.0.0.1", help="where it listens; its CDN is `cdn.` before its name")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--user", action="append", default=[], metavar="NAME:TOKEN[:ROLE]", help="write by default")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON", help="a setting, see settings.py")
@@ -37,7 +38,7 @@ def main() -> None:
         name, token, role = [*user.split(":"), "write"][:3]
         hub.record("account", name=name, type="user")
         hub.record("token", token=token, user=name, role=role)
-    server = Server(options.port, App(hub), hub.faults, hub.log)
+    server = Server(options.address, options.port, App(hub), hub.faults, hub.log)
     endpoint = f"http://127.0.0.1:{server.port}"
     print(json.dumps({"endpoint": endpoint, "port": server.port, "pid": os.getpid()}), flush=True)
     server.serve()

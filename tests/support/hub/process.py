@@ -25,6 +25,7 @@ class HubProcess:
         directory: Path | None = None,
         *,
         port: int = 0,
+        address: str = "127.0.0.1",
         users: Sequence[str] = (),
         settings: dict[str, Any] | None = None,
     ) -> None:
@@ -32,7 +33,8 @@ class HubProcess:
         self._own_directory = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="hub-"))
         self.port = port
-        self._arguments = [word for user in users for word in ("--user", user)]
+        self._arguments = ["--address", address]
+        self._arguments += [word for user in users for word in ("--user", user)]
         for name, value in (settings or {}).items():
             self._arguments += ["--set", f"{name}={json.dumps(value)}"]
         self._process: subprocess.Popen[str] | None = None

@@ -37,13 +37,13 @@ Handler = Callable[[Request, Entry], Response]
 
 
 class Server:
-    """Listens on 127.0.0.1 only; ``localhost`` reaches it because clients fall back from ::1."""
+    """Listens on 127.0.0.1 unless told otherwise; ``localhost`` reaches it because clients fall back from ::1."""
 
-    def __init__(self, port: int, handle: Handler, faults: Faults, log: Log) -> None:
+    def __init__(self, address: str, port: int, handle: Handler, faults: Faults, log: Log) -> None:
         self.handle = handle
         self.faults = faults
         self.log = log
-        self._socket = socket.create_server(("127.0.0.1", port), backlog=512)
+        self._socket = socket.create_server((address, port), backlog=512)
         self.port: int = self._socket.getsockname()[1]
 
     def serve(self) -> None:

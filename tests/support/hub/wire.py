@@ -165,7 +165,8 @@ class Request:
     def other_origin(self) -> str:
         """The same server under its other name: what a CDN's host is to the Hub's."""
         host, _, port = self.headers.get("host", "127.0.0.1").partition(":")
-        return f"http://{'127.0.0.1' if host == 'localhost' else 'localhost'}:{port}"
+        names = {"127.0.0.1": "localhost", "localhost": "127.0.0.1"}
+        return f"http://{names.get(host, f'cdn.{host}')}:{port}"
 
 
 class FileBody:

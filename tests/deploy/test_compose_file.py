@@ -1,0 +1,112 @@
+"""The compose file, its secrets and its broker, as far as they can be tried without Docker."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Request
+from reshard.web.settings import PORT
+from reshard.worker.broker import find_server
+from reshard.worker.fleet.fleet import Fleet
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.followers.records import Definition
+from reshard.worker.probes import durability
+from reshard.worker.queue.jobs import JobStore
+
+ROOT = Path(__file__).parents[2]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
+
+
+def test_the_image_is_built_of_every_folder_of_the_package() -> None:
+    copied = re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE)
+    assert set(copied) == {path.name for path in (ROOT / ".types" / "reshard").iterdir()}
+    let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+    asked_for = {word for words in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.M) for word in words.split()}
+    assert let_in == asked_for
+
+
+def test_the_compose_file_runs_a_broker_two_workers_control_and_the_page() -> None:
+    ours = {name: service for name, service in SERVICES.items() if name != "broker"}
+    assert ours.keys() == {"worker", "control", "web"}
+    assert all(service["command"] == [name] for name, service in ours.items())
+    assert ours["worker"]["deploy"]["replicas"] == "${WORKERS:-2}"
+    assert ours["worker"]["volumes"] == ["/work"], "workers share no disk"
+    for service in ours.values():
+        assert service["stop_grace_period"] == "60s"
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["deploy"]["resources"]["limits"]["memory"]
+        assert not any("PASSWORD" in name and not name.endswith("_FILE") for name in service["environment"])
+
+
+def test_ports_of_the_compose_file_are_those_of_the_image_and_open_to_this_machine_alone() -> None:
+    assert SERVICES["web"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
+    (port,) = re.findall(r"RESHARD_METRICS_PORT=(\d+)", DOCKERFILE)
+    assert SERVICES["control"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+
+
+def test_secrets_that_are_there_are_kept(tmp_path: Path) -> None:
+    made = []
+    for _ in range(2):
+        subprocess.run([ROOT / "deploy/secrets.sh", tmp_path / "secrets"], check=True)
+        made.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
+    assert made[0] == made[1] and made[0].keys() == {"broker-password", "client-password", "broker-users", "hf-token"}
+    assert all(re.fullmatch("[0-9a-f]{64}", made[0][f"{user}-password"]) for user in ("broker", "client"))
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_user_of_clients_in_the_security_page_is_the_one_of_the_compose_file() -> None:
+    (may,) = re.findall(r"^user client on #\S+ \S+ (~.*)$", (ROOT / "deploy/secrets.sh").read_text(), re.M)
+    assert re.findall(r"^    user client on >PASSWORD (.*)$", (ROOT / "docs/security.md").read_text(), re.M) == [may]
+
+
+def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_else(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    secrets = tmp_path / "secrets"
+    subprocess.run([ROOT / "deploy/secrets.sh", secrets], check=True)
+    whole_password, part_password = ((secrets / f"{user}-password").read_text() for user in ("broker", "client"))
+    given = {"/data": str(tmp_path), "/run/secrets/broker-users": str(secrets / "broker-users"), "* -::*": "127.0.0.1"}
+    words = [given.get(word, word) for word in SERVICES["broker"]["command"][2:]]
+    server = subprocess.Popen(
+        [str(find_server()), str(ROOT / "deploy/redis.conf"), *words, "--port", str(port)], stdout=subprocess.DEVNULL
+    )
+    try:
+        retry = Retry(ConstantBackoff(0.05), 200)
+        whole = redis.Redis(port=port, password=whole_password, retry=retry, retry_on_error=[redis.ConnectionError])
+        assert whole.ping()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+        with JobStore.at(f"redis://client:{part_password}@127.0.0.1:{port}/0") as store:
+            job = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))).id
+            assert [known.id for known in store.recent()] == [job] and store.processes() == []
+            store.cancel(job)
+            assert store.get(job).state == "cancelled"
+            store.delete(job)
+            assert store.recent() == []
+            assert "does not show this user appendfsync" in durability(store.redis, "here").warning
+            assert durability(whole, "here").state == "ok"
+            Fleet(store).paused()
+            catalogs = Catalogs(store)
+            catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
+            catalogs.cancel("mine")
+            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG GET requirepass", "CONFIG SET save 1"]
+            for command in [*forbidden, "ACL LIST", "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    store.redis.execute_command(*command.split())
+            with pytest.raises(redis.exceptions.ResponseError, match="not allowed|permissions"):
+                store.redis.execute_command("DEBUG", "SLEEP", "0")
+    finally:
+        server.terminate()
+        server.wait()
