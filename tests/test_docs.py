@@ -174,9 +174,9 @@ def test_every_secret_that_a_file_may_hold_is_documented() -> None:
 
 
 def test_the_commands_of_deployments_exist() -> None:
-    units = [p.read_text() for p in (ROOT / "deploy/systemd").iterdir()]
+    units = [p.read_text() for p in (ROOT / "deploy/systemd").glob("*.service")]
     named = {match for unit in units for match in re.findall(r"^ExecStart=/opt/reshard/bin/reshard (\w+)", unit, re.M)}
-    assert named == {"worker", "control"}
+    assert named == {"worker", "control", "web"}
     assert named <= COMMANDS.keys()
 
 
