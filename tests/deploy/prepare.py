@@ -5,19 +5,24 @@ Debian's packages and pip's index are all of the internet that they reach, and h
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import pytest
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "deploy"
+P = ParamSpec("P")
 # The release of Debian whose Python is this one: wheels that this pip finds then fit it.
 RELEASES = {(3, 11): "bookworm", (3, 13): "trixie"}
 
@@ -32,19 +37,33 @@ def needed(*programs: str) -> None:
         pytest.skip(f"no release of Debian here has Python {sys.version_info.major}.{sys.version_info.minor}")
 
 
+def _alone(make: Callable[P, Path]) -> Callable[P, Path]:
+    """In a parallel run one process makes it, and the others find it."""
+
+    @wraps(make)
+    def made(*arguments: P.args, **named: P.kwargs) -> Path:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with (KEPT / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return make(*arguments, **named)
+
+    return made
+
+
+@_alone
 def debian(name: str, packages: str, release: str | None = None) -> Path:
     """A folder with a Debian that has these packages; without a ``release``, one with this Python."""
     folder, ready = KEPT / name, KEPT / f"{name}.ready"
     made_of = f"{release} {packages}"
     if not ready.exists() or ready.read_text() != made_of:
         shutil.rmtree(folder, ignore_errors=True)
-        KEPT.mkdir(parents=True, exist_ok=True)
         release = release or RELEASES[sys.version_info[:2]]
         subprocess.run(["debootstrap", "--variant=minbase", f"--include={packages}", release, folder], check=True)
         ready.write_text(made_of)
     return folder
 
 
+@_alone
 def wheels() -> Path:
     """Everything that the image installs, as an index of packages: a folder for each.
 
