@@ -6,6 +6,8 @@
 #   make deploy-test builds the image and runs it with the compose file, in a Docker engine of its own; as root
 #   make bench       ours beside others, about 45 minutes; writes build/bench.json and docs/benchmarks.md
 #   make bench-quick a tenth of it in three minutes; writes nothing
+#   make test-lowest the tests with the lowest version of each requirement; test-newest with the newest of all
+#   make test-pythons the tests on each of Python 3.11 to 3.14 that is on PATH
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
 #   make docs        writes the generated parts of docs/ again, pictures of the page where Chromium is there
@@ -13,14 +15,14 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all deploy-test bench bench-quick fuzz lint docs clean
+.PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Three processes for the 2 cores that the suite is made for: its tests often wait for what they started. One file's tests
 # stay together, because they share its servers, and the files come in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+PYTEST := python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,7 +30,7 @@ help:
 # Redone only when what should be installed changed.
 $(READY): pyproject.toml constraints.txt
 	@python=$${PYTHON:-}; \
-	for name in $$python python3 python3.13 python3.12 python3.11 python; do \
+	for name in $$python python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$name; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
@@ -53,11 +55,29 @@ lint: $(READY)
 	$(BIN)/mypy
 
 # The same examples each time, so that green stays green; test-all looks for new ones.
+QUICK := --hypothesis-profile=ci -m "not slow"
 test: lint
-	$(PYTEST) --hypothesis-profile=ci -m "not slow"
+	$(BIN)/$(PYTEST) $(QUICK)
 
 test-all: lint
-	$(PYTEST)
+	$(BIN)/$(PYTEST)
+
+# Each in an environment of its own, with nothing pinned. What those versions ask for in their turn need not be.
+test-lowest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-lowest test-newest: OWN = $(VENV)-$(RESOLUTION)
+test-lowest test-newest: $(READY)
+	$(BIN)/uv venv -q --clear --seed --python $(BIN)/python $(OWN)
+	$(BIN)/uv pip install -q --python $(OWN) --resolution $(RESOLUTION) -e '.[dev]'
+	$(OWN)/bin/$(PYTEST) $(QUICK) --deselect tests/test_packaging.py::test_everything_that_reshard_depends_on_is_pinned
+
+PYTHONS := 3.11 3.12 3.13 3.14
+test-pythons:
+	@for version in $(PYTHONS); do \
+	  if command -v python$$version >/dev/null; then \
+	    $(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON=python$$version || exit 1; \
+	  else echo "not tested: python$$version is not on PATH"; fi; \
+	done
 
 # What it needs it takes from Debian, into build/deploy; where it cannot, it says what is missing.
 deploy-test: $(READY)
@@ -81,5 +101,5 @@ docs: $(READY)
 	$(BIN)/python docs/screenshots.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,6 +60,11 @@ def requirements(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
+def test_every_range_has_a_floor() -> None:
+    open_below = [str(r) for r in requirements("reshard") if r.name != "reshard" and ">=" not in str(r.specifier)]
+    assert not open_below, "give these the lowest version that `make test-lowest` passes with"
+
+
 # What a build of torch for CUDA asks for and one for the CPU does not. Which versions go with it torch itself says, and
 # differently for each of its builds, so its own pin holds them and what they ask for in their turn.
 CUDA = re.compile(r"(nvidia|cuda)-.+|triton")

