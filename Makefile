@@ -11,11 +11,13 @@
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
 #   make docs        writes the generated parts of docs/ again, pictures of the page where Chromium is there
+#   make dist        wheel and sdist of the last commit, in dist/; REPOSITORY=URL is where their page's links lead
+#   make sbom        what a worker of that wheel consists of, in build/sbom.cdx.json
 #   make clean       removes what the others made
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs clean
+.PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs dist sbom clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -99,6 +101,19 @@ docs: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/record.py
 	$(BIN)/python docs/screenshots.py
+
+dist: $(READY)
+	rm -rf build/sources dist
+	mkdir -p build/sources
+	git archive HEAD | tar -x -C build/sources
+	$(if $(REPOSITORY),$(BIN)/python docs/links.py build/sources $(REPOSITORY))
+	$(BIN)/python -m build --outdir dist build/sources
+	$(BIN)/uv tool run twine check --strict dist/*
+
+sbom: dist
+	$(BIN)/uv venv -q --clear --python $(BIN)/python build/wheel
+	$(BIN)/uv pip install -q --python build/wheel -c constraints.txt "$$(echo dist/*.whl)[worker,web]"
+	$(BIN)/uv tool run --from cyclonedx-bom cyclonedx-py environment build/wheel --output-file build/sbom.cdx.json
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import ast
+import email
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from safetensors.numpy import save_file
+
+from docs import links
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -29,12 +35,13 @@ NOT_IN_THE_CLIENT = {"torch", "transformers", "accelerate", "celery", "kombu", "
 
 
 def package_folders() -> Iterator[Path]:
-    """Every folder of the tree that holds code."""
+    """Every folder of the tree that holds code, or what code reads."""
     for folder in FOLDERS:
-        yield from sorted({p.parent.relative_to(ROOT) for p in (ROOT / folder).rglob("*.py")})
+        files = (p for p in (ROOT / folder).rglob("*.*") if p.is_file() and p.suffix != ".pyc")
+        yield from sorted({p.parent.relative_to(ROOT) for p in files})
 
 
-def test_every_folder_of_code_is_a_listed_package() -> None:
+def test_every_folder_is_a_listed_package() -> None:
     tools = PYPROJECT["tool"]["setuptools"]
     tree = {"reshard." + ".".join(folder.parts): folder.as_posix() for folder in package_folders()}
     assert tools["package-dir"] == tree
@@ -144,20 +151,65 @@ def test_nothing_names_a_registry() -> None:
         assert not re.search(r"--(extra-)?index-url|--find-links|pypi\.org|\+cpu", (ROOT / name).read_text()), name
 
 
+REPOSITORY = "https://repository.example/reshard"
+
+
+class Built(NamedTuple):
+    wheel: Path
+    sdist: Path
+    said: str
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the sources alone: a stale build/ folder would hide what is missing."""
-    sources = tmp_path_factory.mktemp("sources")
-    for name in (*FOLDERS, "pyproject.toml", "README.md", "LICENSE"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, sources)
-    built = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", built, sources], check=True, capture_output=True)
-    assert list(built.glob("*.tar.gz"))
-    (path,) = built.glob("*.whl")
-    return path
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """What `make dist` makes, of the tree as it is now: a stale build/ or egg-info would hide what is missing."""
+    sources = tmp_path_factory.mktemp("sources") / "reshard"
+    left = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+    shutil.copytree(ROOT, sources, symlinks=True, ignore=shutil.ignore_patterns(*left))
+    links.main(sources, REPOSITORY)
+    to = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--outdir", to, sources]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    (wheel,), (sdist,) = to.glob("*.whl"), to.glob("*.tar.gz")
+    return Built(wheel, sdist, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Built) -> Path:
+    return built.wheel
+
+
+def test_no_folder_with_data_is_left_undeclared(built: Built) -> None:
+    assert "absent from the `packages` configuration" not in built.said
+
+
+def test_the_sdist_holds_docs_deployments_and_pins_and_no_tests(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    tree = {p.relative_to(ROOT).as_posix() for f in ("docs", "deploy") for p in (ROOT / f).rglob("*.*") if p.is_file()}
+    wanted = {name for name in tree if not name.endswith(".pyc")} | {"constraints.txt", "CHANGELOG.md", "CITATION.cff"}
+    assert wanted - inside == set()
+    stray = ("tests", "demo", "build", ".")
+    assert {name for name in inside if name.startswith(stray) or name.endswith(".pyc")} == set()
+
+
+def test_the_page_of_the_package_links_to_the_repository_that_it_was_made_for(built: Built) -> None:
+    (metadata,) = (name for name in zipfile.ZipFile(built.wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    page = email.message_from_bytes(zipfile.ZipFile(built.wheel).read(metadata))
+    readme = str(page.get_payload())
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", readme) == []
+    assert f"({REPOSITORY}/blob/v{page['Version']}/docs/quickstart.md)" in readme
+    assert f"({REPOSITORY}/raw/v{page['Version']}/docs/run.svg)" in readme
+    assert f"Source, {REPOSITORY}" in page.get_all("Project-URL", [])
+    assert page["Author"] == "The reshard maintainers"
+
+
+def test_nothing_names_a_repository_of_ours_that_may_not_exist() -> None:
+    """Where it is published is said when it is: by `make dist REPOSITORY=URL`."""
+    texts = (p for p in (*ROOT.glob("*"), *(ROOT / "docs").rglob("*"), *(ROOT / ".github").rglob("*")) if p.is_file())
+    ours = re.compile(rb"(github|gitlab|pypi|docker)\.(com|org|io)/(project/)?reshard")
+    named = {p for p in texts if ours.search(p.read_bytes())}
+    assert named == set()
 
 
 def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
@@ -216,3 +268,52 @@ def test_a_client_without_torch_reshards_and_says_what_it_could_not_check(client
     assert refused.returncode == 6
     assert "error[proof.model_required]" in refused.stderr
     assert not (tmp_path / "other").exists()
+
+
+def finding(wheel: Path, home: Path) -> dict[str, str]:
+    """The environment in which installers find the wheel, keep to the pinned versions, and write below ``home``."""
+    links = " ".join(filter(None, (str(wheel.parent), os.environ.get("PIP_FIND_LINKS"))))
+    pins = str(ROOT / "constraints.txt")
+    ours = {
+        "PIP_FIND_LINKS": links, "PIP_CONSTRAINT": pins, "PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin",
+        "PIPX_MAN_DIR": "man", "PIPX_DEFAULT_PYTHON": sys.executable,
+        "UV_FIND_LINKS": str(wheel.parent), "UV_CONSTRAINT": pins, "UV_PYTHON": sys.executable, "UV_TOOL_DIR": "uv",
+        "UV_TOOL_BIN_DIR": "bin", "UV_CACHE_DIR": "cache",
+    }  # fmt: skip
+    below = ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR", "UV_TOOL_DIR", "UV_TOOL_BIN_DIR", "UV_CACHE_DIR")
+    return os.environ | ours | {name: str(home / ours[name]) for name in below}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["uvx reshard --version", "uv tool install reshard", "uvx pipx install reshard"])
+def test_tools_that_install_commands_install_ours(command: str, wheel: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "uv", *command.replace("uvx", "tool run").removeprefix("uv ").split()]
+    env = finding(wheel, tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    if (installed := tmp_path / "bin" / "reshard").exists():
+        done = subprocess.run([installed, "--version"], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == f"reshard {PYPROJECT['project']['version']}\n"
+
+
+@pytest.mark.slow
+def test_a_worker_is_installed_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "own")
+    command = [*pip_of(tmp_path / "own" / "bin"), "install", "-qq", "--no-compile", "reshard[worker,embedded]"]
+    subprocess.run(command, check=True, env=finding(wheel, tmp_path))
+    model = tmp_path / "model"
+    model.mkdir()
+    save_file({"weight": np.zeros(100, np.float32)}, model / "model.safetensors")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RESHARD_"))}
+    clean |= {"RESHARD_DATA_DIR": str(tmp_path / "data"), "RESHARD_ALLOWED_FOLDERS": str(tmp_path)}
+
+    def reshard(*words: str | Path) -> str:
+        done = subprocess.run([tmp_path / "own" / "bin" / "reshard", *words], capture_output=True, text=True, env=clean)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        assert "started  worker" in reshard("up")
+        assert "wrote" in reshard("submit", model, "--to", tmp_path / "out", "--size", "1MB", "--watch")
+    finally:
+        reshard("down")
