@@ -11,13 +11,14 @@
 #   make fuzz        fuzzes every parser for a minute (SECONDS=3600 for an hour); Linux only
 #   make lint        ruff and mypy
 #   make docs        writes the generated parts of docs/ again, pictures of the page where Chromium is there
+#   make docs-site   the documentation as a site, in build/site
 #   make dist        wheel and sdist of the last commit, in dist/; REPOSITORY=URL is where their page's links lead
 #   make sbom        what a worker of that wheel consists of, in build/sbom.cdx.json
 #   make clean       removes what the others made
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs dist sbom clean
+.PHONY: help demo test test-all test-lowest test-newest test-pythons deploy-test bench bench-quick fuzz lint docs docs-site dist sbom clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -101,6 +102,9 @@ docs: $(READY)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/record.py
 	$(BIN)/python docs/screenshots.py
+
+docs-site: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
 
 dist: $(READY)
 	rm -rf build/sources dist

@@ -29,7 +29,8 @@ from reshard.worker.broker import find_server
 from reshard.worker.settings import Settings, secrets_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OURS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*OURS, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:

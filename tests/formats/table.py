@@ -27,7 +27,7 @@ def rendered(rows: Sequence[Row], refused: Sequence[Refusal]) -> str:
     lines += ["", "### The plan of each", ""]
     for row in rows:
         case = CASES[row.name]
-        lines += [f"**{case.what}** (`{row.name}`): {row.plan[0]}", *(f"* {line}" for line in row.plan[1:]), ""]
+        lines += [f"**{case.what}** (`{row.name}`): {row.plan[0]}", "", *(f"* {line}" for line in row.plan[1:]), ""]
     lines += ["### Refused", "", *_heads("what", "error", "says")]
     lines += [_line(r.what, f"`{r.code}`", r.message) for r in refused]
     return "\n".join(lines) + "\n\n"
