@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.states import JobState
@@ -13,6 +15,8 @@ from tests.support.procs import Broker, Machine, wait_for
 from tests.worker.test_workers import Site, site
 
 __all__ = ["hub", "hub_process", "namespace", "site"]
+
+pytestmark = pytest.mark.slow  # `make deploy-test` runs them with the other trials
 
 
 def test_a_job_goes_on_with_another_broker_that_has_the_append_only_folder(site: Site, tmp_path: Path) -> None:
