@@ -128,12 +128,8 @@ def _typed(value: object) -> object:
     return parse_place(value) if isinstance(value, str) else value
 
 
-# As an object, or as a person types it.
-Place = Annotated[
-    Hub | Folder,
-    Field(discriminator="kind"),
-    BeforeValidator(_typed, json_schema_input_type=Annotated[Hub | Folder, Field(discriminator="kind")] | str),
-]
+_Object = Annotated[Hub | Folder, Field(discriminator="kind")]
+Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | str)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import COMMANDS
+from reshard.cli.ping import PROBES
+from reshard.web.settings import PORT
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
@@ -202,6 +204,7 @@ def test_tracing_is_loaded_only_where_it_is_asked_for(monkeypatch: pytest.Monkey
 def test_a_ping_loads_next_to_nothing() -> None:
     queue = {"redis", "pydantic_settings", "reshard.worker", "reshard.web"}
     assert not breaks(loaded_by("ping", "--help"), HEAVY | queue)
+    assert str(PORT) in {usual for _, _, usual in PROBES}, "which it cannot ask web/settings.py for"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("submit", "--help")])

@@ -15,7 +15,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tests.support.hub import HubAdmin, HubRefused
 from tests.support.hub.fixtures import Namespace
-from tests.support.hub.wire import QUEUED
 from tests.support.procs import wait_for
 
 DATA = bytes(range(256)) * 80_000  # 20 MB: the client reads in blocks of 10 MB
@@ -202,14 +201,13 @@ def test_an_upload_that_breaks_is_sent_again(repo: str, hub: HubAdmin, api: HfAp
 
 
 def test_a_throttle_is_shared_and_works_both_ways(repo: str, hub: HubAdmin, api: HfApi, fetch: Path) -> None:
-    rate = 40_000_000
-    hub.fault("GET /_cdn/|PUT /_lfs/", "throttle", rate=rate)
+    hub.fault("GET /_cdn/|PUT /_lfs/", "throttle", rate=36_000_000)  # the line's buffers take a tenth of a second of it
     start = time.monotonic()
     assert download(repo, hub, fetch) == DATA
     down = time.monotonic() - start
     api.create_commit(repo, [CommitOperationAdd("new.bin", DATA[1:])], commit_message="new")
     up = time.monotonic() - start - down
-    assert min(down, up) > 0.9 * (len(DATA) / rate - QUEUED)
+    assert down > 0.45 and up > 0.45
 
 
 def test_a_delay_comes_before_the_answer(repo: str, hub: HubAdmin) -> None:
