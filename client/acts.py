@@ -1,4 +1,4 @@
-"""Acts that take more than one step of the queue: undo what was published, forget what has ended, retry a catalog."""
+"""Acts that take more than one step of the queue: undo what was published, forget what has ended, catalogs."""
 
 from __future__ import annotations
 
