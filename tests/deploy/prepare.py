@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 import pytest
+import torch
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
@@ -65,16 +66,15 @@ def debian(name: str, packages: str, release: str | None = None) -> Path:
 
 @_alone
 def wheels() -> Path:
-    """Everything that the image installs, as an index of packages: a folder for each.
-
-    Torch is the build that is installed here, if pip finds it.
-    """
+    """Everything that the image installs, as an index of packages: a folder for each. Torch is the build of here."""
+    if torch.version.cuda:
+        pytest.skip("the image and the units take torch for processors, and here is one for CUDA: install torch+cpu")
     folder, ready = KEPT / "wheels", KEPT / "wheels.ready"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name] for name in ("model", "worker", "web", "otel")]
     lines = [*project["dependencies"], *(line for extra in extras for line in extra), "setuptools>=77"]
     names = [line for line in lines if not line.startswith("reshard[")]
-    names.append("async-timeout>=4.0.3")  # of redis-py with the Python of bookworm, which is 3.11.2
+    names.append("async-timeout")  # of redis-py with the Python of bookworm, which is 3.11.2
     asked = "\n".join([*names, (ROOT / "constraints.txt").read_text()])
     if not ready.exists() or ready.read_text() != asked:
         shutil.rmtree(folder, ignore_errors=True)
