@@ -5,6 +5,7 @@ It is Debian's, in a folder of its own, and its network has no way out.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ START = 60.0  # seconds
 DOCKER_DATA = "var/lib/docker"
 # The folder is its root for good, and not by chroot: what `docker exec` starts would leave that.
 DAEMON = "pivot_root . mnt && exec chroot . sh -ec 'umount -l /mnt && exec dockerd --storage-driver overlay2'"
+
+THERE = os.environ | {"TMPDIR": "/tmp"}  # ours may name a folder that Debian does not have
 
 
 class Engine:
@@ -44,7 +47,7 @@ class Engine:
         run("mount", "--bind", self._sources, self._root / "src")
         with (self._root / "var/log/dockerd.log").open("wb") as log:
             self._daemon = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-ec", DAEMON], cwd=self._root, stdout=log, stderr=log
+                ["unshare", "--mount", "sh", "-ec", DAEMON], cwd=self._root, env=THERE, stdout=log, stderr=log
             )
         deadline = time.monotonic() + START
         while self.try_docker("info").returncode:
@@ -60,7 +63,7 @@ class Engine:
 
     def try_docker(self, *words: str | Path, **how: Any) -> subprocess.CompletedProcess[str]:
         """`docker WORDS`, however it ends."""
-        how = {"capture_output": True, "text": True} | how
+        how = {"capture_output": True, "text": True, "env": THERE} | how
         return subprocess.run(["chroot", self._root, "docker", *words], check=False, **how)
 
     def docker(self, *words: str | Path, **how: Any) -> str:
