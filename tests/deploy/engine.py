@@ -63,8 +63,8 @@ class Engine:
 
     def try_docker(self, *words: str | Path, **how: Any) -> subprocess.CompletedProcess[str]:
         """`docker WORDS`, however it ends."""
-        how = {"capture_output": True, "text": True, "env": THERE} | how
-        return subprocess.run(["chroot", self._root, "docker", *words], check=False, **how)
+        options: dict[str, Any] = {"capture_output": True, "text": True, "env": THERE} | how
+        return subprocess.run(["chroot", self._root, "docker", *words], check=False, **options)
 
     def docker(self, *words: str | Path, **how: Any) -> str:
         """What `docker WORDS` says; it has to end well."""
