@@ -297,6 +297,7 @@ def test_tools_that_install_commands_install_ours(command: str, wheel: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # with torch, whose build for CUDA has gigabytes
 def test_a_worker_is_installed_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "own")
     command = [*pip_of(tmp_path / "own" / "bin"), "install", "-qq", "--no-compile", "reshard[worker,embedded]"]
