@@ -19,7 +19,7 @@ DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plai
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
 
 # ------------------------------------------------------------------------------------- the Hub's documented limits
-HUB_FILE_MAX = 200 * GB  # bytes; of one file: hub-docs#2169 "Storage limits", huggingface_hub#3696
+HUB_FILE_MAX = 200 * GB  # bytes; of one file: hub-docs#2037, #2169 "Storage limits", huggingface_hub#3696
 HUB_HTTP_MAX = 50 * GB  # bytes; huggingface_hub.file_download refuses more without hf_xet (MAX_HTTP_DOWNLOAD_SIZE)
 HUB_FOLDER_FILES_MAX = 10_000  # files in one folder: hub-docs, "Storage limits"
 HUB_CALLS_MAX, HUB_RESOLVES_MAX = 1000, 5000  # calls of the API and of the resolver, for an account without a plan ...

@@ -24,13 +24,15 @@ from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import (
     BadSize,
+    CarriedTooLarge,
     NameTooLong,
     PathTaken,
     TooLargeForHub,
     UnsafeName,
     UnsafePath,
 )
-from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX
+from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
+from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.model import (
@@ -99,7 +101,7 @@ class Known:
 def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
-    Raises Oversize, SizeTooSmall, TooLargeForHub, NameTooLong, PathTaken, UnsafePath, UnsafeName.
+    Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.kind == "hub"
@@ -114,9 +116,9 @@ def make_plan(known: Known) -> Plan:
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
         notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
-    if on_hub:
-        _refuse_too_large(shards)
     carried, left_out = sort_out(known.listing, known.found, opened, options)
+    if on_hub:
+        _refuse_too_large(shards, carried)
     edits = _edits(known, {file.path for file in carried})
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
@@ -146,7 +148,7 @@ def make_plan(known: Known) -> Plan:
         reused=reused,
         deletes=deletes,
         kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
-        notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards)),
+        notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards, carried, known)),
         digest="",
         transports=known.transports,
         published=known.published,
@@ -199,7 +201,7 @@ def _check_names(opened: Opened) -> None:
             raise UnsafeName(file=opened.files[where].path, tensor=repr(bad.name)[:300])
 
 
-def _refuse_too_large(shards: Sequence[Shard]) -> None:
+def _refuse_too_large(shards: Sequence[Shard], carried: Sequence[StoredFile]) -> None:
     for shard in shards:
         if shard.size > HUB_FILE_MAX:
             if len(shard.entries) > 1:
@@ -207,6 +209,9 @@ def _refuse_too_large(shards: Sequence[Shard]) -> None:
                     value=f"{shard.size:,} bytes", why=f"the Hub takes files of at most {HUB_FILE_MAX:,} bytes"
                 )
             raise TooLargeForHub(tensor=shard.entries[0].name, bytes=shard.size, most=HUB_FILE_MAX)
+    for file in carried:
+        if file.size > HUB_FILE_MAX:
+            raise CarriedTooLarge(file=file.path, bytes=file.size, most=HUB_FILE_MAX)
 
 
 # --------------------------------------------------------------------------------------------------------- cutting
@@ -317,11 +322,20 @@ def _idle_globs(known: Known) -> list[str]:
     return [f"{option} {glob!r} matches no file" for option, glob in idle]
 
 
-def _warnings(shards: Sequence[Shard]) -> list[str]:
+def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Known) -> list[str]:
+    """What the Hub makes of the files; to a folder it does not matter, and without a target it may."""
+    if known.request.target.kind == "folder" and known.request.target != NOWHERE:
+        return []
+    notes = []
+    for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:
+        if size > HUB_FILE_MAX:
+            notes.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
+        elif size > HUB_HTTP_MAX:
+            notes.append(f"{path} has {size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}")
     folders: dict[str, int] = {}
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
-    return [
+    return notes + [
         f"{folder or 'the root'} gets {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX

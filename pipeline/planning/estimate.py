@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from reshard.pipeline.limits import (
     HUB_CALLS_MAX,
-    HUB_FILE_MAX,
-    HUB_HTTP_MAX,
     HUB_RESOLVES_MAX,
     HUB_WINDOW,
     MEMORY_FLOOR,
@@ -158,11 +156,6 @@ def warnings(
         found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
     if plan.pin.endpoint is not None and licence(card) is None:
         found.append("the source states no licence")
-    for path, size in [*((s.path, s.size) for s in plan.shards), *((f.path, f.size) for f in plan.carried)]:
-        if size > HUB_FILE_MAX:
-            found.append(f"{path} has {size:,} bytes, and the Hub takes files of at most {HUB_FILE_MAX:,}")
-        elif size > HUB_HTTP_MAX:
-            found.append(f"{path} has {size:,} bytes: clients without hf_xet download at most {HUB_HTTP_MAX:,}")
     if need.disk > scratch.free:
         lack = f"{need.disk:,} bytes are needed, and {scratch.free:,} are free"
         found.append(f"{lack} in {scratch.path}, for temporary files")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.checkpoint.discover import FileSet, Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
-from reshard.pipeline.errors import ProofError
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.errors import BadSize, CarriedTooLarge, ProofError, ReshardError, TooLargeForHub
+from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX
+from reshard.pipeline.places import NOWHERE, Folder, Hub, Place
 from reshard.pipeline.planning import build as planner
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
@@ -52,6 +53,41 @@ def plan_of(opened: Opened, before: Before = NOTHING, **options: Any) -> Plan:
     listing = {file.path: file for file in opened.files}
     keys = Keys("request", "weights")
     return make_plan(Known(request(**options), PIN, keys, Found((), frozenset()), opened, listing, before))
+
+
+def planned_for(target: Place, size: int, sizes: list[int], carried: int = 1) -> Plan:
+    """Of tensors of these sizes, with a file beside them that is carried."""
+    opened = opened_of([sizes])
+    listing = {"extra.dat": StoredFile("extra.dat", carried)}
+    asked = Request(source=Hub(repo="a/b"), target=target, options=Options(size=size))
+    return make_plan(Known(asked, PIN, Keys("r", "w"), Found((), frozenset()), opened, listing, NOTHING))
+
+
+HTTP, ON_HUB = HUB_HTTP_MAX, Hub(repo="c/d")
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "carried", "error"),
+    [
+        (HUB_FILE_MAX, [HUB_FILE_MAX], 1, TooLargeForHub),  # with its header it is larger
+        (2 * HUB_FILE_MAX, [3 * HTTP, 3 * HTTP], 1, BadSize),
+        (HTTP, [HTTP], HUB_FILE_MAX + 1, CarriedTooLarge),
+    ],
+)
+def test_a_file_that_the_hub_does_not_take_is_refused_and_a_folder_takes_it(
+    size: int, sizes: list[int], carried: int, error: type[ReshardError]
+) -> None:
+    with pytest.raises(error, match="200,000,000,000"):
+        planned_for(ON_HUB, size, sizes, carried)
+    assert not planned_for(Folder(path="/out"), size, sizes, carried).notes[len(sizes) :]
+    assert any("the Hub takes files" in note for note in planned_for(NOWHERE, size, sizes, carried).notes)
+
+
+def test_a_file_that_clients_without_xet_do_not_download_is_noted() -> None:
+    notes = planned_for(ON_HUB, HUB_FILE_MAX, [HTTP], HUB_FILE_MAX).notes
+    assert [note.partition(":")[0].split()[0] for note in notes] == ["model.safetensors", "extra.dat"]
+    assert all("clients without hf_xet download at most 50,000,000,000" in note for note in notes)
+    assert planned_for(ON_HUB, HTTP, [HTTP - 1000], HTTP).notes == ()
 
 
 sources = st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=8), min_size=1, max_size=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from reshard.pipeline.errors import DiskFull, TargetFull
-from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
+from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET, STAGED_SHARDS_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.estimate import Needs, Room, licence, needs, warnings
 from reshard.pipeline.planning.model import Plan
@@ -103,20 +102,6 @@ def test_a_licence_is_a_fact_and_none_a_warning(card: str | None, said: str | No
     assert licence(card) == said
     warned = [] if said else ["the source states no licence"]
     assert warnings(plan, NOTHING, "public", card, AMPLE, None) == warned
-
-
-def test_a_file_that_the_hub_or_some_clients_would_not_take_is_a_warning(plan: Plan) -> None:
-    shard, friend = plan.shards[0], plan.carried[0]
-    large = replace(
-        plan,
-        shards=(replace(shard, size=HUB_FILE_MAX + 1), replace(shard, path="fits", size=HUB_FILE_MAX)),
-        carried=(replace(friend, size=HUB_HTTP_MAX + 1), replace(friend, path="small", size=HUB_HTTP_MAX)),
-    )
-    assert warnings(large, NOTHING, "public", "---\nlicense: mit\n---\n", AMPLE, None) == [
-        f"{shard.path} has 200,000,000,001 bytes, and the Hub takes files of at most 200,000,000,000",
-        "fits has 200,000,000,000 bytes: clients without hf_xet download at most 50,000,000,000",
-        f"{friend.path} has 50,000,000,001 bytes: clients without hf_xet download at most 50,000,000,000",
-    ]
 
 
 def test_what_to_think_of_is_told(plan: Plan) -> None:
