@@ -22,6 +22,7 @@ from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.errors import BadPlace, NoTarget, UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
 from reshard.pipeline.places import NOWHERE, Folder, Hub, check_credential, parse_place
+from reshard.pipeline.renaming import read_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
@@ -54,7 +55,7 @@ def of_options(name: str) -> Any:
     """The option of a command that sets this field of ``Options``."""
     section, metavar = _SHOWN.get(name, (None, None))
     field = Options.model_fields[name]
-    repeated = " May be given again." if get_origin(field.annotation) is tuple else ""
+    repeated = " May be given again." if get_origin(field.annotation) is tuple and name not in _TYPED_OTHERWISE else ""
     flag = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
     shown = field.default not in (None, ())
     text = f"{field.description}{repeated}"
@@ -62,11 +63,12 @@ def of_options(name: str) -> Any:
 
 
 # Fields of Options that are typed otherwise than by their name and value.
-_TYPED_OTHERWISE = {"size", "config_from", "visibility", "manifest"}
+_TYPED_OTHERWISE = {"size", "rename", "config_from", "visibility", "manifest"}
 # Where help shows a field of Options, and what stands for its value; those without a section are the common ones.
 _SHOWN: dict[str, tuple[str, str | None]] = {
     **dict.fromkeys(("oversize", "pack", "strict_dtype", "ties"), (WEIGHTS, None)),
     "strip_prefix": (WEIGHTS, "PREFIX"),
+    "rename": (WEIGHTS, "RULES"),
     "config_from": (FILES, "PLACE"),
     **dict.fromkeys(("include", "exclude"), (FILES, "GLOB")),
     **dict.fromkeys(("prune", "lineage"), (FILES, None)),
@@ -102,6 +104,7 @@ def read_request(
     to_credential: Annotated[
         str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
     ] = None,
+    rename: Annotated[Path | None, of_options("rename")] = None,
     config_from: Annotated[str | None, of_options("config_from")] = None,
     public: Annotated[bool, flag("--public", "Let everyone see the target.", PUBLISHING)] = False,
     private: Annotated[bool, flag("--private", "Create the target as a private repository.", PUBLISHING)] = False,
@@ -116,6 +119,7 @@ def read_request(
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
         options=Options(
             size=_size(size, for_, single),
+            rename=read_rules(rename) if rename else (),
             config_from=parse_place(config_from) if config_from else None,
             visibility="public" if public else "private" if private else "as-source",
             manifest=not no_manifest,

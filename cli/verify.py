@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
@@ -12,6 +13,7 @@ from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
+from reshard.pipeline.renaming import read_rules
 from reshard.pipeline.request import DType, Options, parse_size
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ def verify(
         DType, Option(help="Expect the cast that `reshard run --dtype` does.", rich_help_panel=AGAINST)
     ] = "keep",
     strip_prefix: Annotated[str | None, value("PREFIX", "Expect names without this prefix.", section=AGAINST)] = None,
+    rename: Annotated[
+        Path | None,
+        value("RULES", "Expect names as these rules make them (default: the manifest's rules).", section=AGAINST),
+    ] = None,
     exclude: Annotated[list[str] | None, value("GLOB", "Files of SRC that `run` left out.", section=AGAINST)] = None,
     config_from: Annotated[
         str | None, value("PLACE", "The place of the files that SRC lacks.", section=AGAINST)
@@ -65,9 +71,10 @@ def verify(
     from reshard.pipeline import api
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
-    changes = Options(dtype=dtype, strip_prefix=strip_prefix, exclude=tuple(exclude or ()))
+    rules = read_rules(rename) if rename else ()
+    changes = Options(dtype=dtype, strip_prefix=strip_prefix, rename=rules, exclude=tuple(exclude or ()))
     if against is None and (changes != Options() or config_from):
-        raise UsageError(what="--dtype, --strip-prefix, --exclude and --config-from need --against")
+        raise UsageError(what="--dtype, --strip-prefix, --rename, --exclude and --config-from need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

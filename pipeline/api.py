@@ -65,9 +65,9 @@ def verify(
 ) -> Verification:
     """Check a checkpoint, optionally against its source; ``deep`` reads every byte of each side once.
 
-    ``changes`` has the dtype, the prefix and the excluded files by which the output is meant to differ, and
-    ``config_from`` lent the files that the source lacks. With ``load`` the model is also loaded and run. What is wrong
-    with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
+    ``changes`` has the dtype, the prefix, the rules for names and the excluded files by which the output is meant to
+    differ, and ``config_from`` lent the files that the source lacks. With ``load`` the model is also loaded and run.
+    What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()

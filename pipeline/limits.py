@@ -18,6 +18,14 @@ BARE_SIZE_MIN = 1 * MB  # bytes; of a size typed without a unit: a smaller numbe
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes
 ALIGNMENT = 8  # bytes; the data of a safetensors file starts on such a boundary, as its writers pad
 
+# -------------------------------------------------------------------------------------------------------- renames
+RENAME_RULES_MAX = 100  # rules of one request; those between two namings of a family are fewer than 20
+RENAME_TEXT_MAX = 500  # characters of either side of a rule
+RENAME_NAME_MAX = 1000  # characters of a name, also between two rules; the longest known have 150
+RENAME_PROGRAM_MAX = 1000  # instructions of a compiled expression: what a step through a name may cost
+RENAME_MEMORY = 512 * KIB  # bytes of a compiled expression with what it learns of its input
+RENAME_CPU = 120.0  # seconds of processor time; a rule takes 4 us a name, so 20 for 90,000 names 7 s
+
 # ------------------------------------------------------------------------------------- the Hub's documented limits
 HUB_FILE_MAX = 200 * GB  # bytes; of one file: hub-docs#2037, #2169 "Storage limits", huggingface_hub#3696
 HUB_HTTP_MAX = 50 * GB  # bytes; huggingface_hub.file_download refuses more without hf_xet (MAX_HTTP_DOWNLOAD_SIZE)

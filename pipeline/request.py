@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from reshard.pipeline.errors import BadSize, UsageError
-from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE
+from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE, RENAME_RULES_MAX
 from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
+from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
@@ -102,6 +103,11 @@ class Options(Strict):
     strip_prefix: str | None = Field(
         default=None, description="Remove this prefix from tensor names; auto removes those of known wrappers."
     )
+    rename: Rules = Field(
+        default=(),
+        max_length=RENAME_RULES_MAX,
+        description="Rename tensors by a YAML list of regular expressions and replacements.",
+    )
     config_from: Place | None = Field(default=None, description="Take config and tokenizer from here if SRC has none.")
     include: tuple[str, ...] = Field(default=(), description="Also carry files that match this glob.")
     exclude: tuple[str, ...] = Field(default=(), description="Do not carry files that match this glob.")
@@ -129,7 +135,9 @@ class Options(Strict):
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""
         # The manifest is among them for the index, which holds its root.
         names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
-        return {name: getattr(self, name) for name in names}
+        # What came later is named only where it is used, so that the keys of all other requests stay as they are.
+        renamed = {"rename": self.rename} if self.rename else {}
+        return {name: getattr(self, name) for name in names} | renamed
 
     def told(self) -> str:
         """What was changed, in one sentence for those who find the result."""
@@ -137,6 +145,7 @@ class Options(Strict):
             f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" else "",
             "wrappers' prefixes were taken off names" if self.strip_prefix else "",
             "of tied tensors one is left" if self.ties == "source" else "",
+            "tensors were renamed by rules" if self.rename else "",
         ]
         made = [change for change in changes if change]
         if not made:

@@ -87,7 +87,8 @@ ROOMS = {
         {"planning", "stores"},
         {"checkpoint", "request"},
         {"check", "protocols"},
-        {"places", "tensors", "text", "validation"},
+        {"places", "tensors", "text", "renaming"},
+        {"validation"},
         {"limits", "errors"},
     ],
     "client": [

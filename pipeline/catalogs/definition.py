@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
 from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
@@ -53,6 +54,12 @@ Size = Annotated[
     str, AfterValidator(_with_unit), Field(examples=["200MB", "5GB"], description="With a unit: 200MB is 200,000,000.")
 ]
 
+
+def _whole(field: FieldInfo) -> Any:
+    """The type of a field with what it asks of its values."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
 if TYPE_CHECKING:
 
     class _Chosen(Strict):
@@ -64,7 +71,7 @@ else:
         "_Chosen",
         __base__=Strict,
         **{
-            name: (field.annotation | None, Field(default=None, description=field.description))
+            name: (_whole(field) | None, Field(default=None, description=field.description))
             for name, field in Options.model_fields.items()
             if name not in {"size", "config_from", "force"}
         },

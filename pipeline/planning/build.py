@@ -27,6 +27,7 @@ from reshard.pipeline.errors import (
     CarriedTooLarge,
     NameTooLong,
     PathTaken,
+    RenameUnused,
     TooLargeForHub,
     UnsafeName,
     UnsafePath,
@@ -101,7 +102,8 @@ class Known:
 def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
-    Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName.
+    Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName,
+    RenameUnused, and what `select` raises.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.kind == "hub"
@@ -110,12 +112,16 @@ def make_plan(known: Known) -> Plan:
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes = [*known.notes]
+    unused = {*range(len(options.rename))} if opened.checkpoints else set()
     for checkpoint in opened.checkpoints:
         made = _cut(checkpoint, known, len(shards))
         shards += made.shards
+        unused -= made.rules_used
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
         notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
+    if unused:
+        raise RenameUnused(rule=options.rename[min(unused)])
     carried, left_out = sort_out(known.listing, known.found, opened, options)
     if on_hub:
         _refuse_too_large(shards, carried)
@@ -224,6 +230,7 @@ class _Made:
     index: Index | None
     ties: tuple[tuple[str, ...], ...]
     notes: list[str]
+    rules_used: set[int]  # those of --rename that changed a name
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -251,7 +258,8 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
         index = Index(index_path(checkpoint.name), numbers, kept | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
-    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes])
+    used = {number for number, change in enumerate(selection.renames) if change.names}
+    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes], used)
 
 
 def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:

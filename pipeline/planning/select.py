@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from reshard.pipeline.checkpoint.prefixes import renamed, wrappers_in
+from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
+from reshard.pipeline.checkpoint.prefixes import wrappers_in
 from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.renaming import Change, renamed
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
 
@@ -48,27 +50,43 @@ class Selection:
     dropped: Mapping[str, str]  # tied name that is not written -> the name that keeps its bytes
     ties: tuple[tuple[str, ...], ...]  # the checkpoint's, by their new names
     notes: tuple[str, ...]
+    renames: tuple[Change, ...] = ()  # what each rule of --rename did
 
 
 def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) -> Selection:
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
-    Raises DuplicateTensor when two names become one without their prefixes.
+    Raises DuplicateTensor when two names become one without their prefixes, RenameCollision when they do by the rules,
+    and BadRename.
     """
-    tensors, ties, notes = _renamed(checkpoint, options)
+    tensors, ties, notes = _unwrapped(checkpoint, options)
+    fixed = quantised(tensors)  # by the names that quantisers know
+    changes: list[Change] = []
+    if options.rename:
+        new, changes = renamed((tensor.name for tensor in tensors), options.rename, str(checkpoint.name))
+        tensors = [tensor._replace(name=new[tensor.name]) for tensor in tensors]
+        ties = [tuple(new[name] for name in tie) for tie in ties]
+        tied = {new.get(name, name): new.get(kept, kept) for name, kept in tied.items()}
+        fixed = {new[name] for name in fixed}
+        notes += [
+            f"--rename {rule}: {names:,} of {len(tensors):,} names, as {before} to {after}"
+            for rule, (names, before, after) in zip(options.rename, changes, strict=True)
+            if names
+        ]
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
-    fixed = quantised(tensors)
     kept = [tensor for tensor in tensors if tensor.name not in dropped] if dropped else tensors
     wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
     entries = tuple(map(Entry, kept, wanted))
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     notes += _cast_notes(entries, options.dtype, fixed)
-    return Selection(entries, dropped, tuple(ties), tuple(notes))
+    return Selection(entries, dropped, tuple(ties), tuple(notes), tuple(changes))
 
 
-def _renamed(checkpoint: Checkpoint, options: Options) -> tuple[Sequence[Tensor], Sequence[tuple[str, ...]], list[str]]:
+def _unwrapped(
+    checkpoint: Checkpoint, options: Options
+) -> tuple[Sequence[Tensor], Sequence[tuple[str, ...]], list[str]]:
     names = [tensor.name for tensor in checkpoint.tensors]
     shown = wrappers_in(names)
     if options.strip_prefix is None:
@@ -77,7 +95,7 @@ def _renamed(checkpoint: Checkpoint, options: Options) -> tuple[Sequence[Tensor]
         )
         return checkpoint.tensors, checkpoint.ties, notes
     wrappers = shown if options.strip_prefix == AUTO else (options.strip_prefix,)
-    new = renamed(names, wrappers, str(checkpoint.name))
+    new = unwrapped(names, wrappers, str(checkpoint.name))
     changed = sum(1 for old in names if new[old] != old)
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ValidationError
 
 from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
-from reshard.pipeline.request import LAYOUT, key_of
+from reshard.pipeline.renaming import Rule
+from reshard.pipeline.request import LAYOUT, Options, key_of
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.validation import first_problem
 
@@ -60,6 +61,14 @@ class Making(BaseModel, frozen=True):
     layout: int
     plan: str
     options: dict[str, Any]  # those that decide the bytes of the weights
+
+    @property
+    def rename(self) -> tuple[Rule, ...]:
+        """The rules that renamed its tensors; none where this release cannot read them."""
+        try:
+            return Options(rename=self.options.get("rename", ())).rename
+        except ValidationError:
+            return ()
 
 
 class Manifest(BaseModel, frozen=True):

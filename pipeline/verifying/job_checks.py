@@ -110,7 +110,11 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
                 )
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
             known = ["known from an earlier check of the same"] if verdict.known else []
-            made = Check(name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *known)), figures)
+            # Both sides have the new names, so the complaints may be of those and none of the source's.
+            named = ["it was asked about the names that --rename made"] if plan.options.rename else []
+            made = Check(
+                name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *named, *known)), figures
+            )
             if plan.options.require == "model" and verdict.level != "model":
                 raise ModelCheckRequired(why=verdict.reason, checks=[made.to_dict()], **_cure(output, verdict.reason))
         checks.append(made)

@@ -33,7 +33,7 @@ class OpenedSide:
 
     @classmethod
     def open(cls, source: Source, changes: Options = UNCHANGED) -> OpenedSide:
-        """The side as it is, or as ``changes`` (dtype, strip_prefix) would have it.
+        """The side as it is, or as ``changes`` (dtype, strip_prefix, rename) would have it.
 
         Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
         the CheckpointError family, NoWeights, and what stores raise.

@@ -7,16 +7,18 @@ model's own class, the tokenizer, and with ``deep`` every byte. A check that can
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, join
 
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.errors import BadRename, CheckpointError, RenameCollision
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
+from reshard.pipeline.renaming import Rule
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
@@ -41,17 +43,19 @@ def verify(
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
-    ``changes`` are what was asked to change on the way, dtype and strip_prefix: the output should equal the source
-    after them. ``described`` is the commit that published a manifest, where the history is known; ``tick`` is
+    ``changes`` are what was asked to change on the way, dtype, strip_prefix and rename: the output should equal the
+    source after them. Without rules of their own those of the output's manifest count, and the check says so.
+    ``described`` is the commit that published a manifest, where the history is known; ``tick`` is
     called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself is
     broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
-    their_side = OpenedSide.open(source, changes) if source else None
+    recorded = check_manifest(output, described)
+    rules = recorded.manifest.made.rename if recorded.manifest and not changes.rename else ()
+    their_side = _their_side(source, changes, rules) if source else None
     side = OpenedSide.attempt(output)
     checks = [check_rules(output, side)]
-    recorded = check_manifest(output, described)
     checks += [recorded.check] if recorded.check else []
     if isinstance(side, CheckpointError):
         return checks
@@ -66,7 +70,11 @@ def verify(
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
-        checks += [check_headers(their_side, side, matched, ties), check_files(their_side, side, changes, deep, tick)]
+        same = check_headers(their_side, side, matched, ties)
+        if rules:
+            told = f"names are compared as the manifest says that --rename made them: {', '.join(map(str, rules))}"
+            same = replace(same, reason="; ".join(filter(None, (same.reason, told))))
+        checks += [same, check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
     if deep and their_side and matched:
@@ -78,6 +86,16 @@ def verify(
     if deep and recorded.manifest:
         checks.append(check_manifest_bytes(side, ours, recorded.manifest))
     return checks
+
+
+def _their_side(source: Source, changes: Options, rules: tuple[Rule, ...]) -> OpenedSide:
+    """The source after ``changes`` and the ``rules`` of a manifest; without those where they do not fit it."""
+    try:
+        return OpenedSide.open(source, changes.model_copy(update={"rename": rules or changes.rename}))
+    except (RenameCollision, BadRename):
+        if not rules:
+            raise
+        return OpenedSide.open(source, changes)
 
 
 def _one_at_a_time(tick: Tick) -> Tick:

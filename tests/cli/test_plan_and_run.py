@@ -310,6 +310,23 @@ def test_prefixes_are_taken_off_and_a_config_is_borrowed(reshard: Run, model: Pa
     assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
 
 
+def test_names_are_changed_by_a_file_of_rules(reshard: Run, model: Path, tmp_path: Path) -> None:
+    rules, out = tmp_path / "rules.yaml", tmp_path / "out"
+    rules.write_text("- '^layer[.]': h.\n- '[.]weight$': ''\n")
+    assert "10 of 10 names, as layer.0.weight to h.0.weight" in " ".join(
+        reshard("plan", model, "--rename", rules).out.split()
+    )
+    assert reshard("run", model, "--to", out, "--rename", rules).code == 0
+    with safe_open(out / "model.safetensors", "np") as made:
+        assert sorted(made.keys()) == sorted(f"h.{i}" for i in range(10))
+    assert reshard("verify", out, "--against", model, "--rename", rules).code == 0
+    rules.write_text("- '^x': y\n")
+    refused = reshard("plan", model, "--rename", rules)
+    assert (refused.code, "error[usage.rename_unused]" in refused.err) == (2, True), refused.err
+    refused = reshard("plan", model, "--rename", tmp_path / "gone")
+    assert (refused.code, "error[usage.rename]" in refused.err) == (2, True), refused.err
+
+
 def test_pickled_weights_become_safetensors(reshard: Run, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()

@@ -141,6 +141,8 @@ def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None
         wrong = client.post("/jobs", data={"source": "a/b", "target": "c/d", "size": "200Mb"})
         assert wrong.status_code == 400 and "means bits" in wrong.text and 'value="200Mb"' in wrong.text
         assert client.post("/jobs", data={"source": "a/b", "size": "1GB"}).status_code == 400
+        wrong = client.post("/jobs", data={"source": "a/b", "target": "c/d", "rename": "- '(?=a)': b"})
+        assert wrong.status_code == 400 and "invalid perl operator" in wrong.text
         assert client.get("/static/../app.py").status_code == 404
         assert client.get("/static/%2e%2e/app.py").status_code == 404
 
@@ -148,10 +150,11 @@ def test_errors_are_pages_with_their_status(site: Site, store: JobStore) -> None
 def test_a_form_submits_what_it_says(site: Site, store: JobStore) -> None:
     fields = {"source": "a/model", "target": "b/model", "size": "200MB", "priority": "bulk", "pack": "layers"}
     with signed_in(site) as client:
-        made = client.post("/jobs", data=fields | {"manifest": "on", "include": "*.txt  *.gguf"})
+        made = client.post("/jobs", data=fields | {"manifest": "on", "include": "*.txt  *.gguf", "rename": "- '^a': b"})
     request = store.get(made.url.path.rpartition("/")[2]).request
     assert (request.options.size, request.options.pack, request.priority) == (200_000_000, "layers", "bulk")
     assert request.options.manifest and not request.options.pr and request.options.include == ("*.txt", "*.gguf")
+    assert request.options.rename == (("^a", "b"),)
     assert request.asked_by == "acter"
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody, ReshardError
 from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options
 from reshard.web import api
 from reshard.web.documents import status_of
@@ -90,6 +91,8 @@ def _asked(body: Fields) -> api.Drafted:
             options[one.name] = one.name in body
         elif one.name in {"include", "exclude"}:
             options[one.name] = tuple(value.split())
+        elif one.name == "rename" and value:
+            options[one.name] = parse_rules(value, "of the form")
         elif value:
             options[one.name] = value
     given = body.given(*PLAIN)

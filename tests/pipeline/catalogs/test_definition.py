@@ -29,6 +29,16 @@ def test_an_entry_goes_before_the_defaults() -> None:
     assert (own.options.dtype, own.options.pack) == ("bfloat16", "layers")
 
 
+def test_rules_for_names_stand_in_the_file() -> None:
+    text = HEAD.replace("pr: true", r"rename: [{'^h\.(\d+)': 'layers.\1'}]")
+    plain, own = requests(text + "  - repo: them/a\n  - {repo: them/b, rename: [{a: b}, {c: d}]}\n")
+    assert (len(plain.options.rename), plain.options.rename[0].replacement) == (1, r"layers.\1")
+    assert [rule.pattern for rule in own.options.rename] == ["a", "c"]
+    for wrong in ("[{'(?=a)': b}]", "[" + "{a: b}, " * 101 + "]"):
+        with pytest.raises(BadCatalog, match="entries.0..rename"):
+            parse(HEAD + f"  - {{repo: them/a, rename: {wrong}}}\n", "c.yaml")
+
+
 def test_a_template_knows_owner_name_size_and_revision() -> None:
     (found,) = requests(
         "name: n\nentries:\n- {repo: them/a, revision: v2, to: 'us/{owner}.{name}.{size}.{revision}', size: 3MiB}"

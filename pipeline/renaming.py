@@ -1,0 +1,168 @@
+"""Rules that rename tensors: regular expressions and what takes the place of what they match, in their order.
+
+Rules come from whoever submits a job and run on a worker. So the expressions are RE2's: their time is linear in the
+name, and there are no backreferences in them and no look-around. What they may take beside that is in limits.py.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, WithJsonSchema
+
+from reshard.pipeline.errors import BadRename, RenameCollision
+from reshard.pipeline.limits import (
+    RENAME_CPU,
+    RENAME_MEMORY,
+    RENAME_NAME_MAX,
+    RENAME_PROGRAM_MAX,
+    RENAME_RULES_MAX,
+    RENAME_TEXT_MAX,
+)
+from reshard.pipeline.validation import first_problem
+
+# What a replacement says beside plain text: `\1`, `\g<name>`, `\\`.
+_REFERENCE = re.compile(r"\\(?:([1-9][0-9]?)|g<(\w+)>|(\\)|)")
+
+
+class Rule(NamedTuple):
+    """``pattern`` is replaced wherever it matches in a name."""
+
+    pattern: str
+    replacement: str
+
+    def __str__(self) -> str:
+        return f"{self.pattern!r} -> {self.replacement!r}"
+
+
+def _rule(value: object) -> Rule:
+    """The rule that ``{pattern: replacement}`` is, or a pair, as a job keeps it; raises ValueError."""
+    pair = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else value
+    match pair:
+        case (str(pattern), str(replacement)):
+            rule = Rule(pattern, replacement)
+        case _:
+            raise ValueError("a rule is one regular expression and its replacement, as in `- '^encoder[.]': model.`")
+    if not pattern or max(map(len, rule)) > RENAME_TEXT_MAX:
+        raise ValueError(f"either side of a rule has at most {RENAME_TEXT_MAX} characters, and the left one some")
+    _compiled(rule)
+    return rule
+
+
+Rules = tuple[
+    Annotated[
+        Rule,
+        BeforeValidator(_rule, json_schema_input_type=dict[str, str] | tuple[str, str]),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}}, "serialization"),
+    ],
+    ...,
+]
+
+
+def read_rules(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file; raises BadRename."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(RENAME_RULES_MAX * 2 * RENAME_TEXT_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRename(rules=path, why=error.strerror if isinstance(error, OSError) else "it is not UTF-8") from error
+    return parse_rules(text, str(path))
+
+
+def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
+    """The rules of a YAML list; raises BadRename, which names ``where`` it stands."""
+    import yaml
+
+    try:
+        given = yaml.safe_load(text)
+        rules = TypeAdapter(Rules).validate_python(given if isinstance(given, list) else None)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise BadRename(rules=where, why=f"it is not YAML{f', line {mark.line + 1}' if mark else ''}") from error
+    except ValidationError as error:
+        first = first_problem(error)
+        at = f"rule {int(first.loc[0]) + 1}: " if first.loc else "it "
+        raise BadRename(rules=where, why=f"{at}{first.why}") from error
+    if not 0 < len(rules) <= RENAME_RULES_MAX:
+        raise BadRename(rules=where, why=f"it has {len(rules)} rules, and 1 to {RENAME_RULES_MAX} are taken")
+    return rules
+
+
+def _compiled(rule: Rule) -> Callable[[str], str]:
+    """What carries the rule out; raises ValueError for what is no rule."""
+    import re2  # most requests have no rules
+
+    options = re2.Options()
+    options.max_mem, options.log_errors = RENAME_MEMORY, False
+    try:
+        pattern = re2.compile(rule.pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        why = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not Unicode"
+        raise ValueError(f"{rule.pattern!r}: {why} (the syntax is RE2's)") from None
+    finally:
+        re2.purge()  # it would keep what it compiled, and what that has learnt, for good
+    if pattern.programsize > RENAME_PROGRAM_MAX:
+        raise ValueError(f"{rule.pattern!r} is too large an expression")
+    parts: list[str | int] = []
+    end = 0
+    for found in _REFERENCE.finditer(rule.replacement):
+        number = int(found[1]) if found[1] else pattern.groupindex.get(found[2], 0)
+        if not (found[3] or 0 < number <= pattern.groups):
+            raise ValueError(f"{rule.replacement!r}: {found[0]} is no group of {rule.pattern!r}")
+        parts += [rule.replacement[end : found.start()], found[3] or number]
+        end = found.end()
+    parts.append(rule.replacement[end:])
+
+    def fill(match: Any) -> str:
+        return "".join(part if isinstance(part, str) else match[part] or "" for part in parts)
+
+    def apply(name: str) -> str:
+        renamed: str = pattern.sub(fill, name)
+        return renamed
+
+    return apply
+
+
+class Change(NamedTuple):
+    """What one rule did: how many names it changed, and the first of them before and after."""
+
+    names: int = 0
+    before: str = ""
+    after: str = ""
+
+
+def renamed(
+    names: Iterable[str], rules: Sequence[Rule], checkpoint: str, cpu: float = RENAME_CPU
+) -> tuple[dict[str, str], list[Change]]:
+    """Old name -> new name, each rule applied to what those before it left; and what each rule did.
+
+    Raises RenameCollision when two names become one, and BadRename for a name that becomes empty or too long, and where
+    all of it takes more than ``cpu`` seconds of processor time. ``checkpoint`` is for the messages.
+    """
+    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    changes = [Change() for _ in rules]
+    steps = [_compiled(rule) for rule in rules]
+    until = time.thread_time() + cpu
+    for name in names:
+        new = name
+        for number, apply in enumerate(steps):
+            before = new
+            if len(before) <= RENAME_NAME_MAX:
+                new = apply(before)
+            if not 0 < len(new) <= RENAME_NAME_MAX:
+                what = f"{name[:100]!r} of {checkpoint} comes to {len(new):,} characters"
+                raise BadRename(rules=rules[number], why=f"{what}, and a name has 1 to {RENAME_NAME_MAX:,}")
+            if new != before:
+                last = changes[number]
+                changes[number] = last._replace(names=last.names + 1) if last.names else Change(1, before, new)
+        if time.thread_time() > until:
+            raise BadRename(rules=f"{len(rules)} rules", why=f"they take more than {cpu:.0f} s of processor time")
+        found[name] = new
+        if (other := taken.setdefault(new, name)) != name:
+            raise RenameCollision(tensor=new, first=other, second=name, checkpoint=checkpoint)
+    return found, changes
