@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 
 from typer import Argument, Option, Typer
 
@@ -21,11 +21,12 @@ from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.errors import BadPlace, NoTarget, UsageError
 from reshard.pipeline.limits import DEFAULT_SIZE
-from reshard.pipeline.places import NOWHERE, Folder, Hub, check_credential, parse_place
+from reshard.pipeline.places import NOWHERE, AnyPlace, Folder, Hub, check_credential, parse_place, parse_target
 from reshard.pipeline.renaming import read_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
-PLACE = "user/repo, user/repo@revision, a URL of the Hub, or a folder (./path, /path)."
+PLACE = "user/repo, user/repo@revision, a URL of the Hub, a folder (./path, /path), or s3://, gs://, az://."
+P = TypeVar("P", bound=AnyPlace)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -139,12 +140,12 @@ def _size(size: str | None, use: Use | None, single: bool) -> int:
     return DEFAULT_SIZE if size is None else parse_size(size)
 
 
-def _source(value: str, revision: str | None) -> Hub | Folder:
+def _source(value: str, revision: str | None) -> AnyPlace:
     place = parse_place(value)
     if revision is None:
         return place
-    if isinstance(place, Folder):
-        raise UsageError(what=f"--revision {revision}: a folder has no revisions")
+    if not isinstance(place, Hub):
+        raise UsageError(what=f"--revision {revision}: only a repository has revisions, and {value} is none")
     if place.revision not in {None, revision}:
         raise UsageError(what=f"{value} and --revision {revision} name two revisions")
     return place.model_copy(update={"revision": revision})
@@ -152,7 +153,7 @@ def _source(value: str, revision: str | None) -> Hub | Folder:
 
 def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
     try:
-        place = parse_place(value)
+        place = parse_target(value)
     except BadPlace as bad:
         if value.strip() and "/" not in value:
             bad.facts["cure"] = f"give --to user/repo, or --to ./{value} for a folder here"
@@ -166,12 +167,12 @@ def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
     return place
 
 
-def _by(option: str, credential: str | None, place: Hub | Folder) -> Hub | Folder:
+def _by(option: str, credential: str | None, place: P) -> P:
     """The place, read or written by that credential."""
     if credential is None:
         return place
-    if isinstance(place, Folder):
-        raise UsageError(what=f"{option}: {place} is a folder, which needs none")
+    if not isinstance(place, Hub):
+        raise UsageError(what=f"{option}: {place} is no repository, and only those are read and written by one")
     try:
         return place.model_copy(update={"credential": check_credential(credential)})
     except ValueError as error:

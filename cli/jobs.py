@@ -16,7 +16,7 @@ from reshard.client.facts import into, report_of
 from reshard.client.jobs import Jobs
 from reshard.client.queue import missing, open_queue
 from reshard.pipeline.errors import UsageError
-from reshard.pipeline.places import Folder, parse_place
+from reshard.pipeline.places import Folder, parse_target
 from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
@@ -206,7 +206,7 @@ def rollback(
         from reshard.client.acts import roll_back_target
         from reshard.pipeline.stores.connect import Context
 
-        place = parse_place(job)
+        place = parse_target(job)
         done = roll_back_target(place, Context.from_env())
     else:
         with open_jobs() as queue:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.places import Folder, Hub, parse_place
+from reshard.pipeline.places import AnyPlace, Bucket, Hub, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
@@ -40,7 +40,7 @@ def plan(request: Request, context: Context | None = None) -> Plan:
 class Verification:
     """The checks of one checkpoint, and which state of it and of its source they are about."""
 
-    place: Hub | Folder
+    place: AnyPlace
     pin: Pin
     against: Pin | None
     checks: tuple[Check, ...]
@@ -53,12 +53,12 @@ class Verification:
 
 
 def verify(
-    output: str | Hub | Folder,
-    against: str | Hub | Folder | None = None,
+    output: str | AnyPlace,
+    against: str | AnyPlace | None = None,
     *,
     deep: bool = False,
     changes: Options | None = None,
-    config_from: str | Hub | Folder | None = None,
+    config_from: str | AnyPlace | None = None,
     load: LoadOptions | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
@@ -95,13 +95,13 @@ def verify(
     return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
 
 
-def _place(given: str | Hub | Folder | None) -> Hub | Folder | None:
+def _place(given: str | AnyPlace | None) -> AnyPlace | None:
     return parse_place(given) if isinstance(given, str) else given
 
 
-def _described(place: Hub | Folder, output: Source, context: Context) -> Publication | None:
-    """The commit that brought the manifest; a repository without a manifest is not asked for its history."""
-    if isinstance(place, Hub) and MANIFEST not in output.files():
+def _described(place: AnyPlace, output: Source, context: Context) -> Publication | None:
+    """The commit that brought the manifest; what has no manifest, or no history, is not asked."""
+    if isinstance(place, Bucket) or (isinstance(place, Hub) and MANIFEST not in output.files()):
         return None
     return described_by(open_target(place, Options(), context), output.pin.commit)
 

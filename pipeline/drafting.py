@@ -392,9 +392,9 @@ def exposed(request: Request, source: Source) -> Source | None:
 
 
 def _most_hidden(source: Source) -> Source | None:
-    """Of the repositories that are read the one that the fewest may see; folders may go where their owner says."""
+    """Of what is read and is no folder, what the fewest may see; folders may go where their owner says."""
     both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
-    return min((one for one in both if one.pin.endpoint), key=lambda one: reach(one.visibility), default=None)
+    return min((one for one in both if not one.pin.is_folder), key=lambda one: reach(one.visibility), default=None)
 
 
 def _created(request: Request, source: Source) -> tuple[str, ...]:

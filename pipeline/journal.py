@@ -32,7 +32,7 @@ def journal_key(plan: Plan, target: str) -> str:
     A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that. Raises
     SourceChanged.
     """
-    folder = None if plan.pin.endpoint else Path(plan.pin.repo)
+    folder = Path(plan.pin.repo) if plan.pin.is_folder else None
     try:
         stats = [(folder / file.path).stat() for file in plan.files] if folder else []
     except OSError as error:

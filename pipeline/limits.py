@@ -97,6 +97,7 @@ POOL = 16  # connections per endpoint; more than HEADER_READERS and the two dire
 WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait is a mistake of the server's
 SAMPLE = 512  # bytes of a file that a preupload call shows
 ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a cancelled copy ends within 5
+LISTED_MAX = 1_000_000  # objects of one folder of an object store; its owner may have millions in the one above
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
 KEPT_MAX = 64 * KIB  # bytes; of a published text that a folder target remembers, to tell an edit by its owner later

@@ -1,4 +1,4 @@
-"""Where a checkpoint is read from or written to, as a person types it."""
+"""Where a checkpoint is read from or written to, as a person types it: a Hub, a folder, an object store."""
 
 from __future__ import annotations
 
@@ -110,6 +110,36 @@ class Hub(Strict):
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
 
 
+# Container names of Azure, bucket names of S3 and of Google, which allows the most.
+_BUCKET = re.compile(r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9](?:/.+)?")
+
+
+def check_bucket(url: str) -> str:
+    """``url`` without the slash at its end if it names a folder of an object store, else ValueError."""
+    url = url.rstrip("/")
+    if not _BUCKET.fullmatch(url):
+        raise ValueError(
+            "a folder of an object store is s3://bucket/folder, gs://bucket/folder or az://container/folder"
+        )
+    if any(part in {"", ".", ".."} for part in url.split("/")[3:]) or set(url) & set("?#\\\n\r\0"):
+        raise ValueError("a folder of an object store has no empty parts, dots alone, ?, # or backslashes in its name")
+    return url
+
+
+class Bucket(Strict):
+    """A folder of an object store, which is only read, with the credentials of the environment where that is done."""
+
+    kind: Literal["bucket"] = "bucket"
+    url: Annotated[str, AfterValidator(check_bucket)]
+
+    @model_serializer(mode="wrap")
+    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"kind": self.kind, **fields(self)}
+
+    def __str__(self) -> str:
+        return self.url
+
+
 class Folder(Strict):
     """A folder of this machine, by its absolute path."""
 
@@ -128,16 +158,33 @@ def _typed(value: object) -> object:
     return parse_place(value) if isinstance(value, str) else value
 
 
-_Object = Annotated[Hub | Folder, Field(discriminator="kind")]
+def _typed_target(value: object) -> object:
+    return parse_target(value) if isinstance(value, str) else value
+
+
+AnyPlace = Hub | Folder | Bucket
+_Object = Annotated[AnyPlace, Field(discriminator="kind")]
+_TargetObject = Annotated[Hub | Folder, Field(discriminator="kind")]
 Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | str)]
+TargetPlace = Annotated[_TargetObject, BeforeValidator(_typed_target, json_schema_input_type=_TargetObject | str)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 
 
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
 
 
-def parse_place(value: str) -> Hub | Folder:
-    """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``.
+def parse_target(value: str) -> Hub | Folder:
+    """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
+    place = parse_place(value)
+    if isinstance(place, Bucket):
+        cure = "publish to user/repo, or into ./folder and copy that with the tools of the object store"
+        raise BadPlace(value=value, why="an object store is read and not written to", cure=cure)
+    return place
+
+
+def parse_place(value: str) -> AnyPlace:
+    """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``,
+    ``s3://bucket/folder``, ``gs://`` or ``az://``.
 
     Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
     """
@@ -157,12 +204,17 @@ def parse_place(value: str) -> Hub | Folder:
     return Hub(repo=_repo(repo, value), revision=revision or None)
 
 
-def _from_url(url: str) -> Hub:
+def _from_url(url: str) -> Hub | Bucket:
     parts = urlsplit(url)
     if "@" in parts.netloc and parts.scheme != "hf":
         raise BadPlace(value=redacted(url), why="a URL with a user name or password would be stored and published")
+    if parts.scheme in {"s3", "gs", "az"}:
+        try:
+            return Bucket(url=check_bucket(url))
+        except ValueError as error:
+            raise BadPlace(value=url, why=str(error)) from None
     if parts.scheme not in {"http", "https", "hf"}:
-        raise BadPlace(value=url, why="only http, https and hf URLs are known")
+        raise BadPlace(value=url, why="only http, https, hf, s3, gs and az URLs are known")
     if parts.scheme == "hf":
         repo, _, at = url.removeprefix("hf://").partition("@")
         return Hub(repo=_repo(repo, url), revision=at or None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from reshard.pipeline.errors import ReshardError
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyPlace, Folder, Hub
 from reshard.pipeline.tensors import Pin, StoredFile
 
 Visibility = Literal["private", "gated", "public"]
@@ -22,7 +22,7 @@ class Source(Protocol):
     """One repository or folder at one state; what it lists and what it reads never changes."""
 
     @property
-    def place(self) -> Hub | Folder: ...
+    def place(self) -> AnyPlace: ...
 
     @property
     def pin(self) -> Pin: ...

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE, RENAME_RULES_MAX
-from reshard.pipeline.places import Folder, Hub, Place, Strict, parse_place
+from reshard.pipeline.places import Folder, Hub, Place, Strict, TargetPlace, parse_place, parse_target
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import first_problem
 
@@ -163,7 +163,7 @@ class Request(Strict):
     """One job's order. It names no token: the process that carries it out has credentials of its own."""
 
     source: Place
-    target: Place
+    target: TargetPlace
     options: Options = Options()
     priority: Priority = "interactive"
     asked_by: str = ""  # who submitted it, for the record
@@ -181,7 +181,7 @@ class Request(Strict):
             first = first_problem(error)
             given = "" if first.unknown else f", not {first.given!r}"
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
-        return cls(source=parse_place(source), target=parse_place(target), options=chosen)
+        return cls(source=parse_place(source), target=parse_target(target), options=chosen)
 
     def submitted_for(self, what: str) -> Request:
         """This, as ``what``, a schedule or a catalog, submits it again and again."""

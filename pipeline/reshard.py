@@ -36,7 +36,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.limits import COPIES
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
@@ -82,7 +82,7 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
     return Borrowing(own, _open(lender, context, request, plan.lender if plan else None))
 
 
-def _open(place: Hub | Folder, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
+def _open(place: AnyPlace, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
     try:
         source = open_source(place, context, pin.commit if pin else None, request.options.transport, chosen)
     except RevisionNotFound as error:

@@ -169,11 +169,16 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Exactly which bytes a source is: a repository at one commit, or a folder at one state."""
+    """Exactly which bytes a source is: a repository at one commit, or a folder or an object store at one state."""
 
-    endpoint: str | None  # None for a folder
-    repo: str  # `user/name`, or the folder's absolute path
-    commit: str  # 40 hex digits, or a digest of the folder's listing
+    endpoint: str | None  # None for all but a Hub
+    repo: str  # `user/name`, the folder's absolute path, or the object store's URL
+    commit: str  # 40 hex digits, or a digest of the listing
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self.endpoint is None and "://" not in self.repo
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.commit[:12]}"

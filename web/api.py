@@ -16,7 +16,7 @@ from reshard.client.facts import fleet_facts, job_facts, report_of, service_fact
 from reshard.client.models import fleet, jobs, plans
 from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody, TooManyPlans, WrongState
-from reshard.pipeline.places import NOWHERE, Place
+from reshard.pipeline.places import NOWHERE, Place, TargetPlace
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.stores.connect import Context, RateLimiterOf
 from reshard.web.endpoint import Call, endpoint
@@ -40,7 +40,7 @@ class Asked(Body):
     """What is to be resharded; places as they are typed, or as objects."""
 
     source: Place
-    target: Place
+    target: TargetPlace
     options: Options = Options()
     priority: Priority = "interactive"
 
@@ -51,7 +51,7 @@ class Asked(Body):
 class Drafted(Asked):
     """The same; without a target only the cut is planned."""
 
-    target: Place = NOWHERE
+    target: TargetPlace = NOWHERE
 
 
 class Listed(Body):

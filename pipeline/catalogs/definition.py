@@ -241,7 +241,7 @@ def merged(defaults: Cut, entry: CatalogEntry) -> Cut:
 def _hub(value: str) -> Hub:
     place = parse_place(value)
     if not isinstance(place, Hub):
-        raise ValueError(f"{value} is a folder; a catalog names repositories: user/repo")
+        raise ValueError(f"{value} is a {place.kind}; a catalog names repositories: user/repo")
     return place
 
 

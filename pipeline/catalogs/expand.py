@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
 from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
-from reshard.pipeline.places import Folder, Hub, check_repo
+from reshard.pipeline.places import AnyPlace, Hub, check_repo
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
 from reshard.pipeline.publishing import history as publication
@@ -251,11 +251,11 @@ def _too_visible(request: Request, source: Listed | None, target: Listed | None)
     )
 
 
-def _hub(place: Hub | Folder) -> Hub:
+def _hub(place: AnyPlace) -> Hub:
     assert isinstance(place, Hub), "a catalog names repositories only"
     return place
 
 
-def _address(place: Hub | Folder) -> Address:
+def _address(place: AnyPlace) -> Address:
     hub = _hub(place)
     return hub.endpoint, hub.repo, hub.revision, hub.credential

@@ -23,7 +23,7 @@ class SizeTooSmall(UsageError, code="usage.size_too_small"):
 class BadPlace(
     UsageError,
     code="usage.place",
-    cure="a place is user/repo, user/repo@revision, a URL of the Hub, or a folder that starts with ./ or /",
+    cure="a place is user/repo, user/repo@revision, a URL of the Hub, s3://, gs:// or az://, or a folder (./ or /)",
 ):
     message = "{value}: {why}"
     hint = "{cure}"
@@ -101,6 +101,9 @@ class RevisionNotFound(SourceError, code="source.no_revision"):
 class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
+class BucketNotFound(SourceError, code="source.no_bucket"):
+    message = "{place}: no such bucket, or nothing in this folder of it ({why})"
+    hint = "check the spelling, and AWS_ENDPOINT_URL or its like{where}; then {again}"
 class LinkLoop(FolderNotFound, code="source.link_loop"):
     hint = "remove the symbolic link that leads back to itself, then {again}"
 class PathTooLong(FolderNotFound, code="source.path_too_long"):
@@ -165,6 +168,9 @@ class CredentialUnknown(AccessError, code="access.credential_unknown", blames_wo
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} is not there to {use} {namespace} on {endpoint}; it serves {serves}"
     hint = "name one that is, or none: then the one that serves the namespace is taken"
+class BucketRefused(AccessError, code="access.bucket", blames_worker=True):
+    message = "{place} may not be read: {why}"
+    hint = "set credentials that may list and read it{where} (AWS_*, GOOGLE_* or AZURE_* variables), then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
     message = "who asks is not known here"
     hint = "make a token by `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"

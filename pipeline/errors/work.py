@@ -61,6 +61,9 @@ class MemoryLimit(ResourceError, code="resource.memory"):
 class PackageMissing(ResourceError, code="resource.package"):
     message = "a package is missing or broken where the work is done: {what}"
     hint = "install reshard anew there, with its extras, then {again}"
+class CloudExtraMissing(PackageMissing, code="resource.cloud"):
+    message = "{place} is in an object store, and obstore, which reads those, is not installed"
+    hint = "run `pip install 'reshard[cloud]'`{where}, then {again}"
 class TempDirUnusable(ResourceError, code="resource.tmpdir"):
     message = "the temporary folder {path} cannot be used: {why}"
     hint = "make it writable, or point RESHARD_TMPDIR at a folder that is; then {again}"
@@ -71,7 +74,7 @@ class HubError(ReshardError, code="hub", exit_code=9, retryable=True):
     hint = "it may pass: {again}, and it goes on where it stopped"
 class HubUnreachable(HubError, code="hub.unreachable"):
     message = "{endpoint} cannot be reached: {what}"
-    hint = "check the network and HF_ENDPOINT; then {again}, and it goes on where it stopped"
+    hint = "check the network and HF_ENDPOINT, or AWS_ENDPOINT_URL; then {again}, and it goes on where it stopped"
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
     hint = "read what it says; nothing was published"

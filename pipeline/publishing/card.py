@@ -34,7 +34,8 @@ class CannotEdit(Exception):
 def block(plan: Plan) -> bytes:
     """The marked block: where the weights come from and how they are cut; the same for the same plan anywhere."""
     pin, files = plan.pin, weight_files(plan)
-    source = f"[{pin.repo}]({pin.endpoint}/{pin.repo}/tree/{pin.commit})" if pin.endpoint else "a local checkpoint"
+    elsewhere = "a local checkpoint" if pin.is_folder else "a checkpoint in an object store"
+    source = f"[{pin.repo}]({pin.endpoint}/{pin.repo}/tree/{pin.commit})" if pin.endpoint else elsewhere
     at = f" at `{pin.commit[:12]}`" if pin.endpoint else ""
     count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
     alone = "" if files == 1 else "\n> (a larger tensor has a file of its own)"

@@ -15,9 +15,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import Folder, Hub, state_dir
+from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, Transport, branch_of, parse_size
+from reshard.pipeline.stores.bucket import BucketSource
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.target import FolderTarget
@@ -145,7 +146,7 @@ class Context:
 
 
 def open_source(
-    place: Hub | Folder,
+    place: AnyPlace,
     context: Context,
     revision_override: str | None = None,
     transport: Transport = "auto",
@@ -158,6 +159,8 @@ def open_source(
     """
     if isinstance(place, Folder):
         return FolderSource.open(place)
+    if isinstance(place, Bucket):
+        return BucketSource.open(place, context.limiters(place.url))
     if revision_override is not None:
         place = place.model_copy(update={"revision": revision_override})
     api = context.api(place, "read")

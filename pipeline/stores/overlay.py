@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.protocols import Source, Visibility, reach
 from reshard.pipeline.tensors import Pin, StoredFile
 
@@ -20,7 +20,7 @@ class Borrowing:
         self._lent = {path: file for path, file in theirs.items() if path not in own.files()}
 
     @property
-    def place(self) -> Hub | Folder:
+    def place(self) -> AnyPlace:
         return self.own.place
 
     @property

@@ -62,9 +62,9 @@ def test_what_is_no_place_is_refused(place: str) -> None:
         ({"to": "/folder", "pr": True}, "neither branches nor pull requests"),
         ({"to": "/folder", "branch": "b"}, "neither branches nor pull requests"),
         ({"to": "b/model@main"}, "--branch"),
-        ({"source": "/folder", "revision": "v1"}, "no revisions"),
+        ({"source": "/folder", "revision": "v1"}, "only a repository has revisions"),
         ({"source": "a/model@v1", "revision": "v2"}, "two revisions"),
-        ({"source": "/folder", "credential": "reader"}, "--credential: /folder is a folder"),
+        ({"source": "/folder", "credential": "reader"}, "--credential: /folder is no repository"),
         ({"credential": "hf_verysecret"}, "--credential: a credential is given by its name"),
     ],
 )

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadPlace, BadSize
-from reshard.pipeline.places import Folder, Hub, parse_place
-from reshard.pipeline.request import parse_size
+from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Folder, Hub, parse_place
+from reshard.pipeline.request import Request, parse_size
 
 
 @pytest.mark.parametrize(
@@ -29,10 +30,28 @@ from reshard.pipeline.request import parse_size
         ),
         ("hf://user/repo@main", Hub(repo="user/repo", revision="main")),
         ("/models/a", Folder(path="/models/a")),
+        ("s3://bucket", Bucket(url="s3://bucket")),
+        ("s3://my.bucket-1/runs/é b/", Bucket(url="s3://my.bucket-1/runs/é b")),
+        ("gs://my_bucket/runs", Bucket(url="gs://my_bucket/runs")),
+        ("az://container/runs", Bucket(url="az://container/runs")),
     ],
 )
-def test_a_place_is_what_it_looks_like(text: str, place: Hub | Folder) -> None:
+def test_a_place_is_what_it_looks_like(text: str, place: AnyPlace) -> None:
     assert parse_place(text) == place
+    assert Request.model_validate_json(Request(source=place, target=NOWHERE).stored()).source == place
+
+
+def test_an_object_store_is_no_target() -> None:
+    with pytest.raises(BadPlace, match="read and not written to"):
+        Request.of("a/b", "s3://bucket/x")
+    with pytest.raises(ValidationError, match="target"):
+        Request.model_validate({"source": "a/b", "target": {"kind": "bucket", "url": "s3://bucket"}})
+
+
+@pytest.mark.parametrize("url", ["s3://b", "s3://bucket/../x", "file:///etc", "s3://bucket/a//b", "http://bucket/a"])
+def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
+    with pytest.raises(ValidationError):
+        Request.model_validate({"source": {"kind": "bucket", "url": url}, "target": "a/b"})
 
 
 @pytest.mark.parametrize(
@@ -41,7 +60,9 @@ def test_a_place_is_what_it_looks_like(text: str, place: Hub | Folder) -> None:
         "hf:///etc/model",
         "hf://./model",
      "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b",
-     "./a\0/../b"],
+     "./a\0/../b", "s3://", "s3://b", "s3://Bucket/x", "s3:///x", "s3://bucket/a//b", "s3://bucket/../other/x",
+     "s3://bucket/a/.", "s3://bucket/a?versionId=1", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
+     "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
     with pytest.raises(BadPlace):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.pipeline.errors import BadPlace, FolderNotAllowed, SourceNotAllowed, TargetNotAllowed
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.credentials import Credentials
 from reshard.worker.fleet.policy import check, endpoints
@@ -18,8 +18,11 @@ def request(source: str = "them/model", target: str = "us/model", config_from: s
     def place(text: str) -> Hub | Folder:
         return Folder(path=text) if text.startswith("/") else Hub(repo=text)
 
-    options = Options(config_from=place(config_from)) if config_from else Options()
-    return Request(source=place(source), target=place(target), options=options)
+    def read(text: str) -> AnyPlace:
+        return Bucket(url=text) if "://" in text else place(text)
+
+    options = Options(config_from=read(config_from)) if config_from else Options()
+    return Request(source=read(source), target=place(target), options=options)
 
 
 def us(target: Hub) -> list[str]:
@@ -69,6 +72,33 @@ def test_what_is_no_repository_is_in_no_namespace(repo: str) -> None:
     for asked in (request(source=repo), request(target=repo), request(config_from=repo)):
         with pytest.raises(BadPlace):
             check(asked, Settings(allowed_targets=("*",)), us)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url", "ok"),
+    [
+        (None, "s3://acme/runs", False),  # its credentials are the worker's: nobody else's word counts
+        (("*", "*/*", "acme/*"), "s3://acme/runs", False),
+        (("s3://acme",), "s3://acme/runs/7", True),
+        (("s3://acme",), "s3://acme", True),
+        (("s3://acme",), "s3://acme-other/runs", False),
+        (("s3://acme/runs/",), "s3://acme/runs", True),
+        (("s3://acme/runs",), "s3://acme/runs-private/1", False),
+        (("s3://acme/*/final",), "s3://acme/7/final", True),
+        (("s3://acme",), "gs://acme/runs", False),
+        (("gs://*",), "gs://acme/runs", True),
+    ],
+)
+def test_an_object_store_is_read_only_where_a_list_names_it(
+    allowed: tuple[str, ...] | None, url: str, ok: bool
+) -> None:
+    for asked in (request(source=url), request(config_from=url)):
+        settings = Settings(allowed_sources=(*allowed, "them") if allowed else allowed)
+        if ok:
+            check(asked, settings, us)
+        else:
+            with pytest.raises(SourceNotAllowed, match=url):
+                check(asked, settings, us)
 
 
 def test_sources_are_free_unless_a_list_is_set() -> None:

@@ -1,6 +1,7 @@
 """What a worker's operator allows: which Hubs, targets, sources and folders a job may name.
 
-A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`).
+A pattern is a namespace (`acme`), a repository (`acme/model`) or a glob over both (`acme/*-30MB`). Of object stores it
+is a folder with all below it (`s3://acme/runs`), or a glob over URLs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed, TokenMissing
-from reshard.pipeline.places import Folder, Hub, check_repo, resolved
+from reshard.pipeline.places import Bucket, Folder, Hub, check_repo, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
@@ -37,6 +38,8 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     for place in sources:
         if isinstance(place, Folder):
             _check_folder(place, settings.allowed_folders)
+        elif isinstance(place, Bucket):
+            _check_bucket(place, settings.allowed_sources or ())
         elif settings.allowed_sources is not None and not _matches(place.repo, settings.allowed_sources):
             raise SourceNotAllowed(repo=place.repo, allowed=_said(settings.allowed_sources))
     target = request.target
@@ -70,6 +73,13 @@ def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
     real = resolved(place.path)
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
+
+
+def _check_bucket(place: Bucket, allowed: Sequence[str]) -> None:
+    """The credentials are the worker's own, so it reads of object stores only what a pattern with `://` names."""
+    patterns = [pattern.rstrip("/") for pattern in allowed if "://" in pattern]
+    if not any(fnmatchcase(place.url, glob) for pattern in patterns for glob in (pattern, f"{pattern}/*")):
+        raise SourceNotAllowed(repo=place.url, allowed=_said(patterns))
 
 
 def _matches(repo: str, patterns: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from reshard.pipeline.limits import MB, MEMORY_FLOOR_XET
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import Bucket, Folder, Hub
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -20,8 +20,9 @@ from reshard.pipeline.stores.credentials import Credentials
 from reshard.pipeline.stores.retry import RateLimitWindow
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+from tests.support.s3 import S3, bucket, odd_store, s3_server
 
-__all__ = ["hub", "hub_process", "namespace"]
+__all__ = ["bucket", "hub", "hub_process", "namespace", "odd_store", "s3_server"]
 
 _names = itertools.count(1)
 
@@ -127,6 +128,16 @@ def folder_source(tmp_path: Path, context: Context) -> MakeSource:
 
 
 @pytest.fixture
+def bucket_source(bucket: S3, context: Context) -> MakeSource:
+    """A folder of an object store with these files."""
+
+    def make(files: Mapping[str, bytes]) -> Source:
+        return open_source(Bucket(url=bucket.put(f"source{next(_names)}", files)), context)
+
+    return make
+
+
+@pytest.fixture
 def hub_target(namespace: Namespace, context: Context) -> MakeTarget:
     """A repository that is not there yet, written over LFS."""
 
@@ -159,9 +170,9 @@ def folder_target(tmp_path: Path, context: Context) -> MakeTarget:
     return make
 
 
-@pytest.fixture(params=["folder", "http", "xet"])
+@pytest.fixture(params=["folder", "http", "xet", "bucket"])
 def make_source(request: pytest.FixtureRequest) -> Iterator[MakeSource]:
-    names = {"folder": "folder_source", "http": "hub_source", "xet": "xet_source"}
+    names = {"folder": "folder_source", "http": "hub_source", "xet": "xet_source", "bucket": "bucket_source"}
     yield request.getfixturevalue(names[request.param])
 
 

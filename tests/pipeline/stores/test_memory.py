@@ -14,6 +14,7 @@ import pytest
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace
+from tests.support.s3 import OddStore
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,15 +71,18 @@ def sparse(folder: Path, size: int) -> Path:
     return folder / "model.safetensors"
 
 
-@pytest.mark.parametrize("kind", ["hub", "folder"])
+@pytest.mark.parametrize("kind", ["hub", "folder", "bucket"])
 def test_moving_a_large_file_takes_little_memory(
-    kind: str, hub: HubAdmin, namespace: Namespace, tmp_path: Path
+    kind: str, hub: HubAdmin, namespace: Namespace, odd_store: OddStore, tmp_path: Path
 ) -> None:
     file = sparse(tmp_path / "source", 600 * MB)
     if kind == "hub":
         hub.create_repo(namespace.repo("big"))
         hub.import_files(namespace.repo("big"), {"model.safetensors": file})
         places = namespace.repo("big"), namespace.repo("copy")
+    elif kind == "bucket":
+        odd_store.objects = {"model.safetensors": (600 * MB, "v1")}
+        places = "s3://odd", namespace.repo("copy")
     else:
         places = str(file.parent), str(tmp_path / "target")
     found = move(*places, 200 * MB, "http", namespace, tmp_path)

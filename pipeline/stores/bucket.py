@@ -1,0 +1,203 @@
+"""A folder of an object store (S3 and what speaks it, Google's, Azure's) as a source, read in ranges by obstore.
+
+Which endpoint, and with which credentials, the environment of the process says, by the variables that obstore knows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+
+from reshard.pipeline.errors import (
+    BucketNotFound,
+    BucketRefused,
+    CloudExtraMissing,
+    HubRefused,
+    ReshardError,
+    SourceChanged,
+    UnsafePath,
+)
+from reshard.pipeline.limits import CHUNK, CONNECT_TIMEOUT, LISTED_MAX, READ_TIMEOUT
+from reshard.pipeline.places import Bucket
+from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.retry import TRANSIENT_STATUS, RateLimiter, Retry
+from reshard.pipeline.tensors import Pin, StoredFile
+from reshard.pipeline.text import unsafe_path
+
+# Where the environment names another endpoint than the store's own.
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+# obstore has some answers as classes of their own, and names the status of all others in its text.
+_STATUS_OF = {
+    "FileNotFoundError": 404,
+    "PermissionDeniedError": 403,
+    "UnauthenticatedError": 401,
+    "PreconditionError": 412,
+}
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")  # the store's own word for it, in the XML that it answers with
+
+
+class BucketSource:
+    """A Source; its files have no sha256, and what tells one state of them from another are their ETags."""
+
+    transport = "http"
+    # Whoever may read a bucket was given leave to; nothing of it becomes public unasked.
+    visibility: Visibility = "private"
+
+    def __init__(self, place: Bucket, obstore: Any, store: Any, limiter: RateLimiter, most: int) -> None:
+        self.place = place
+        self._obstore = obstore
+        self._refusals = (obstore.exceptions.BaseError, OSError)
+        self._store = store
+        self._limiter = limiter
+        listed = self._list(most)
+        self._etags = {path: etag for path, (_, etag) in listed.items()}
+        self._files = MappingProxyType({path: StoredFile(path, size) for path, (size, _) in listed.items()})
+        self.pin = Pin(None, place.url, key_of([[path, *marks] for path, marks in listed.items()]))
+
+    @classmethod
+    def open(cls, place: Bucket, limiter: RateLimiter, most: int = LISTED_MAX) -> BucketSource:
+        """The folder as it is now, of at most so many objects.
+
+        Raises BucketNotFound, BucketRefused, CloudExtraMissing, UnsafePath, and the HubError family.
+        """
+        try:
+            import obstore
+            from obstore import exceptions
+            from obstore import store as stores
+        except ImportError as error:
+            raise CloudExtraMissing(place=place) from error
+        kind, _, rest = place.url.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
+        options: dict[str, Any] = {
+            # Of the whole answer: a longer one breaks then, and goes on where it broke.
+            "timeout": timedelta(seconds=READ_TIMEOUT),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
+            **({"allow_http": True} if plain else {}),
+        }
+        kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
+        try:
+            store = kinds[kind](bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0})
+        except (exceptions.BaseError, ValueError) as error:
+            raise BucketRefused(place=place, why=_told(error)) from error
+        return cls(place, obstore, store, limiter, most)
+
+    def files(self) -> Mapping[str, StoredFile]:
+        return self._files
+
+    def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
+        if not 0 <= start <= stop:
+            raise ValueError(f"{start} to {stop} is not a range")
+        known = self._files.get(file.path)
+        if known is None or stop > known.size:
+            has = f"is {known.size:,} bytes long" if known else "is not there"
+            raise SourceChanged(place=self.place, what=f"{file.path} {has}, and {stop:,} are asked for")
+        retry, at = self._retry(), start
+        while at < stop:
+            try:
+                for chunk in self._chunks(file.path, at, stop):
+                    for first in range(0, len(chunk), CHUNK):
+                        view = chunk[first : first + CHUNK]
+                        at += len(view)
+                        retry.progress()
+                        yield view
+                if at < stop:
+                    retry.after(httpx2.RemoteProtocolError(f"the answer ended {stop - at:,} bytes early"))
+            except self._refusals as error:
+                self._go_on(retry, error, file.path)
+
+    def _chunks(self, path: str, at: int, stop: int) -> Iterator[memoryview]:
+        etag = self._etags[path]
+        options = {"range": (at, stop), **({"if_match": f'"{etag}"'} if etag else {})}
+        got = self._obstore.get(self._store, path, options=options)
+        # A store that knows no If-Match answers all the same.
+        if (_bare(got.meta["e_tag"]) if etag else etag, got.range) != (etag, (at, stop)):
+            raise SourceChanged(place=self.place, what=f"{path} is another object now")
+        for chunk in got.stream(min_chunk_size=CHUNK):
+            yield memoryview(chunk)
+
+    def _list(self, most: int) -> dict[str, tuple[int, str | None]]:
+        """Size and ETag of every object by path, sorted, but for those that only stand for a folder."""
+        retry = self._retry()
+        while True:
+            try:
+                found = self._listed(most)
+                break
+            except self._refusals as error:
+                self._go_on(retry, error, "")
+        folders = {path[:end] for path in found for end, letter in enumerate(path) if letter == "/"}
+        listed = {p: found[p] for p in sorted(found) if p and not (found[p][0] == 0 and p in folders)}
+        if not listed:
+            raise BucketNotFound(place=self.place, why="it lists no object")
+        return listed
+
+    def _listed(self, most: int) -> dict[str, tuple[int, str | None]]:
+        found: dict[str, tuple[int, str | None]] = {}
+        for some in self._obstore.list(self._store, chunk_size=1000):
+            for item in some:
+                if item["path"] and (why := unsafe_path(item["path"], published=False)):
+                    raise UnsafePath(file=self.place, path=repr(item["path"])[:300], why=why)
+                found[item["path"]] = (item["size"], _bare(item["e_tag"]))
+            if len(found) > most:
+                why = f"it has more than {most:,} objects; name the folder of the checkpoint"
+                raise HubRefused(endpoint=self.place, what="a listing", why=why)
+        return found
+
+    def _retry(self) -> Retry:
+        return Retry(self.place.url, self._limiter)
+
+    def _go_on(self, retry: Retry, error: Exception, path: str) -> None:
+        """Wait until the next try; raises what ``error`` means where there is none."""
+        meant = _meaning(error, self.place, path)
+        if meant is not None:
+            raise meant from error
+        status = _status(error)
+        retry.after(httpx2.Response(status) if status else httpx2.TransportError(_told(error)))
+
+
+def _bare(etag: str | None) -> str | None:
+    """An ETag without its quotes, which Azure's lists leave out."""
+    return etag.strip('"') if etag else None
+
+
+def _status(error: Exception) -> int | None:
+    known = _STATUS_OF.get(type(error).__name__)
+    match = _STATUS.search(str(error))
+    return known or (int(match[1]) if match else None)
+
+
+def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | None:
+    """The error that no further try would change; ``path`` is empty of the folder itself."""
+    status = _status(error)
+    if type(error).__name__ == "InvalidPathError":
+        return UnsafePath(file=place, path="one of its objects", why=_told(error))
+    if status in (404, 412, 416) and path:
+        return SourceChanged(place=place, what=f"{path} is {'gone' if status == 404 else 'another object now'}")
+    if status == 404:
+        return BucketNotFound(place=place, why=_told(error))
+    # Nothing follows a redirect: S3 answers so of a bucket in another region.
+    if "redirect" in _told(error) or (status is not None and status not in TRANSIENT_STATUS):
+        return BucketRefused(place=place, why=_told(error))
+    return None
+
+
+def _told(error: Exception) -> str:
+    """One line of what obstore says, without URLs, which may be signed."""
+    text = str(error).partition("\n\nDebug source")[0]
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status:
+        return f"it answers {status[1]}{f', {code[1]}' if code else ''}"
+    line = text.partition("\n")[0].rpartition(" - ")[2]
+    return re.sub(r"\S*://\S*", "...", line)[:200] or type(error).__name__

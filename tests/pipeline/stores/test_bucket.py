@@ -1,0 +1,161 @@
+"""Folders of object stores: what is listed, what a change is, and stores that fail or refuse."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from reshard.pipeline.errors import (
+    BucketNotFound,
+    BucketRefused,
+    CloudExtraMissing,
+    HubError,
+    HubRefused,
+    HubUnreachable,
+    RateLimited,
+    SourceChanged,
+    UnsafePath,
+)
+from reshard.pipeline.limits import ATTEMPTS
+from reshard.pipeline.places import Bucket
+from reshard.pipeline.protocols import Source
+from reshard.pipeline.stores.bucket import BucketSource
+from reshard.pipeline.stores.connect import Context, open_source
+from tests.pipeline.stores.conftest import Impatient, noise, read
+from tests.support.s3 import S3, OddStore
+
+DATA = noise(3_300_000, 5)
+
+
+def opened(url: str, context: Context) -> Source:
+    return open_source(Bucket(url=url), context)
+
+
+@pytest.fixture
+def odd(odd_store: OddStore, context: Context) -> Source:
+    odd_store.objects = {"model.safetensors": (DATA, "v1"), "config.json": (b"{}", "c")}
+    return opened("s3://odd", context)
+
+
+def test_a_folder_is_its_objects_and_not_those_of_a_longer_name(bucket: S3, context: Context) -> None:
+    url = bucket.put("run", {"a.bin": b"1", "b/c.bin": b"23", "b/": b"", "": b"", "d%41+ é.bin": b"4"})
+    bucket.put("run-2", {"other.bin": b"5"})
+    source = opened(url + "/", context)
+    assert {path: file.size for path, file in source.files().items()} == {"a.bin": 1, "b/c.bin": 2, "d%41+ é.bin": 1}
+    assert read(source, "d%41+ é.bin") == b"4"
+    assert (str(source.place), source.pin.endpoint, source.pin.is_folder, source.visibility) == (
+        url, None, False, "private"
+    )  # fmt: skip
+    whole = opened(bucket.url, context)
+    assert "run/b/c.bin" in whole.files() and "run-2/other.bin" in whole.files()
+
+
+def test_googles_interface_is_read_alike(
+    bucket: S3, s3_server: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.client.put_bucket_acl(Bucket=bucket.name, ACL="public-read")
+    bucket.client.put_object(Bucket=bucket.name, Key="run/a.bin", Body=b"12", ACL="public-read")
+    monkeypatch.setenv("GOOGLE_BASE_URL", s3_server)
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    assert read(opened(f"gs://{bucket.name}/run", context), "a.bin", 1) == b"2"
+
+
+def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -> None:
+    assert BucketSource.open(Bucket(url="s3://odd"), pace, most=2).files()
+    with pytest.raises(HubRefused, match="more than 1 objects; name the folder of the checkpoint"):
+        BucketSource.open(Bucket(url="s3://odd"), pace, most=1)
+
+
+@pytest.mark.parametrize("heeds_match", [True, False])
+def test_an_object_that_was_written_again_is_another(odd: Source, odd_store: OddStore, heeds_match: bool) -> None:
+    """Also where the store knows no If-Match, and where only the rest of a broken read would be of the new one."""
+    odd_store.heeds_match = heeds_match
+    odd_store.faults = [("cut", 1_500_000)]
+    views = odd.read(odd.files()["model.safetensors"], 0, len(DATA))
+    assert bytes(next(views)) == DATA[: 1 << 20]
+    odd_store.objects["model.safetensors"] = (DATA, "v2")
+    with pytest.raises(SourceChanged, match=r"s3://odd changed .*model\.safetensors is another object now"):
+        list(views)
+
+
+def test_an_object_that_is_gone_and_one_written_again_in_a_real_store(bucket: S3, context: Context) -> None:
+    url = bucket.put("run", {"a.bin": b"1", "b.bin": b"2"})
+    source = opened(url, context)
+    bucket.put("run", {"a.bin": b"x"})
+    bucket.client.delete_object(Bucket=bucket.name, Key="run/b.bin")
+    with pytest.raises(SourceChanged, match="a.bin is another object now"):
+        read(source, "a.bin")
+    with pytest.raises(SourceChanged, match="b.bin is gone"):
+        read(source, "b.bin")
+    assert opened(url, context).pin != source.pin
+
+
+def test_a_broken_read_goes_on_where_it_broke(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
+    odd_store.faults = [("status", 503), ("cut", 1_500_000), ("status", 500)]
+    assert read(odd, "model.safetensors", 10) == DATA[10:]
+    assert len(pace.slept) == 3
+    starts = [int(asked.removeprefix("bytes=").split("-")[0]) for asked in odd_store.asked]
+    assert starts[:2] == [10, 10] and starts[2] == starts[3] >= 10 + (1 << 20), "what was handed out is not read again"
+
+
+def test_progress_makes_the_attempts_count_anew(odd: Source, odd_store: OddStore) -> None:
+    failing = [("status", 503)] * (ATTEMPTS - 2)
+    odd_store.faults = [*failing, ("cut", 1_500_000), *failing, ("cut", 1_500_000), *failing]
+    assert read(odd, "model.safetensors") == DATA
+
+
+def test_a_store_that_stays_away_is_an_error_of_its_own(odd: Source, odd_store: OddStore, context: Context) -> None:
+    odd_store.faults = [("status", 503)] * ATTEMPTS
+    with pytest.raises(HubError, match=f"s3://odd: answers 503, after {ATTEMPTS} attempts"):
+        read(odd, "model.safetensors")
+    odd_store.faults = [("status", 429)] * ATTEMPTS
+    with pytest.raises(RateLimited):
+        read(odd, "model.safetensors")
+    odd_store.shutdown()
+    odd_store.server_close()
+    with pytest.raises(
+        HubUnreachable, match="s3://odd/folder cannot be reached: HTTP error: error sending request, after 6"
+    ) as error:
+        opened("s3://odd/folder", context)
+    assert "http://" not in str(error.value), "URLs may be signed"
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 301])
+def test_a_refusal_is_not_tried_again_and_none_of_its_text_is_repeated(
+    status: int, odd: Source, odd_store: OddStore, context: Context, pace: Impatient
+) -> None:
+    odd_store.listing = status
+    with pytest.raises(BucketRefused, match=f"s3://odd may not be read: .*({status}|region)") as listing:
+        opened("s3://odd", context)
+    odd_store.faults = [("status", status)]
+    with pytest.raises(BucketRefused) as reading:
+        read(odd, "model.safetensors")
+    assert "SECRET" not in f"{listing.value.to_dict()}{reading.value.to_dict()}" and not pace.slept
+
+
+def test_nothing_there_is_told_with_the_place(bucket: S3, context: Context) -> None:
+    with pytest.raises(BucketNotFound, match="s3://no-such-bucket/x.*it answers 404, NoSuchBucket"):
+        opened("s3://no-such-bucket/x", context)
+    with pytest.raises(BucketNotFound, match=f"{bucket.url}/empty: .*it lists no object"):
+        opened(f"{bucket.url}/empty", context)
+
+
+@pytest.mark.parametrize("key", ["a/../b", "a//b", "a/./b", "a\x1b[2Jb", "a\nb", "a\\b", "x" * 300])
+def test_a_key_that_is_no_path_is_refused(key: str, odd_store: OddStore, context: Context) -> None:
+    odd_store.objects = {"run/fine.bin": (b"", "1"), f"run/{key}": (b"", "2")}
+    with pytest.raises(UnsafePath, match="s3://odd/run"):
+        opened("s3://odd/run", context)
+
+
+def test_without_obstore_the_extra_is_named(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(CloudExtraMissing, match="s3://odd is in an object store, and obstore") as missing:
+        opened("s3://odd", context)
+    assert "pip install 'reshard[cloud]'" in missing.value.next_step
+
+
+def test_settings_that_make_no_store_are_told(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(BucketRefused, match="az://container may not be read: .*[Aa]ccount"):
+        opened("az://container", context)
