@@ -111,7 +111,8 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
             result: Result = "passed" if verdict.result == "clean" or verdict.result == "report" else verdict.result
             known = ["known from an earlier check of the same"] if verdict.known else []
             # Both sides have the new names, so the complaints may be of those and none of the source's.
-            named = ["it was asked about the names that --rename made"] if plan.options.rename else []
+            asked = plan.options.rename and verdict.level == "model"
+            named = ["it was asked about the names that --rename made"] if asked else []
             made = Check(
                 name, result, verdict.level, "; ".join((verdict.reason, *verdict.notes, *named, *known)), figures
             )
