@@ -33,6 +33,9 @@ def verify(
     dtype: Annotated[
         DType, Option(help="Expect the cast that `reshard run --dtype` does.", rich_help_panel=AGAINST)
     ] = "keep",
+    dequantize: Annotated[
+        bool, flag("--dequantize", "Expect plain weights, as of `reshard run --dequantize`.", section=AGAINST)
+    ] = False,
     strip_prefix: Annotated[str | None, value("PREFIX", "Expect names without this prefix.", section=AGAINST)] = None,
     rename: Annotated[
         Path | None,
@@ -72,9 +75,11 @@ def verify(
 
     loads = _load_options(load, loader, device_map, max_memory, memory)
     rules = read_rules(rename) if rename else ()
-    changes = Options(dtype=dtype, strip_prefix=strip_prefix, rename=rules, exclude=tuple(exclude or ()))
+    left_out = tuple(exclude or ())
+    changes = Options(dtype=dtype, dequantize=dequantize, strip_prefix=strip_prefix, rename=rules, exclude=left_out)
     if against is None and (changes != Options() or config_from):
-        raise UsageError(what="--dtype, --strip-prefix, --rename, --exclude and --config-from need --against")
+        what = "--dtype, --dequantize, --strip-prefix, --rename, --exclude and --config-from need --against"
+        raise UsageError(what=what)
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

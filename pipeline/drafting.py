@@ -159,7 +159,7 @@ def _draft(
     )
     made = _held_against_others(request, make_plan(known), target, last, replaces)
     if made.shards:
-        check_structure(made, opened, known.ties)
+        check_structure(made, opened, known.ties, known.configs)
     return _with_card_notes(made, source, target, last), known
 
 

@@ -85,6 +85,8 @@ LEFT_OUT_MAX = 20  # values without tensors that are named one by one; the rest 
 GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
 GATHER_WINDOW = 32 * MIB  # bytes; a transposed 1 GiB takes 7 s in windows of this size and 41 s in 4 MiB ones
 CAST_BLOCK = 64 * KIB  # elements; what a cast holds of them in between, 4 bytes each, fits a core's cache
+DEQUANTIZE_BLOCK = 256 * KIB  # elements of a quantised weight that are made plain at once, 4 bytes each and more
+SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are more, each block reads those that it needs
 
 # --------------------------------------------------------------------------------------------------------- stores
 LANE_BYTES = 4 * MIB  # bytes under way between two threads of a copy: a few chunks hide how unevenly each works

@@ -95,6 +95,10 @@ class Options(Strict):
         default="keep",
         description="Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
     )
+    dequantize: bool = Field(
+        default=False,
+        description="Make quantised weights plain ones of --dtype; their scales go, and all other tensors stay.",
+    )
     strict_dtype: bool = Field(default=False, description="Fail if a cast turns a finite value into infinity.")
     ties: Literal["keep", "source"] = Field(
         default="keep",
@@ -136,13 +140,14 @@ class Options(Strict):
         # The manifest is among them for the index, which holds its root.
         names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
         # What came later is named only where it is used, so that the keys of all other requests stay as they are.
-        renamed = {"rename": self.rename} if self.rename else {}
-        return {name: getattr(self, name) for name in names} | renamed
+        later = {name: value for name in ("dequantize", "rename") if (value := getattr(self, name))}
+        return {name: getattr(self, name) for name in names} | later
 
     def told(self) -> str:
         """What was changed, in one sentence for those who find the result."""
         changes = [
-            f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" else "",
+            f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" and not self.dequantize else "",
+            f"quantised weights became {self.dtype} by their scales" if self.dequantize else "",
             "wrappers' prefixes were taken off names" if self.strip_prefix else "",
             "of tied tensors one is left" if self.ties == "source" else "",
             "tensors were renamed by rules" if self.rename else "",

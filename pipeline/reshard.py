@@ -152,7 +152,7 @@ def run(
     journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)
     if kept := len(journal.receipts):
         noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s))
-        watcher.resumed(kept, sum(place.stop - place.start for part in noted for place in part.ranges))
+        watcher.resumed(kept, sum(part.span for part in noted))
 
     def moved(count: int) -> None:
         watcher.moved(count)

@@ -9,12 +9,13 @@ crash, is compared with the attested bytes. This thread reads; a lane behind it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from reshard.pipeline.copying.casts import Caster
+from reshard.pipeline.copying.dequantize import caster_of
 from reshard.pipeline.copying.hashing import (
     Compared,
     FileHasher,
@@ -24,7 +25,7 @@ from reshard.pipeline.copying.hashing import (
     digests_differ,
     tensor_digest,
 )
-from reshard.pipeline.copying.stream import Stream, Tick, packed
+from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.limits import BATCH_MAX, SETTLE
 from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
@@ -153,7 +154,7 @@ class _Copier:
 
     def batch(self, shards: Sequence[Shard]) -> int:
         """Copy ``shards``, or the first of them where it should yield; returns how many."""
-        reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.ranges})
+        reads = sorted({place.file for shard in shards for part in parts(shard) for place in part.places})
         batch = self.sink.batch([self.plan.files[number] for number in reads], self.source)
         try:
             waiting: list[tuple[Shard, _Copy]] = []
@@ -189,8 +190,9 @@ class _Copier:
         writer = batch.open(shard.path, shard.size)
         one = _Copy(HashingWriter(shard, writer, self.lane), self.stream, self.plan.options.strict_dtype, self.disk)
         one.written.write(memoryview(shard.header))
-        for part in parts(shard):
-            one.copy(part)
+        with closing(Scales(self.disk, parts(shard))) as scales:
+            for part in parts(shard):
+                one.copy(part, scales)
         one.written.finish()
         one.check(shard)
         return one
@@ -208,14 +210,17 @@ class _Copy:
         self._strict = strict
         self._disk = disk
 
-    def copy(self, part: Part) -> None:
-        """Read ``part`` and write it, in order and cast as its entry says."""
+    def copy(self, part: Part, scales: Scales) -> None:
+        """Read ``part`` and write it, in order and cast as its entry says; or keep it among ``scales``."""
         entry = part.entry
-        digest = tensor_digest()
-        caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=self._strict) if entry.cast else None
-        plain = part.contiguous and len(part.ranges) == 1 and not entry.cast
+        plain = part.contiguous and len(part.places) == 1 and not (entry.cast or part.kept)
         take = self._stream.take if plain else partial(self._noted, entry.name)
-        for view in packed(part, take, self._disk):
+        if part.kept:
+            scales.keep(part, take)
+            return
+        digest = tensor_digest()
+        caster = caster_of(entry, scales, strict=self._strict)
+        for view in packed(part, take, self._disk, scales):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)
                 self.written.write(made)

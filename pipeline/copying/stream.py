@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 from reshard.pipeline.copying.gather import gather, windows
 from reshard.pipeline.copying.hashing import FileHasher
@@ -11,31 +12,70 @@ from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
 from reshard.pipeline.planning.ranges import Part, ReadSegment, requests
 from reshard.pipeline.protocols import Source
-from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import ByteRange, StoredFile
+from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
+from reshard.pipeline.tensors import ByteRange, Piece, StoredFile, Tensor
 
 Tick = Callable[[int], None]
 Take = Callable[[ByteRange], Iterator[memoryview]]
 
 
-def packed(part: Part, take: Take, disk: ScratchSpace) -> Iterator[memoryview]:
-    """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's ranges in turn.
+class LaidDown(NamedTuple):
+    """A tensor whose pieces lie in a temporary file."""
 
-    What the pieces of a strided tensor span is laid down on ``disk`` as it passes, so that it is read once. Raises
-    DiskFull, and what ``take`` does.
-    """
+    tensor: Tensor
+    scratch: ScratchFile
+
+
+class Scales:
+    """The scales of some weights on ``disk``, by name, from when they pass until their weights do."""
+
+    def __init__(self, disk: ScratchSpace, parts: Iterable[Part]) -> None:
+        self._disk = disk
+        self._size = sum(part.span for part in parts if part.kept)
+        self._scratch: ScratchFile | None = None
+        self._end = 0
+        self.kept: dict[str, LaidDown] = {}
+
+    def keep(self, part: Part, take: Take) -> None:
+        """Lay down what ``take`` gives of ``part``; raises DiskFull."""
+        if self._scratch is None:
+            self._scratch = self._disk.open(self._size)
+        self.kept[part.entry.name] = laid_down(part, take, self._scratch, self._end)
+        self._end += part.span
+
+    def close(self) -> None:
+        if self._scratch is not None:
+            self._scratch.close()
+
+
+def laid_down(part: Part, take: Take, scratch: ScratchFile, at: int) -> LaidDown:
+    """What ``take`` gives of ``part``, written to ``scratch``, which ends at byte ``at``."""
+    tensor, pieces = part.entry.tensor, []
     if part.contiguous:
+        pieces.append(Piece(0, at, (0,) * len(tensor.shape), tensor.shape))
+    for number, place in enumerate(part.ranges):
+        if not part.contiguous:
+            pieces.append(tensor.pieces[number]._replace(offset=at))
+        at += place.stop - place.start
+        for view in take(place):
+            scratch.write(view)
+    return LaidDown(tensor._replace(pieces=tuple(pieces)), scratch)
+
+
+def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterator[memoryview]:
+    """The tensor's bytes, packed, little-endian and in C order; ``take`` gives each of the part's places in turn.
+
+    What the pieces of a strided tensor span is laid down on ``disk`` as it passes, so that it is read once; and so is a
+    tensor whose scale comes after it, which is then among ``scales``. Raises DiskFull, and what ``take`` does.
+    """
+    if part.contiguous and not part.after:
         for place in part.ranges:
             yield from take(place)
         return
-    with closing(disk.open(sum(place.stop - place.start for place in part.ranges))) as scratch:
-        pieces, end = [], 0
-        for piece, place in zip(part.entry.tensor.pieces, part.ranges, strict=True):
-            pieces.append(piece._replace(offset=end))
-            end += place.stop - place.start
-            for view in take(place):
-                scratch.write(view)
-        tensor = part.entry.tensor._replace(pieces=tuple(pieces))
+    with closing(disk.open(part.span)) as scratch:
+        tensor = laid_down(part, take, scratch, 0).tensor
+        if part.after:
+            scales.kept[part.after.entry.name] = laid_down(part.after, take, scratch, part.span - part.after.span)
         # One window for all, handed on in small copies: a view must not change behind those that still hash or write
         # it, and a window beside the one before it would double what is held.
         buffer = bytearray(min(GATHER_WINDOW, tensor.size))

@@ -55,7 +55,7 @@ from reshard.pipeline.planning.model import (
 )
 from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, file_size, header_of, in_source_order
 from reshard.pipeline.planning.ranges import cuts_of
-from reshard.pipeline.planning.select import retyped_config, select
+from reshard.pipeline.planning.select import edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
 from reshard.pipeline.text import printable, unsafe_path
@@ -103,7 +103,7 @@ def make_plan(known: Known) -> Plan:
     """The plan: same input, same plan, digest and all.
 
     Raises Oversize, SizeTooSmall, TooLargeForHub, CarriedTooLarge, NameTooLong, PathTaken, UnsafePath, UnsafeName,
-    RenameUnused, and what `select` raises.
+    RenameUnused, and what ``select`` raises.
     """
     options, opened, before = known.request.options, known.opened, known.before
     on_hub = known.request.target.kind == "hub"
@@ -173,8 +173,8 @@ def _reused(known: Known) -> tuple[str, ...]:
 
 
 def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
-    wanted = known.request.options.dtype
-    texts = {path: retyped_config(text, wanted) for path, text in sorted(known.configs.items()) if path in carried}
+    options = known.request.options
+    texts = {path: edited_config(text, options) for path, text in sorted(known.configs.items()) if path in carried}
     return tuple(Edit(path, text) for path, text in texts.items() if text != known.configs[path])
 
 
@@ -235,7 +235,8 @@ class _Made:
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
-    selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}))
+    config = known.configs.get(join(checkpoint.name.folder, "config.json"), "")
+    selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), config)
     entries = in_source_order(selection.entries)
     metadata = {"format": "pt"} | checkpoint.file_metadata
     too_large = check_size(entries, options.size, metadata, options.oversize)
@@ -294,7 +295,7 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
         first = shard.entries[0].tensor.pieces[0].file
         begins.setdefault(first, []).append(number)
         home.append(first)
-        reads.append({piece.file: None for entry in shard.entries for piece in entry.tensor.pieces}.keys())
+        reads.append({piece.file: None for entry in shard.entries for piece in entry.pieces}.keys())
         for file in reads[-1]:
             holder.setdefault(file, first)
     attests: dict[int, list[int]] = {}

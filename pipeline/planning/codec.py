@@ -20,6 +20,7 @@ from reshard.pipeline.planning.model import (
     LeftOut,
     Output,
     Plan,
+    Scale,
     Shard,
     Transports,
 )
@@ -30,13 +31,20 @@ from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tenso
 def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[StoredFile], pin: Pin) -> str:
     """The digest of a shard: its header, and the identity and layout of the bytes that follow."""
     identity = cache(lambda number: canonical(_identity(files[number], pin)).decode())
+
+    def pieces(tensor: Tensor) -> str:
+        return ",".join([f"[{identity(p.file)},{p.offset},{_layout(p[2:])}" for p in tensor.pieces])
+
+    def scaled(scale: Scale) -> str:
+        return f",{canonical([scale.block, *scale.tensor[1:3]]).decode()},[{pieces(scale.tensor)}]"
+
     # Canonical JSON as `key_of` makes it of [header, pieces], a part at a time: as a whole it takes 600 bytes a tensor.
     found = hashlib.sha256(b"[" + canonical(header.decode("latin-1")) + b",[")
     separator = ""
     for first in range(0, len(entries), 1000):
         some = [
-            f'["{dtype}",[{",".join([f"[{identity(p.file)},{p.offset},{_layout(p[2:])}" for p in tensor.pieces])}]]'
-            for tensor, dtype in entries[first : first + 1000]
+            f'["{dtype}",[{pieces(tensor)}]{scaled(scale) if scale else ""}]'
+            for tensor, dtype, scale in entries[first : first + 1000]
         ]
         found.update((separator + ",".join(some)).encode())
         separator = ","
@@ -160,11 +168,14 @@ def _unpack(data: bytes) -> Any:
 
 
 def _shard(shard: Shard) -> list[Any]:
-    entries = [
-        [e.name, e.tensor.dtype, e.as_dtype, e.tensor.shape, [_piece(p) for p in e.tensor.pieces]]
-        for e in shard.entries
-    ]
+    entries = [_stored(e) for e in shard.entries]
     return [shard.path, shard.header.decode("latin-1"), shard.size, shard.digest, entries]
+
+
+def _stored(e: Entry) -> list[Any]:
+    made = [e.name, e.tensor.dtype, e.as_dtype, e.tensor.shape, [_piece(p) for p in e.tensor.pieces]]
+    # Only where there is one, so that a worker of an older release reads the rest.
+    return [*made, e.scale.block, _stored(Entry(e.scale.tensor, e.scale.tensor.dtype))] if e.scale else made
 
 
 def _piece(piece: Piece) -> list[Any]:
@@ -172,7 +183,7 @@ def _piece(piece: Piece) -> list[Any]:
 
 
 def _entry(data: list[Any]) -> Entry:
-    name, dtype, as_dtype, shape, pieces = data
+    name, dtype, as_dtype, shape, pieces, *scale = data
     return Entry(
         Tensor(
             name,
@@ -191,6 +202,7 @@ def _entry(data: list[Any]) -> Entry:
             ),
         ),
         as_dtype,
+        Scale(_entry(scale[1]).tensor, (scale[0][0], scale[0][1])) if scale else None,
     )
 
 

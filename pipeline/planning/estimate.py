@@ -52,7 +52,7 @@ def forecast(plan: Plan) -> Forecast:
     """
     read_plans = [read_plan([plan.shards[n] for n in group.shards], group.attests, plan.files) for group in plan.groups]
     written = sum(shard.size for shard in plan.shards)
-    seams = sum(len(joined(place for part in parts(shard) for place in part.ranges)) for shard in plan.shards)
+    seams = sum(len(joined(place for part in parts(shard) for place in part.places)) for shard in plan.shards)
     headers = sum(len(shard.header) for shard in plan.shards)
     cast = sum(entry.size for shard in plan.shards for entry in shard.entries if entry.cast)
     return Forecast(
@@ -115,9 +115,10 @@ def _carried(plan: Plan, before: Mapping[str, StoredFile]) -> int:
 
 
 def _spooled(plan: Plan, number: int) -> int:
-    """Bytes of the largest tensor of a shard that has to be laid down to be put in order."""
-    spans = (sum(p.stop - p.start for p in part.ranges) for part in parts(plan.shards[number]) if not part.contiguous)
-    return max(spans, default=0)
+    """Bytes of the largest tensor of a shard that has to be laid down, and of the scales that wait for weights."""
+    made = [*parts(plan.shards[number])]
+    spans = (part.span for part in made if not part.kept and (part.after or not part.contiguous))
+    return max(spans, default=0) + sum(part.span for part in made if part.kept)
 
 
 def _api_calls(plan: Plan, from_hub: bool, to_hub: bool, files_before: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Name, Pin, Record, StoredFile, Tensor, size_in_bytes
+from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
 
 # What a publication adds beside weights and indexes: the model card, and the manifest of all digests.
 CARD = "README.md"
@@ -20,11 +20,23 @@ ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
 
 
+class Scale(NamedTuple):
+    """What a quantised tensor's values are multiplied by: each of ``tensor`` by a block of that many rows and columns.
+
+    Its last two dimensions are the blocks of a matrix, of which the last ones may be cut short; those before count the
+    matrices.
+    """
+
+    tensor: Tensor
+    block: tuple[int, int]
+
+
 class Entry(NamedTuple):
     """A tensor's place in a shard; ``as_dtype`` differs from the tensor's own only where a cast was asked for."""
 
     tensor: Tensor
     as_dtype: str
+    scale: Scale | None = None  # where it is to be dequantised
 
     @property
     def name(self) -> str:
@@ -38,6 +50,11 @@ class Entry(NamedTuple):
     @property
     def cast(self) -> bool:
         return self.as_dtype != self.tensor.dtype
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All that it is made from."""
+        return self.tensor.pieces + self.scale.tensor.pieces if self.scale else self.tensor.pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +234,7 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     # What json.dumps does with an indent is done in Python, a call for each token: too slow for 500,000 names.
     quoted = json.encoder.encode_basestring
     paths = {i: quoted(shards[i].path.removeprefix(prefix)) for i in index.shards}
-    weight_map = {tensor.name: path for i, path in paths.items() for tensor, _ in shards[i].entries}
+    weight_map = {tensor.name: path for i, path in paths.items() for tensor, *_ in shards[i].entries}
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
     head = json.dumps(content, indent=2, ensure_ascii=False).removesuffix("{}\n}")
     lines = ",\n".join([f"    {quoted(name)}: {weight_map[name]}" for name in sorted(weight_map)])

@@ -74,10 +74,10 @@ class Row:
     def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
         self.entries = entries
         self._metadata = metadata_size(metadata)
-        extents = [_extent(dtype, tensor.shape) for tensor, dtype in entries]
+        extents = [_extent(dtype, tensor.shape) for tensor, dtype, _ in entries]
         self._elements = bytes([element for element, _ in extents])
         self._starts = _sums([size for _, size in extents])
-        self._texts = _sums([entry_size(tensor.name, dtype, tensor.shape) for tensor, dtype in entries])
+        self._texts = _sums([entry_size(tensor.name, dtype, tensor.shape) for tensor, dtype, _ in entries])
         self._misaligned: dict[int, list[int]] = {}  # by the first offset modulo 8: entries that start misaligned
 
     @cached_property

@@ -7,7 +7,7 @@ will ask for, so what is read, and how much of it twice, is known before a byte 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from reshard.pipeline.limits import GAP_MAX
@@ -20,16 +20,29 @@ class Part:
     """One tensor of a shard and the source ranges that it is read from, in the order of reading.
 
     ``contiguous``: the ranges, one after the other, are its bytes. Else each range is what one piece spans, and the
-    bytes must be put in order before they are written.
+    bytes must be put in order before they are written. What is ``kept`` is a scale, and waits for its weight; ``after``
+    is one that comes behind its weight, so that the weight has to wait for it.
     """
 
     entry: Entry
     ranges: tuple[ByteRange, ...]
     contiguous: bool
+    kept: bool = False
+    after: Part | None = None
+
+    @property
+    def places(self) -> tuple[ByteRange, ...]:
+        """All that is read for it, in this order."""
+        return self.ranges + self.after.ranges if self.after else self.ranges
+
+    @property
+    def span(self) -> int:
+        """Bytes of all that."""
+        return sum(place.stop - place.start for place in self.places)
 
 
 def part(entry: Entry) -> Part:
-    """Where the bytes of ``entry`` come from."""
+    """Where the bytes of ``entry`` come from, but for those of its scale."""
     whole = entry.tensor.range
     if whole is not None:
         return Part(entry, (whole,) if whole.start < whole.stop else (), contiguous=True)
@@ -75,14 +88,58 @@ def _span(piece: Piece, tensor: Tensor) -> ByteRange:
 
 
 def parts(shard: Shard) -> Iterator[Part]:
-    """What the data section of ``shard`` is made of, in output order."""
-    return map(part, shard.entries)
+    """What the data section of ``shard`` is made of, in output order, and the scales that its weights need."""
+    return parts_of(shard.entries)
+
+
+def parts_of(entries: Sequence[Entry]) -> Iterator[Part]:
+    """The same of these entries.
+
+    Scales that the source has before the next weight come before it, whosever they are: those of a whole file often
+    stand together, and a file that passes whole passes them anyway.
+    """
+    waiting = [entry for entry in entries if entry.scale]
+    if not waiting:
+        yield from map(part, entries)
+        return
+    waiting.sort(key=lambda entry: _at(entry.scale.tensor) if entry.scale else (), reverse=True)
+    kept: set[str] = set()
+    for entry in entries:
+        while waiting and waiting[-1].scale and _at(waiting[-1].scale.tensor) < _at(entry.tensor):
+            yield from _kept(waiting.pop(), kept)
+        if entry.scale and _same_file(entry.scale.tensor, entry.tensor) and entry.name not in kept:
+            yield replace(part(entry), after=_scale(entry))
+            kept.add(entry.name)
+        else:
+            yield from _kept(entry, kept)
+            yield part(entry)
+
+
+def _kept(entry: Entry, kept: set[str]) -> Iterator[Part]:
+    """The scale of ``entry``, unless it was there already."""
+    if entry.scale and entry.name not in kept:
+        kept.add(entry.name)
+        yield replace(_scale(entry), kept=True)
+
+
+def _scale(entry: Entry) -> Part:
+    assert entry.scale is not None
+    return part(Entry(entry.scale.tensor, entry.scale.tensor.dtype))
+
+
+def _at(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins; nowhere if it is of no bytes."""
+    return min(((piece.file, piece.offset) for piece in tensor.pieces), default=(-1, -1))
+
+
+def _same_file(one: Tensor, other: Tensor) -> bool:
+    return not {piece.file for piece in one.pieces}.isdisjoint(piece.file for piece in other.pieces)
 
 
 def cuts_of(number: int, shard: Shard) -> Iterator[Cut]:
     """Every source range that shard ``number`` is made of."""
     for one in parts(shard):
-        for i, place in enumerate(one.ranges):
+        for i, place in enumerate(one.places):
             yield Cut(number, one.entry.name, i, *place)
 
 
@@ -107,7 +164,7 @@ def read_plan(
 
     Files in ``attests`` pass whole and in order, whatever was copied before or is copied by others.
     """
-    return read_segments((place for shard in shards for part in parts(shard) for place in part.ranges), attests, files)
+    return read_segments((place for shard in shards for part in parts(shard) for place in part.places), attests, files)
 
 
 def read_segments(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
 from reshard.pipeline.checkpoint.prefixes import wrappers_in
 from reshard.pipeline.planning.model import Entry
-from reshard.pipeline.renaming import Change, renamed
+from reshard.pipeline.planning.scales import dequantised, plain_config
+from reshard.pipeline.renaming import Change, Rule, renamed
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
 
@@ -50,38 +51,53 @@ class Selection:
     dropped: Mapping[str, str]  # tied name that is not written -> the name that keeps its bytes
     ties: tuple[tuple[str, ...], ...]  # the checkpoint's, by their new names
     notes: tuple[str, ...]
+    scales: frozenset[str] = frozenset()  # what is not written because the weights are no longer quantised
     renames: tuple[Change, ...] = ()  # what each rule of --rename did
 
 
-def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str]) -> Selection:
+def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], config: str = "") -> Selection:
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
-    Raises DuplicateTensor when two names become one without their prefixes, RenameCollision when they do by the rules,
-    and BadRename.
+    ``config`` is the text that says how its weights are quantised. Raises DuplicateTensor when two names become one
+    without their prefixes, RenameCollision when they do by the rules, BadRename, NotDequantised, and BadScale.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
-    fixed = quantised(tensors)  # by the names that quantisers know
-    changes: list[Change] = []
-    if options.rename:
-        new, changes = renamed((tensor.name for tensor in tensors), options.rename, str(checkpoint.name))
-        tensors = [tensor._replace(name=new[tensor.name]) for tensor in tensors]
-        ties = [tuple(new[name] for name in tie) for tie in ties]
-        tied = {new.get(name, name): new.get(kept, kept) for name, kept in tied.items()}
-        fixed = {new[name] for name in fixed}
-        notes += [
-            f"--rename {rule}: {names:,} of {len(tensors):,} names, as {before} to {after}"
-            for rule, (names, before, after) in zip(options.rename, changes, strict=True)
-            if names
-        ]
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
     kept = [tensor for tensor in tensors if tensor.name not in dropped] if dropped else tensors
-    wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
-    entries = tuple(map(Entry, kept, wanted))
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
-    notes += _cast_notes(entries, options.dtype, fixed)
-    return Selection(entries, dropped, tuple(ties), tuple(notes), tuple(changes))
+    scales: frozenset[str] = frozenset()
+    if options.dequantize:
+        plain = dequantised(kept, config, None if options.dtype == "keep" else _CONFIG_DTYPES[options.dtype])
+        entries, scales = plain.entries, plain.scales
+        notes += plain.notes
+    else:
+        fixed = quantised(tensors)
+        wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
+        entries = tuple(map(Entry, kept, wanted))
+        notes += _cast_notes(entries, options.dtype, fixed)
+    selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales)
+    names = [tensor.name for tensor in tensors if tensor.name not in scales]
+    return _renamed(selection, names, options.rename, str(checkpoint.name)) if options.rename else selection
+
+
+def _renamed(selection: Selection, names: Sequence[str], rules: Sequence[Rule], checkpoint: str) -> Selection:
+    """The same by other names, last of all: quantisers and the model's class know the old ones."""
+    new, changes = renamed(names, rules, checkpoint)
+    told = [
+        f"--rename {rule}: {count:,} of {len(names):,} names, as {before} to {after}"
+        for rule, (count, before, after) in zip(rules, changes, strict=True)
+        if count
+    ]
+    return replace(
+        selection,
+        entries=tuple(e._replace(tensor=e.tensor._replace(name=new[e.name])) for e in selection.entries),
+        dropped={new[name]: new[kept] for name, kept in selection.dropped.items()},
+        ties=tuple(tuple(new[name] for name in tie) for tie in selection.ties),
+        notes=(*selection.notes, *told),
+        renames=tuple(changes),
+    )
 
 
 def _unwrapped(
@@ -143,8 +159,13 @@ def _is_companion(entry: Entry, fixed: Set[str], wanted: WantedDtype) -> bool:
     return entry.name in fixed and cast_dtype(entry.tensor.dtype, wanted) != entry.tensor.dtype
 
 
-def retyped_config(text: str, wanted: WantedDtype) -> str:
-    """A config.json whose ``dtype`` or ``torch_dtype`` follows the weights; nothing else of the text changes."""
+def edited_config(text: str, options: Options) -> str:
+    """A config.json that follows the weights; nothing else of the text changes."""
+    return plain_config(text, options.dtype) if options.dequantize else _retyped_config(text, options.dtype)
+
+
+def _retyped_config(text: str, wanted: WantedDtype) -> str:
+    """The same whose ``dtype`` or ``torch_dtype`` follows a cast."""
     names = {dtype: name for name, dtype in _CONFIG_DTYPES.items()}
 
     def follow(match: re.Match[str]) -> str:

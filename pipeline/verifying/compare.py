@@ -17,7 +17,7 @@ from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
-from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
+from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.meta_load import ModelCheck
@@ -198,8 +198,8 @@ def _digests(
     side: OpenedSide, tick: Tick, tmpdir: Path | None, hashers: Mapping[Name, Mapping[int, FileHasher]]
 ) -> dict[Name, Mapping[str, Digests]]:
     def one(c: Checkpoint) -> dict[str, Digests]:
-        ours, casts = hashers.get(c.name, {}), side.casts.get(c.name, {})
-        return digests(c, side.opened.files, side.source, tick, tmpdir, hashers=ours, casts=casts)
+        ours, changed = hashers.get(c.name, {}), side.changed.get(c.name, {})
+        return digests(c, side.opened.files, side.source, tick, tmpdir, hashers=ours, changed=changed)
 
     return {checkpoint.name: one(checkpoint) for checkpoint in side.opened.checkpoints}
 
@@ -253,10 +253,11 @@ def check_bytes(
     """
     compared = incomparable = 0
     findings = []
-    differing: list[tuple[Tensor, Tensor]] = []
+    differing: list[tuple[Entry, Tensor]] = []
     for pair in matched.pairs:
         before, after = theirs.tensors[pair.source.name], ours.tensors[pair.output.name]
-        were = {tensor.name: tensor for tensor in pair.source.tensors}
+        were = {t.name: Entry(t, t.dtype) for t in pair.source.tensors}
+        were.update(source.changed.get(pair.source.name, {}))
         findings += [
             f"{name} was dropped, and its bytes in the source are not those of {kept}, to which it is tied"
             for name, kept in dropped_copies(pair, output, ties.get(pair.output.name, {})).items()
@@ -287,9 +288,9 @@ def check_bytes(
     return Check("same bytes", result, "BLAKE3 of every tensor, one read of each side", reason, figures, some(findings))
 
 
-def _where(was: Tensor, source: OpenedSide, is_: Tensor, output: OpenedSide, tmpdir: Path | None) -> str:
-    first = Stored(was, source.opened.files, source.source, is_.dtype)
-    second = Stored(is_, output.opened.files, output.source, is_.dtype)
+def _where(was: Entry, source: OpenedSide, is_: Tensor, output: OpenedSide, tmpdir: Path | None) -> str:
+    first = Stored(was, source.opened.files, source.source)
+    second = Stored(Entry(is_, is_.dtype), output.opened.files, output.source)
     found = first_difference(first, second, tmpdir)
     if found is None:
         return ", though not when it was read again: a disk or a line gives different bytes each time"

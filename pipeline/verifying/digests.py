@@ -7,6 +7,7 @@ nothing of their layouts is alike. Memory is bounded by a read and a gather, wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,15 +17,15 @@ import numpy as np
 from blake3 import blake3
 
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
-from reshard.pipeline.copying.casts import Caster
+from reshard.pipeline.copying.dequantize import caster_of
 from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
-from reshard.pipeline.copying.stream import Stream, Tick, packed
+from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
-from reshard.pipeline.planning.ranges import Part, part, read_segments
+from reshard.pipeline.planning.ranges import parts_of, read_segments
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -47,28 +48,27 @@ def digests(
     tmpdir: Path | None = None,
     *,
     hashers: Mapping[int, FileHasher] = MappingProxyType({}),
-    casts: Mapping[str, str] = MappingProxyType({}),
+    changed: Mapping[str, Entry] = MappingProxyType({}),
 ) -> dict[str, Digests]:
     """Tensor -> digests of its packed bytes (little-endian, C order); ``files`` are those that the pieces count in.
 
-    The tensors that ``casts`` names are cast to those dtypes first. Names that share their bytes are read once. The
+    The tensors that ``changed`` names are cast as it says first. Names that share their bytes are read once. The
     files that have one of ``hashers`` pass it whole and must match: raises SourceCorrupt. Raises SourceChanged and the
     HubError family as reading does.
     """
     names: dict[tuple[object, ...], list[str]] = {}
     entries = []
-    for entry in in_source_order(Entry(t, casts.get(t.name, t.dtype)) for t in checkpoint.tensors):
-        sharing = names.setdefault((entry.tensor.dtype, entry.as_dtype, entry.tensor.shape, entry.tensor.pieces), [])
+    for entry in in_source_order(changed.get(t.name) or Entry(t, t.dtype) for t in checkpoint.tensors):
+        sharing = names.setdefault((entry.tensor[1:], entry[1:]), [])
         if not sharing:
             entries.append(entry)
         sharing.append(entry.name)
-    parts = [part(entry) for entry in entries]
-    segments = read_segments((place for one in parts for place in one.ranges), hashers, files)
-    stream = Stream(source, files, segments, hashers, tick)
+    places = (place for entry in entries for one in parts_of([entry]) for place in one.places)
+    stream = Stream(source, files, read_segments(places, hashers, files), hashers, tick)
     found: dict[str, Digests] = {}
-    for one, sharing in zip(parts, names.values(), strict=True):
+    for entry, sharing in zip(entries, names.values(), strict=True):
         unforgeable, recorded = blake3(), tensor_digest()
-        for view in _cast(one.entry, packed(one, stream.take, ScratchSpace(tmpdir))):
+        for view in _made(entry, stream, ScratchSpace(tmpdir)):
             unforgeable.update(view)
             recorded.update(view)
         found |= dict.fromkeys(sharing, Digests(unforgeable.hexdigest(), recorded.hexdigest()))
@@ -76,15 +76,18 @@ def digests(
     return found
 
 
-def _cast(entry: Entry, views: Iterator[memoryview]) -> Iterator[memoryview]:
+def _made(entry: Entry, stream: Stream, disk: ScratchSpace) -> Iterator[memoryview]:
     """The bytes as the entry wants them."""
-    if not entry.cast:
-        yield from views
-        return
-    caster = Caster(entry.name, entry.tensor.dtype, entry.as_dtype)
-    for view in views:
-        yield from caster.feed(view)
-    caster.finish()
+    with closing(Scales(disk, parts_of([entry]))) as scales:
+        for one in parts_of([entry]):
+            if one.kept:
+                scales.keep(one, stream.take)
+                continue
+            caster = caster_of(entry, scales)
+            for view in packed(one, stream.take, disk, scales):
+                yield from caster.feed(view) if caster else (view,)
+            if caster:
+                caster.finish()
 
 
 def hashers_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int, FileHasher]:
@@ -100,18 +103,17 @@ def hashers_of(checkpoint: Checkpoint, files: Sequence[StoredFile]) -> dict[int,
 
 
 class Stored(NamedTuple):
-    """One tensor, where to read it, and what to make of it."""
+    """One tensor and what to make of it, and where to read it."""
 
-    tensor: Tensor
+    entry: Entry
     files: Sequence[StoredFile]
     source: Source
-    as_dtype: str
 
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
-        one: Part = part(Entry(self.tensor, self.as_dtype))
-        stream = Stream(self.source, self.files, read_segments(one.ranges, (), self.files), {}, lambda count: None)
-        yield from _cast(one.entry, packed(one, stream.take, ScratchSpace(tmpdir)))
+        places = (place for one in parts_of([self.entry]) for place in one.places)
+        stream = Stream(self.source, self.files, read_segments(places, (), self.files), {}, lambda count: None)
+        yield from _made(self.entry, stream, ScratchSpace(tmpdir))
         stream.finish()
 
 
@@ -129,11 +131,12 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
     if found is None:
         return None
     at, byte, *sides = found
-    bits, shape = DTYPE_BITS[first.as_dtype], first.tensor.shape
+    as_dtype, shape = first.entry.as_dtype, first.entry.tensor.shape
+    bits = DTYPE_BITS[as_dtype]
     element = (at + byte) * 8 // bits
     index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
     start = element * bits // 8 - at
-    return Difference(index, *(_shown(first.as_dtype, side[start : start + max(1, bits // 8)]) for side in sides))
+    return Difference(index, *(_shown(as_dtype, side[start : start + max(1, bits // 8)]) for side in sides))
 
 
 # Bytes that are compared at once: a multiple of every element's size, so that no element is cut in two.

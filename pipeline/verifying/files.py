@@ -11,7 +11,7 @@ from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.build import sort_out
 from reshard.pipeline.planning.model import CARD, MANIFEST
-from reshard.pipeline.planning.select import retyped_config
+from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.card import without_block
 from reshard.pipeline.request import Options
@@ -108,7 +108,7 @@ def _difference(
     if was.path.endswith(".json") and max(was.size, is_.size) <= CONFIG_MAX:
         before, after = (b"".join(side.read(file, 0, file.size)) for side, file in ((source, was), (output, is_)))
         if basename(was.path) == "config.json" and changes.dtype != "keep":
-            before = retyped_config(before.decode("utf-8", "replace"), changes.dtype).encode()
+            before = edited_config(before.decode("utf-8", "replace"), changes).encode()
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:
         return Difference(False, f"has {is_.size:,} bytes, and the source's has {was.size:,}")

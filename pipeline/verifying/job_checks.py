@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from posixpath import join
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
@@ -29,20 +30,24 @@ def _headers(shards: Iterable[Shard]) -> dict[str, Header]:
     return {s.path: parse_header(s.header, file=s.path, file_size=s.size) for s in shards}
 
 
-def check_structure(plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str, str]]) -> Check:
+def check_structure(
+    plan: Plan, opened: Opened, ties: Mapping[Name, Mapping[str, str]], configs: Mapping[str, str]
+) -> Check:
     """Parse the planned headers again and hold them and the indexes against the source; raises ProofError.
 
     It trusts nothing that the planner says about its own work: the source's side comes from the source's headers (and
-    the wishes: casts, prefixes, ties), the output's side from the bytes that will be written.
+    the wishes: casts, prefixes, ties), the output's side from the bytes that will be written. ``configs`` are the texts
+    that say how weights are quantised.
     """
     if len(opened.checkpoints) != len(plan.outputs):
         raise ProofError(what=f"{len(opened.checkpoints)} checkpoints become {len(plan.outputs)}")
 
     def wanted(number: int) -> Sequence[Entry]:
         checkpoint = opened.checkpoints[number]
-        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}))
-        if len(selection.entries) + len(selection.dropped) != len(checkpoint.tensors):
-            raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written or tied")
+        config = configs.get(join(checkpoint.name.folder, "config.json"), "")
+        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}), config)
+        if len(selection.entries) + len(selection.dropped) + len(selection.scales) != len(checkpoint.tensors):
+            raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written, tied or a scale")
         return selection.entries
 
     return _structure(plan, plan.shards, wanted)
@@ -54,7 +59,7 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
 
 
 def _planned(entries: Iterable[Entry]) -> Signature:
-    return {tensor.name: (as_dtype, tensor.shape) for tensor, as_dtype in entries}
+    return {tensor.name: (as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
 
 
 def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Sequence[Entry]]) -> Check:

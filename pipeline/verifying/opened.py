@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from posixpath import join
 from typing import NamedTuple
 
-from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, find_uncut, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
+from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.build import excluded
+from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
@@ -29,11 +32,11 @@ class OpenedSide:
     source: Source
     found: Found
     opened: Opened
-    casts: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # tensors that are compared as another dtype
+    changed: Mapping[Name, Mapping[str, Entry]] = field(default_factory=dict)  # what is compared as another dtype
 
     @classmethod
     def open(cls, source: Source, changes: Options = UNCHANGED) -> OpenedSide:
-        """The side as it is, or as ``changes`` (dtype, strip_prefix, rename) would have it.
+        """The side as it is, or as ``changes`` (dtype, dequantize, strip_prefix, rename) would have it.
 
         Where all weights are of a kind that is never cut, as an adapter's, each file of them is a checkpoint. Raises
         the CheckpointError family, NoWeights, and what stores raise.
@@ -45,9 +48,11 @@ class OpenedSide:
         opened = open_checkpoints(source, found)
         if changes == UNCHANGED:
             return cls(source, found, opened)
-        chosen = {checkpoint.name: select(checkpoint, changes, {}).entries for checkpoint in opened.checkpoints}
+        chosen = {
+            c.name: select(c, changes, {}, _settings(source, c.name, changes)).entries for c in opened.checkpoints
+        }
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
-        casts = {name: {e.name: e.as_dtype for e in entries if e.cast} for name, entries in chosen.items()}
+        casts = {name: {e.name: e for e in entries if e.cast} for name, entries in chosen.items()}
         return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
 
     @classmethod
@@ -69,8 +74,15 @@ class OpenedSide:
 
     def signature(self, checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor -> (dtype, shape), as compared."""
-        casts = self.casts.get(checkpoint.name, {})
-        return {tensor.name: (casts.get(tensor.name, tensor.dtype), tensor.shape) for tensor in checkpoint.tensors}
+        changed = self.changed.get(checkpoint.name, {})
+        kinds = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
+        return kinds | {name: (entry.as_dtype, entry.tensor.shape) for name, entry in changed.items()}
+
+
+def _settings(source: Source, name: Name, changes: Options) -> str:
+    """The config that says how the weights are quantised, where they are to be compared as plain ones."""
+    file = source.files().get(join(name.folder, "config.json"))
+    return read_file(source, file, CONFIG_MAX).decode("utf-8", "replace") if file and changes.dequantize else ""
 
 
 class Pair(NamedTuple):

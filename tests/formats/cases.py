@@ -318,16 +318,32 @@ def _(folder: Path) -> Built:
 
 
 def _quantized(
-    name: str, what: str, pack: Callable[[State], quantized.Quantized], base: str = "LlamaForCausalLM"
+    name: str,
+    what: str,
+    pack: Callable[[State], quantized.Quantized],
+    base: str = "LlamaForCausalLM",
+    plain: Callable[[State], State] | None = None,
 ) -> None:
-    @case(name, what, "safetensors")
-    def _(folder: Path) -> Built:
+    """As a case, and where there is something that makes it ``plain``, once more as one that is dequantised."""
+
+    def build(folder: Path) -> State:
         model = model_of(base)
         tokenizers.fast(folder)
         state, about = pack(saving.configured(model, folder))
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"quantization_config": about, "dtype": "bfloat16"}))
-        return one(saving.as_safetensors(state, folder, 2))
+        return saving.as_safetensors(state, folder, 2)
+
+    case(name, what, "safetensors")(lambda folder: one(build(folder)))
+    if plain is not None:
+
+        def built(folder: Path) -> Built:
+            state, model = plain(build(folder)), model_of(base, torch.bfloat16)
+            model.load_state_dict(state)
+            return one(state, model)
+
+        options = {"dtype": "bfloat16", "dequantize": True}
+        case(f"{name}-plain", what, "safetensors; `--dtype bfloat16 --dequantize`", options=options)(built)
 
 
 _quantized("gptq", "Llama, GPTQ", quantized.gptq)
@@ -335,5 +351,5 @@ _quantized("awq", "Llama, AWQ", quantized.awq)
 _quantized("bnb-8bit", "Llama, bitsandbytes int8", quantized.bitsandbytes_8bit)
 _quantized("bnb-4bit", "Llama, bitsandbytes nf4", quantized.bitsandbytes_4bit)
 _quantized("compressed-tensors", "Llama, compressed-tensors w4a16", quantized.compressed_tensors)
-_quantized("fp8", "Llama, fp8 with block scales", quantized.fp8)
+_quantized("fp8", "Llama, fp8 with block scales", quantized.fp8, plain=quantized.plain_fp8)
 _quantized("mxfp4", "gpt-oss, mxfp4", quantized.mxfp4, "GptOssForCausalLM")

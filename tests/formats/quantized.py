@@ -129,6 +129,17 @@ def fp8(state: State) -> Quantized:
     }, config
 
 
+def plain_fp8(state: State) -> State:
+    """What `fp8` stands for, in bfloat16."""
+    made = {name: tensor for name, tensor in state.items() if not name.endswith("_scale_inv")}
+    for name in made:
+        if (scale := state.get(f"{name}_scale_inv")) is not None:
+            spread = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+            rows, columns = state[name].shape
+            made[name] = (state[name].float() * spread[:rows, :columns]).to(torch.bfloat16)
+    return made
+
+
 def mxfp4(state: State) -> Quantized:
     """gpt-oss: the experts' matrices as blocks of 32 four-bit values and an exponent for each."""
     generator = torch.Generator().manual_seed(1)

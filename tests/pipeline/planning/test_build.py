@@ -208,7 +208,7 @@ def test_weights_without_hashes_have_no_key() -> None:
 def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
     opened = opened_of([[100, 200, 400], [300, 500]])
     plan = plan_of(opened, size=700)
-    check_structure(plan, opened, {})
+    check_structure(plan, opened, {}, {})
     (checkpoint,) = opened.checkpoints
     first = checkpoint.tensors[0]
     other = {
@@ -223,7 +223,7 @@ def test_a_plan_that_does_not_hold_the_source_is_refused(loss: str) -> None:
         fewer = replace(output.index, shards=output.index.shards[:-1])
         plan = replace(plan, outputs=(replace(output, index=fewer),))
     with pytest.raises(ProofError):
-        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)), {})
+        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, tensors=other),)), {}, {})
 
 
 def test_a_selection_that_loses_a_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_selection_that_loses_a_tensor_is_refused(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "select", loses)
     opened = opened_of([[100, 200, 400]])
     with pytest.raises(ProofError, match="not every tensor"):
-        check_structure(plan_of(opened, size=1000), opened, {})
+        check_structure(plan_of(opened, size=1000), opened, {}, {})
 
 
 def test_a_stored_plan_whose_headers_say_more_than_its_entries_is_refused() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.planning.codec import shard_digest
-from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.model import Entry, Scale
 from reshard.pipeline.planning.pack import header_of
 from reshard.pipeline.request import key_of
 from reshard.pipeline.tensors import Piece, Pin, StoredFile, Tensor
@@ -24,15 +24,23 @@ pieces = st.builds(Piece, st.integers(0, 2), st.integers(0, 2**50), counts, coun
 tensors = st.builds(
     Tensor, st.text(max_size=8), st.sampled_from(["F32", "BF16"]), st.just((2,)), st.lists(pieces).map(tuple)
 )
-entries = st.lists(st.builds(Entry, tensors, st.sampled_from(["F32", "F16"])), max_size=5)
+scales = st.builds(Scale, tensors, st.tuples(st.integers(1, 200), st.integers(1, 200)))
+entries = st.lists(st.builds(Entry, tensors, st.sampled_from(["F32", "F16"]), st.none() | scales), max_size=5)
 
 
 @given(entries)
 def test_a_shards_digest_covers_its_header_and_every_piece_of_what_is_read(entries: list[Entry]) -> None:
     header = header_of(entries, {"format": "pt"})
     names = ["a" * 64, "b" * 64, key_of([PIN.endpoint, PIN.repo, PIN.commit, "ü/c.bin"])]
-    read = [[e.as_dtype, [[names[p.file], *p[1:]] for p in e.tensor.pieces]] for e in entries]
-    assert shard_digest(header, entries, FILES, PIN) == key_of([header.decode("latin-1"), read])
+
+    def read(tensor: Tensor) -> list[object]:
+        return [[names[p.file], *p[1:]] for p in tensor.pieces]
+
+    def scaled(scale: Scale) -> list[object]:
+        return [[scale.block, scale.tensor.dtype, scale.tensor.shape], read(scale.tensor)]
+
+    read_of = [[e.as_dtype, read(e.tensor), *(scaled(e.scale) if e.scale else [])] for e in entries]
+    assert shard_digest(header, entries, FILES, PIN) == key_of([header.decode("latin-1"), read_of])
 
 
 def test_a_shards_digest_is_the_one_that_receipts_of_earlier_releases_have() -> None:

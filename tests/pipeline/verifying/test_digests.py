@@ -18,6 +18,7 @@ from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Folder
+from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.tensors import StoredFile, Tensor
@@ -161,7 +162,7 @@ def test_an_archive_is_held_against_its_own_sums(tmp_path: Path) -> None:
 def stored(folder: Path, name: str) -> Stored:
     source, found = opened(folder)
     tensors: dict[str, Tensor] = {t.name: t for c in found.checkpoints for t in c.tensors}
-    return Stored(tensors[name], found.files, source, tensors[name].dtype)
+    return Stored(Entry(tensors[name], tensors[name].dtype), found.files, source)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_difference_is_found_across_layouts(tmp_path: Path) -> None:
 def stored_torch(folder: Path) -> Stored:
     source, found = opened(folder)
     (checkpoint,) = [c for c in found.checkpoints if found.files[c.files[0]].path == "pytorch_model.bin"]
-    return Stored(checkpoint.tensors[0], found.files, source, checkpoint.tensors[0].dtype)
+    return Stored(Entry(checkpoint.tensors[0], checkpoint.tensors[0].dtype), found.files, source)
 
 
 def test_equal_tensors_do_not_differ_and_packed_kinds_are_named_by_their_byte(tmp_path: Path) -> None:

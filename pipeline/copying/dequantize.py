@@ -1,0 +1,119 @@
+"""Quantised weights to plain ones, window by window: values times scales in float32, which then are cast as all are.
+
+For every value that is not a NaN the result is what transformers makes of it on a CPU, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from reshard.pipeline.copying.casts import Caster
+from reshard.pipeline.copying.gather import Window, gather
+from reshard.pipeline.copying.stream import Scales
+from reshard.pipeline.errors import CastOverflow
+from reshard.pipeline.limits import DEQUANTIZE_BLOCK, SCALES_HELD
+from reshard.pipeline.planning.model import Entry, Scale
+from reshard.pipeline.tensors import DTYPE_BITS
+
+_Array = np.ndarray[Any, Any]
+_BYTES = np.arange(256, dtype=np.uint8)
+# What each byte stands for.
+_FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_VALUES: dict[str, _Array] = {
+    ours: _BYTES.view(getattr(ml_dtypes, name)).astype(np.float32) for ours, name in _FLOAT8.items()
+}
+_SCALES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+
+
+def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster | Dequantizer | None:
+    """What makes of the entry's bytes those that it wants; None where they are. ``scales`` has its own by then."""
+    if entry.scale is not None:
+        return Dequantizer(entry, entry.scale, scales, strict=strict)
+    return Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=strict) if entry.cast else None
+
+
+class Dequantizer:
+    """Dequantises one tensor as its bytes pass, whatever the views that they come in."""
+
+    def __init__(self, entry: Entry, scale: Scale, scales: Scales, *, strict: bool) -> None:
+        shape = entry.tensor.shape
+        self._entry, self._scale, self._scales, self._strict = entry, scale, scales, strict
+        self._caster = Caster(entry.name, "F32", entry.as_dtype, strict=strict)
+        self._columns = shape[-1] if shape else 1
+        self._matrices = scale.tensor.shape[:-2]
+        self._rows = prod(shape[:-1]) // max(1, prod(self._matrices))  # of a matrix
+        self._at = 0  # the next element
+        self._infinite = 0
+        self._held: tuple[int, _Array] | None = None  # the matrix whose scales these are
+
+    @property
+    def overflows(self) -> int:
+        return self._infinite + self._caster.overflows
+
+    def feed(self, view: bytes | bytearray | memoryview) -> Iterator[memoryview]:
+        """The plain values of ``view``; raises CastOverflow as casts do."""
+        codes: _Array = np.frombuffer(view, np.uint8)
+        while len(codes):
+            row, column = divmod(self._at, self._columns)
+            some = codes[:DEQUANTIZE_BLOCK]
+            if column or len(some) < self._columns:
+                rows, width = 1, min(len(some), self._columns - column)
+            else:
+                rows, width = min(len(some) // self._columns, self._rows - row % self._rows), self._columns
+            made = _VALUES[self._entry.tensor.dtype][some[: rows * width]].reshape(rows, width)
+            yield from self._caster.feed(self._times_scale(made, row, column))
+            self._at += rows * width
+            codes = codes[rows * width :]
+
+    def finish(self) -> None:
+        """Raises ValueError when the tensor ended early."""
+        if self._at != prod(self._entry.tensor.shape):
+            raise ValueError(f"{self._entry.name} ended after {self._at} values")
+
+    def _times_scale(self, values: _Array, row: int, column: int) -> memoryview:
+        """The bytes of ``values``, which begin at ``row`` and ``column`` of the tensor, after it was done to them."""
+        (rows, width), (height, length) = values.shape, self._scale.block
+        matrix, row = divmod(row, self._rows)
+        left = column // length
+        scale = self._box(matrix, row // height, (row + rows - 1) // height, left, (column + width - 1) // length)
+        scale = scale[np.arange(row, row + rows) // height - row // height]
+        if scale.shape[1] > 1:
+            scale = np.repeat(scale, length, axis=1)[:, column - left * length :][:, :width]
+        with np.errstate(over="ignore", invalid="ignore"):
+            made: _Array = values * scale
+        if np.isinf(made).any():
+            self._count(int(np.count_nonzero(np.isinf(made) & np.isfinite(values) & np.isfinite(scale))))
+        return made.reshape(-1).view(np.uint8).data
+
+    def _box(self, matrix: int, top: int, bottom: int, left: int, right: int) -> _Array:
+        """The scales from ``top`` and ``left`` to ``bottom`` and ``right`` of one matrix."""
+        height, width = self._scale.tensor.shape[-2:]
+        if height * width > SCALES_HELD:
+            return self._read(matrix, top, left, (bottom - top + 1, right - left + 1))
+        if self._held is None or self._held[0] != matrix:
+            self._held = (matrix, self._read(matrix, 0, 0, (height, width)))
+        return self._held[1][top : bottom + 1, left : right + 1]
+
+    def _read(self, matrix: int, top: int, left: int, box: tuple[int, int]) -> _Array:
+        """So many scales of one matrix from ``top`` and ``left`` on, as float32."""
+        tensor, scratch = self._scales.kept[self._scale.tensor.name]
+        at = (*(int(i) for i in np.unravel_index(matrix, self._matrices)), top, left) if self._matrices else (top, left)
+        window = Window(at, (*(1 for _ in self._matrices), *box))
+        into = bytearray(prod(box) * DTYPE_BITS[tensor.dtype] // 8)
+        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _SCALES[tensor.dtype])
+        return packed.astype(np.float32).reshape(box)
+
+    def _count(self, overflows: int) -> None:
+        self._infinite += overflows
+        if overflows and self._strict:
+            raise CastOverflow(tensor=self._entry.name, count=overflows, dtype="F32")

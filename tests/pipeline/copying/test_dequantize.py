@@ -1,0 +1,147 @@
+"""Plain weights equal those of transformers' own dequantised load, bit for bit, however their bytes come."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+from reshard.pipeline.copying import dequantize
+from reshard.pipeline.copying.dequantize import Dequantizer, caster_of
+from reshard.pipeline.copying.stream import Scales
+from reshard.pipeline.errors import CastOverflow
+from reshard.pipeline.planning.model import Entry, Scale
+from reshard.pipeline.planning.ranges import parts_of
+from reshard.pipeline.stores.scratch import ScratchSpace
+from reshard.pipeline.tensors import ByteRange, Piece, Tensor
+
+OURS = {
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float32: "F32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+TARGETS = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def described(name: str, tensor: torch.Tensor, file: int) -> Tensor:
+    shape = tuple(tensor.shape)
+    return Tensor(name, OURS[tensor.dtype], shape, (Piece(file, 0, (0,) * len(shape), shape),))
+
+
+def made(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: tuple[int, int],
+    target: torch.dtype,
+    cuts: tuple[int, ...] = (),
+    strict: bool = False,
+) -> tuple[bytes, int]:
+    """What the weight's bytes, cut there, become, and how many values became infinite."""
+    entry = Entry(described("w", weight, 0), OURS[target], Scale(described("w_scale_inv", scale, 1), block))
+    content = [bytes_of(weight), bytes_of(scale)]
+    (kept, _) = parts_of([entry])
+    with closing(Scales(ScratchSpace(), [kept])) as scales:
+        scales.keep(kept, lambda place: iter([memoryview(content[place.file])[place.start : place.stop]]))
+        caster = caster_of(entry, scales, strict=strict)
+        assert isinstance(caster, Dequantizer)
+        edges = [0, *sorted(min(cut, len(content[0])) for cut in cuts), len(content[0])]
+        found = b"".join(bytes(v) for a, b in pairwise(edges) for v in caster.feed(content[0][a:b]))
+        caster.finish()
+        return found, caster.overflows
+
+
+def same(found: bytes, wanted: torch.Tensor) -> None:
+    """Equal bits; of NaNs only that they are."""
+    values = torch.frombuffer(bytearray(found), dtype=wanted.dtype).reshape(wanted.shape)
+    assert torch.equal(values.isnan(), wanted.isnan())
+    there = ~wanted.isnan()
+    width = {2: torch.int16, 4: torch.int32}[wanted.element_size()]
+    assert torch.equal(values.view(width)[there], wanted.view(width)[there])
+
+
+def every_byte(dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
+    count = torch.arange(rows * columns) * 37 % 256
+    return count.to(torch.uint8).view(dtype).reshape(rows, columns)
+
+
+def scales_of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype is torch.float8_e8m0fnu:
+        return torch.randint(100, 140, shape, generator=torch.Generator().manual_seed(2), dtype=torch.uint8).view(dtype)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(2)) * 0.01).to(dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kept_in", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_blocks_are_what_transformers_makes_of_them(
+    dtype: torch.dtype, kept_in: torch.dtype, target: torch.dtype
+) -> None:
+    weight, scale = every_byte(dtype, 48, 64), scales_of(kept_in, 3, 4)
+    wanted = Fp8Dequantize(None)._dequantize_one(weight, scale, target)
+    same(made(weight, scale, (16, 16), target)[0], wanted)
+
+
+def reference(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """In float32, block by block, the last ones cut short, as DeepSeek's own kernel has it."""
+    spread = scale.float().repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+    return weight.float() * spread[..., : weight.shape[-2], : weight.shape[-1]]
+
+
+@pytest.mark.parametrize("shape", [(576, 300), (1, 129), (130, 1), (128, 128), (2, 3, 130, 200)])
+def test_blocks_that_do_not_divide_the_weight_end_early(shape: tuple[int, ...]) -> None:
+    """DeepSeek-V3's `kv_a_proj_with_mqa` has 576 rows: transformers refuses it, and the format has it."""
+    weight = every_byte(torch.float8_e4m3fn, int(np.prod(shape[:-1])), shape[-1]).reshape(shape)
+    scale = scales_of(torch.float32, *shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
+    same(made(weight, scale, (128, 128), torch.bfloat16)[0], reference(weight, scale, (128, 128)).bfloat16())
+
+
+@given(st.lists(st.integers(0, 40 * 30), max_size=12), st.integers(1, 50), st.integers(1, 50))
+def test_views_may_end_anywhere(cuts: list[int], rows: int, columns: int) -> None:
+    weight, scale = every_byte(torch.float8_e5m2, 40, 30), scales_of(torch.float32, -(-40 // rows), -(-30 // columns))
+    found, _ = made(weight, scale, (rows, columns), torch.bfloat16, tuple(cuts))
+    same(found, reference(weight, scale, (rows, columns)).bfloat16())
+
+
+@pytest.mark.parametrize(("scale", "target"), [(1000.0, torch.float16), (3e38, torch.float32)])
+def test_what_becomes_infinite_is_counted_and_may_be_refused(scale: float, target: torch.dtype) -> None:
+    weight = torch.tensor([[1.0, 448.0], [-448.0, 0.5]]).to(torch.float8_e4m3fn)
+    assert made(weight, torch.tensor([[scale]]), (2, 2), target)[1] == 2
+    with pytest.raises(CastOverflow, match="^w holds values that"):
+        made(weight, torch.tensor([[scale]]), (2, 2), target, strict=True)
+
+
+def test_infinities_of_the_source_are_no_overflow() -> None:
+    weight = torch.tensor([[1.0, float("inf")]]).to(torch.float8_e5m2)
+    assert made(weight, torch.tensor([[2.0]]), (1, 2), torch.float32)[1] == 0
+
+
+def test_a_weight_that_ends_early_is_an_error() -> None:
+    entry = Entry(described("w", torch.zeros(2, 2).to(torch.float8_e4m3fn), 0), "BF16",
+                  Scale(described("s", torch.ones(1, 1), 1), (2, 2)))  # fmt: skip
+    with closing(Scales(ScratchSpace(), [])) as scales:
+        caster = caster_of(entry, scales)
+        assert caster is not None
+        with pytest.raises(ValueError, match="w ended after 0 values"):
+            caster.finish()
+
+
+def test_ranges_of_a_weight_and_its_scale_say_which_file() -> None:
+    weight, scale = every_byte(torch.float8_e4m3fn, 4, 4), torch.ones(1, 1)
+    entry = Entry(described("w", weight, 0), "BF16", Scale(described("s", scale, 1), (4, 4)))
+    assert [place for part in parts_of([entry]) for place in part.places] == [ByteRange(1, 0, 4), ByteRange(0, 0, 16)]
+
+
+def test_more_scales_than_are_held_are_read_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dequantize, "SCALES_HELD", 3)
+    weight, scale = every_byte(torch.float8_e4m3fn, 2 * 40, 30).reshape(2, 40, 30), scales_of(torch.float32, 2, 5, 4)
+    found, _ = made(weight, scale, (8, 8), torch.bfloat16, (7, 700, 1300))
+    same(found, reference(weight, scale, (8, 8)).bfloat16())

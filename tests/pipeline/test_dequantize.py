@@ -1,0 +1,169 @@
+"""A quantised model becomes a plain one, end to end: equal to transformers' own dequantised load on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
+from reshard.pipeline.errors import BadScale
+from reshard.pipeline.places import Folder
+from reshard.pipeline.planning.codec import decode_shard, encode
+from reshard.pipeline.planning.estimate import forecast, needs
+from reshard.pipeline.publishing.manifest import parse
+from reshard.pipeline.request import Options
+from reshard.pipeline.stores.folder.source import FolderSource
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verify import verify
+from tests.formats import quantized, saving
+from tests.formats.models import model_of
+from tests.formats.saving import State
+from tests.pipeline.conftest import Run, upload
+from tests.support.hub.fixtures import Namespace
+
+WISHES = {"dtype": "bfloat16", "dequantize": True}
+DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3", torch.float16: "F16",
+          torch.uint8: "U8"}  # fmt: skip
+Order = Callable[[State], Sequence[Sequence[str]]]  # names by file, as they lie in it
+
+
+def scales_first(state: State) -> Sequence[Sequence[str]]:
+    """As safetensors' own writer has it: larger elements first."""
+    return [sorted(state, key=lambda name: (-state[name].element_size(), name))]
+
+
+def by_name(state: State) -> Sequence[Sequence[str]]:
+    """Each scale right behind its weight."""
+    return [sorted(state)]
+
+
+def before_each(state: State) -> Sequence[Sequence[str]]:
+    return [sorted(state, key=lambda name: name.replace("_scale", "!scale").replace("weight!", "weigh"))]
+
+
+def apart(state: State) -> Sequence[Sequence[str]]:
+    """All scales in a file of their own, the second."""
+    scales = sorted(name for name in state if "scale" in name)
+    return [sorted(state.keys() - {*scales}), scales]
+
+
+ORDERS: list[Order] = [scales_first, by_name, before_each, apart]
+
+
+def write(folder: Path, state: State, order: Order, config: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    files = order(state)
+    weight_map = {}
+    for number, names in enumerate(files, 1):
+        path = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
+        header = build_header([(n, DTYPES[state[n].dtype], tuple(state[n].shape)) for n in names], {"format": "pt"})
+        data = b"".join(state[n].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for n in names)
+        (folder / path).write_bytes(header + data)
+        weight_map |= dict.fromkeys(names, path)
+    if len(files) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def model_in(folder: Path, order: Order, pack: Callable[[State], quantized.Quantized] = quantized.fp8) -> Path:
+    model = model_of("LlamaForCausalLM")
+    state, about = pack(dict(model.state_dict()))
+    return write(folder, state, order, {**model.config.to_dict(), "dtype": "bfloat16", "quantization_config": about})
+
+
+def loaded(folder: Path) -> State:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return dict(model.state_dict())
+
+
+def opened(folder: Path) -> FolderSource:
+    return FolderSource.open(Folder(path=str(folder)))
+
+
+def equal(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(
+        one[n].dtype == other[n].dtype and torch.equal(one[n].view(torch.int16), other[n].view(torch.int16))
+        for n in one
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_result_is_transformers_own_dequantised_load(tmp_path: Path, go: Run, order: Order) -> None:
+    source = model_in(tmp_path / "source", order)
+    report = go(source, tmp_path / "out", size="20KB", **WISHES)
+    made = saving.stored(tmp_path / "out")
+    assert equal(made, loaded(source))
+    assert equal(made, loaded(tmp_path / "out")), "a plain model"
+    assert {check.level for check in report.checks if check.name.startswith("reload")} == {"model"}
+    was, is_ = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
+    assert was.pop("quantization_config") and was == is_
+    assert {s.path: s.size for s in report.plan.shards} == {
+        path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")
+    }, "the plan said the new sizes"
+    manifest = parse((tmp_path / "out" / "reshard.manifest.json").read_bytes())
+    assert manifest.made.options["dequantize"] is True
+    stored = encode(report.plan)
+    assert tuple(decode_shard(stored.shards[n]) for n in range(len(stored.shards))) == report.plan.shards
+
+
+def test_verify_knows_what_it_should_have_become(tmp_path: Path, go: Run, meta_loader: MetaLoader) -> None:
+    source, out = model_in(tmp_path / "source", by_name), tmp_path / "out"
+    go(source, out, manifest=False, **WISHES)
+
+    def failed(**options: Any) -> dict[str, tuple[str, ...]]:
+        checks = verify(opened(out), opened(source), meta_loader, deep=True, **options)
+        return {check.name: check.findings for check in checks if check.result == "failed"}
+
+    changes = Options.model_validate(WISHES)
+    assert failed(changes=changes) == {}
+    assert failed().keys() >= {"same tensors", "other files"}, "without --dequantize it is another model"
+    state, name = saving.stored(out), "model.layers.0.mlp.up_proj.weight"
+    was = str(state[name][3, 5].item())
+    state[name][3, 5] *= 2
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    (finding,) = failed(changes=changes)["same bytes"]
+    assert finding.startswith(f"{name} has other bytes: element [3, 5] is {was[:5]}")
+
+
+@pytest.mark.parametrize("order", [scales_first, by_name])
+def test_from_a_hub_what_is_attested_passes_once(tmp_path: Path, on_hub: Namespace, go: Run, order: Order) -> None:
+    source = model_in(tmp_path / "source", order)
+    repo = upload(on_hub, "fp8", source)
+    report = go(repo, tmp_path / "out", **WISHES)
+    assert equal(saving.stored(tmp_path / "out"), loaded(source))
+    assert {*report.attested.values()} == {"checked"}
+    weights, scales = 0, 0
+    for name, tensor in saving.stored(source).items():
+        weights, scales = (weights, scales + tensor.nbytes) if "scale" in name else (weights + tensor.nbytes, scales)
+    assert forecast(report.plan).read <= (source / "model.safetensors").stat().st_size + scales
+    assert forecast(report.plan).read == report.moved.read
+
+
+def test_a_scale_behind_its_weight_takes_disk_and_one_before_it_only_its_own(tmp_path: Path, go: Run) -> None:
+    disks = {}
+    for order in (scales_first, by_name):
+        source = model_in(tmp_path / order.__name__, order)
+        disks[order] = needs(go(source, tmp_path / f"out-{order.__name__}", **WISHES).plan, False, {}).disk
+        state = saving.stored(source)
+    scales = {name: tensor.nbytes for name, tensor in state.items() if "scale" in name}
+    largest = max(state[name.removesuffix("_scale_inv")].nbytes + size for name, size in scales.items())
+    assert disks == {scales_first: sum(scales.values()), by_name: largest}
+
+
+def test_a_scale_that_was_lost_ends_it_before_a_byte_is_read(tmp_path: Path, go: Run) -> None:
+    model = model_of("LlamaForCausalLM")
+    state, about = quantized.fp8(dict(model.state_dict()))
+    del state["model.layers.1.mlp.up_proj.weight_scale_inv"]
+    source = write(tmp_path / "source", state, by_name, {"quantization_config": about})
+    with pytest.raises(BadScale, match=r"^model\.layers\.1\.mlp\.up_proj\.weight: "):
+        go(source, tmp_path / "out", **WISHES)
+    assert not (tmp_path / "out").exists()
+    assert go(source, tmp_path / "out").plan.shards, "without --dequantize it is bytes like any other"
