@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from reshard.pipeline.errors import BadScale, NotDequantised
@@ -14,8 +15,8 @@ from reshard.pipeline.tensors import Tensor
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0")
-# What goes with the weights' scales: those of activations, of no use to plain weights.
-_OF_ACTIVATIONS = re.compile(r"[._](?:input|activation)_scale$")
+# What goes with the weights' scales: those of activations and caches, of no use to plain weights.
+_OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|[qkv])_scale(?:_ub)?|input_zero_point)$")
 _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
 # A config's key, at any depth, and the dtype that some quantised models name there.
 _SETTINGS = "quantization_config"
@@ -38,38 +39,106 @@ def dequantised(tensors: Sequence[Tensor], config: str, as_dtype: str | None) ->
     """
     if as_dtype is None:
         raise NotDequantised(why="it needs --dtype, which is what the weights become")
-    block = _block_size(_settings(config))
+    known = _known(_settings(config))
     named = {tensor.name: tensor for tensor in tensors}
-    scales: set[str] = set()
-    entries = []
-    for tensor in tensors:
-        if tensor.dtype in _FLOAT8:
-            scale = _scale_of(tensor, named, block)
-            scales.add(scale.tensor.name)
-            entries.append(Entry(tensor, as_dtype, scale))
-        elif not _OF_ACTIVATIONS.search(tensor.name):
-            entries.append(Entry(tensor, tensor.dtype))
-    others = {tensor.name for tensor in tensors if _OF_ACTIVATIONS.search(tensor.name)}
-    for name in sorted(named.keys() - scales):
-        if _OF_WEIGHTS.search(name):
+    scaled = {tensor.name: _scale_of(tensor, named, known) for tensor in tensors if tensor.dtype in _FLOAT8}
+    scales = {scale.tensor.name for scale in scaled.values()}
+    others = {name for name in named if scaled and _OF_ACTIVATIONS.search(name)}
+    for name in sorted(named.keys() - scales - others):
+        if _OF_WEIGHTS.search(name) or (scaled and name.endswith("_scale") and name.removesuffix("_scale") in named):
             raise BadScale(tensor=name, why="there is no fp8 weight that this is the scale of")
-    entries = [entry for entry in entries if entry.name not in scales]
-    return Dequantised(tuple(entries), frozenset(scales | others), tuple(_notes(entries, as_dtype, len(others))))
+    entries = tuple(
+        Entry(tensor, as_dtype, scaled[tensor.name]) if tensor.name in scaled else Entry(tensor, tensor.dtype)
+        for tensor in tensors
+        if tensor.name not in scales and tensor.name not in others
+    )
+    return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, len(others))))
 
 
-def _scale_of(weight: Tensor, named: Mapping[str, Tensor], block: tuple[int, int] | None) -> Scale:
-    tensor = named.get(f"{weight.name}_scale_inv")
-    if tensor is None:
-        raise BadScale(tensor=weight.name, why=f"it is {weight.dtype}, and {weight.name}_scale_inv is not there")
+def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Scale:
+    names = [name for end in ("_scale_inv", "_scale") if (name := f"{weight.name}{end}") in named]
+    if len(names) != 1:
+        there = "are both there" if names else "are not there"
+        raise BadScale(
+            tensor=weight.name,
+            why=f"it is {weight.dtype}, and {weight.name}_scale_inv and {weight.name}_scale {there}: one is needed",
+        )
+    tensor = named[names[0]]
     if tensor.dtype not in _SCALE_DTYPES:
         raise BadScale(tensor=tensor.name, why=f"it is {tensor.dtype}, and scales are {', '.join(_SCALE_DTYPES)}")
-    if block is None:
-        raise BadScale(tensor=tensor.name, why="no weight_block_size in config.json says what its values are for")
-    grid = (*weight.shape[:-2], *(-(-size // part) for size, part in zip(weight.shape[-2:], block, strict=False)))
-    if len(weight.shape) < 2 or tensor.shape != grid:
-        why = f"its shape is {[*tensor.shape]}, and {weight.name} of {[*weight.shape]} has blocks of {[*block]}"
-        raise BadScale(tensor=tensor.name, why=f"{why}: {[*grid]}" if len(weight.shape) >= 2 else why)
-    return Scale(tensor, block)
+    if f"{weight.name}_zero_point" in named:
+        raise BadScale(tensor=f"{weight.name}_zero_point", why="fp8 weights with zero points are not known here")
+    for grid, block in _grids(weight.shape, known):
+        left_out = grid[len(tensor.shape) :]  # dimensions of one element may be, at the end
+        if tensor.shape + left_out == grid and prod(left_out) == 1:
+            return Scale(_with_dimensions(tensor, len(grid)), block)
+    why = f"its shape is {[*tensor.shape]}, and {weight.name} of {[*weight.shape]} has one for each {known.told()}"
+    raise BadScale(tensor=tensor.name, why=why)
+
+
+def _grids(weight: tuple[int, ...], known: _Known) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+    """The shapes that a scale of a weight of this shape may have, and the block that a value of each is for."""
+    *stacked, rows, columns = (1,) * (2 - len(weight)) + weight
+    height, width = max(1, rows), max(1, columns)  # of a block
+    if "tensor" in known.each:
+        yield (1, 1), (max(1, prod(stacked) * rows), width)
+        yield (*stacked, 1, 1), (height, width)
+    if len(weight) > 1 and "channel" in known.each:
+        yield (*stacked, rows, 1), (1, width)
+        if stacked:  # FBGEMM has the first matrices of experts transposed
+            yield (*stacked, 1, columns), (height, 1)
+    if len(weight) > 1 and known.block:
+        yield (*stacked, -(-rows // known.block[0]), -(-columns // known.block[1])), known.block
+
+
+def _with_dimensions(tensor: Tensor, count: int) -> Tensor:
+    """The same with as many dimensions: of one element each, behind its own."""
+    more = (1,) * (count - len(tensor.shape))
+    zeros = (0,) * len(more)
+    pieces = (
+        p._replace(at=p.at + zeros, shape=p.shape + more, strides=None if p.strides is None else p.strides + zeros)
+        for p in tensor.pieces
+    )
+    return tensor._replace(shape=tensor.shape + more, pieces=tuple(pieces)) if more else tensor
+
+
+class _Known(NamedTuple):
+    """What the config says that each value of a scale is for: a tensor, a channel, a block of that size."""
+
+    each: frozenset[str]
+    block: tuple[int, int] | None = None
+
+    def told(self) -> str:
+        return " or ".join(sorted(self.each)) + (f" of {[*self.block]}" if self.block else "")
+
+
+def _known(settings: Mapping[str, Any]) -> _Known:
+    match settings.get("quant_method"):
+        case None if not settings:
+            return _Known(frozenset({"tensor", "channel"}))
+        case "fp8":
+            block = _block_size(settings.get("weight_block_size"), "weight_block_size")
+            return _Known(frozenset({"block"}), block) if block else _Known(frozenset({"tensor"}))
+        case "fbgemm_fp8":
+            return _Known(frozenset({"channel"}))
+        case "compressed-tensors" if settings.get("format") in ("float-quantized", "naive-quantized"):
+            return _of_groups(settings.get("config_groups"))
+        case other:
+            method = other if "format" not in settings else f"{other} ({settings['format']})"
+            raise NotDequantised(why=f"weights quantised by {method!r:.100} are not known here")
+
+
+def _of_groups(groups: object) -> _Known:
+    """What all groups of modules of compressed-tensors have: fp8, and blocks of one size."""
+    each_group = groups.values() if isinstance(groups, dict) else ()
+    found = [group.get("weights") for group in each_group if isinstance(group, dict)]
+    weights = [one for one in found if isinstance(one, dict)]
+    each = {str(one.get("strategy")) for one in weights}
+    blocks = {_block_size(one.get("block_structure"), "block_structure") for one in weights} - {None}
+    kinds = {(one.get("type"), one.get("num_bits")) for one in weights}
+    if kinds != {("float", 8)} or not each <= {"tensor", "channel", "block"} or len(blocks) != ("block" in each):
+        raise NotDequantised(why=f"config_groups in config.json are {groups!r:.200}, of which only fp8 is known here")
+    return _Known(frozenset(each), next(iter(blocks), None))
 
 
 def _settings(config: str) -> Mapping[str, Any]:
@@ -82,19 +151,17 @@ def _settings(config: str) -> Mapping[str, Any]:
     found: Any = next((one[_SETTINGS] for one in inner if isinstance(one, dict) and one.get(_SETTINGS) is not None), {})
     if not isinstance(found, dict):
         raise NotDequantised(why=f"{_SETTINGS} in config.json is no JSON object")
-    if found and (method := found.get("quant_method")) != "fp8":
-        raise NotDequantised(why=f"weights quantised by {method!r:.100} are not known here")
     return found
 
 
-def _block_size(settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    match settings.get("weight_block_size"):
+def _block_size(value: object, name: str) -> tuple[int, int] | None:
+    match value:
         case None:
             return None
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
         case other:
-            raise NotDequantised(why=f"weight_block_size in config.json is {other!r:.100}, and not two numbers")
+            raise NotDequantised(why=f"{name} in config.json is {other!r:.100}, and not two numbers")
 
 
 def _notes(entries: Sequence[Entry], as_dtype: str, others: int) -> list[str]:
@@ -102,7 +169,7 @@ def _notes(entries: Sequence[Entry], as_dtype: str, others: int) -> list[str]:
     notes = [f"{n:,} weights become {as_dtype}, of {was} and as many scales" for was, n in sorted(made.items())]
     if not made:
         notes.append("--dequantize finds no quantised weight")
-    return notes + ([f"{others:,} scales of activations are not written"] if others else [])
+    return notes + ([f"{others:,} scales of activations and caches are not written"] if others else [])
 
 
 def plain_config(text: str, wanted: str) -> str:

@@ -317,33 +317,37 @@ def _(folder: Path) -> Built:
 # ---------------------------------------------------------------------------------------------- quantised and mixed
 
 
+def _packed(folder: Path, pack: Callable[[State], quantized.Quantized], base: str) -> State:
+    model = model_of(base)
+    tokenizers.fast(folder)
+    state, about = pack(saving.configured(model, folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": about, "dtype": "bfloat16"}))
+    return saving.as_safetensors(state, folder, 2)
+
+
 def _quantized(
+    name: str, what: str, pack: Callable[[State], quantized.Quantized], base: str = "LlamaForCausalLM"
+) -> None:
+    case(name, what, "safetensors")(lambda folder: one(_packed(folder, pack, base)))
+
+
+def _plain(
     name: str,
     what: str,
     pack: Callable[[State], quantized.Quantized],
+    plain: Callable[[State], State],
     base: str = "LlamaForCausalLM",
-    plain: Callable[[State], State] | None = None,
 ) -> None:
-    """As a case, and where there is something that makes it ``plain``, once more as one that is dequantised."""
+    """One that becomes ``plain``."""
 
-    def build(folder: Path) -> State:
-        model = model_of(base)
-        tokenizers.fast(folder)
-        state, about = pack(saving.configured(model, folder))
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": about, "dtype": "bfloat16"}))
-        return saving.as_safetensors(state, folder, 2)
+    def built(folder: Path) -> Built:
+        state, model = plain(_packed(folder, pack, base)), model_of(base, torch.bfloat16)
+        model.load_state_dict(state)
+        return one(state, model)
 
-    case(name, what, "safetensors")(lambda folder: one(build(folder)))
-    if plain is not None:
-
-        def built(folder: Path) -> Built:
-            state, model = plain(build(folder)), model_of(base, torch.bfloat16)
-            model.load_state_dict(state)
-            return one(state, model)
-
-        options = {"dtype": "bfloat16", "dequantize": True}
-        case(f"{name}-plain", what, "safetensors; `--dtype bfloat16 --dequantize`", options=options)(built)
+    options = {"dtype": "bfloat16", "dequantize": True}
+    case(name, what, "safetensors; `--dtype bfloat16 --dequantize`", options=options)(built)
 
 
 _quantized("gptq", "Llama, GPTQ", quantized.gptq)
@@ -351,5 +355,8 @@ _quantized("awq", "Llama, AWQ", quantized.awq)
 _quantized("bnb-8bit", "Llama, bitsandbytes int8", quantized.bitsandbytes_8bit)
 _quantized("bnb-4bit", "Llama, bitsandbytes nf4", quantized.bitsandbytes_4bit)
 _quantized("compressed-tensors", "Llama, compressed-tensors w4a16", quantized.compressed_tensors)
-_quantized("fp8", "Llama, fp8 with block scales", quantized.fp8, plain=quantized.plain_fp8)
+_quantized("fp8", "Llama, fp8 with block scales", quantized.fp8)
+_plain("fp8-plain", "Llama, fp8 with block scales", quantized.fp8, quantized.plain_fp8)
+_plain("fp8-tensor-plain", "Llama, fp8 with a scale a tensor", quantized.fp8_tensor, quantized.plain_fp8)
+_plain("fp8-channel-plain", "Llama, compressed-tensors fp8", quantized.fp8_channel, quantized.plain_fp8)
 _quantized("mxfp4", "gpt-oss, mxfp4", quantized.mxfp4, "GptOssForCausalLM")

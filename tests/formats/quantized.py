@@ -7,6 +7,7 @@ Each function takes a Llama's state dict and gives the same with its block's mat
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -110,33 +111,64 @@ def compressed_tensors(state: State) -> Quantized:
     return _each_matrix(state, pack), config
 
 
-def fp8(state: State) -> Quantized:
+def _fp8(state: State, scale: str, shape: Callable[[int, int], tuple[int, ...]], more: Sequence[str] = ()) -> State:
+    """Each matrix in fp8 beside a scale of that shape; ``more`` are scales of activations."""
+
     def pack(name: str, weight: torch.Tensor, generator: torch.Generator) -> State:
-        grid = [-(-size // BLOCK) for size in weight.shape]
         return {
             f"{name}.weight": weight.to(torch.float8_e4m3fn),
-            f"{name}.weight_scale_inv": torch.rand(*grid, generator=generator) + 0.5,
+            f"{name}.{scale}": torch.rand(shape(*weight.shape), generator=generator) + 0.5,
+            **{f"{name}.{one}": torch.rand(1, generator=generator) for one in more},
         }
 
+    return {
+        name: t.to(torch.bfloat16) if t.dtype == torch.float16 else t for name, t in _each_matrix(state, pack).items()
+    }
+
+
+def fp8(state: State) -> Quantized:
     config = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "fmt": "e4m3",
         "weight_block_size": [BLOCK, BLOCK],
     }
-    return {
-        name: t.to(torch.bfloat16) if t.dtype == torch.float16 else t for name, t in _each_matrix(state, pack).items()
-    }, config
+    return _fp8(state, "weight_scale_inv", lambda *shape: (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))), config
+
+
+def fp8_tensor(state: State) -> Quantized:
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    return _fp8(state, "weight_scale_inv", lambda *shape: (), ["activation_scale"]), config
+
+
+def fp8_channel(state: State) -> Quantized:
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    made = _fp8(state, "weight_scale", lambda rows, columns: (rows, 1))
+    return {name: t.to(torch.bfloat16) if name.endswith("_scale") else t for name, t in made.items()}, config
+
+
+def fbgemm(state: State) -> Quantized:
+    config = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+    return _fp8(state, "weight_scale", lambda rows, columns: (rows, 1), ["input_scale_ub"]), config
 
 
 def plain_fp8(state: State) -> State:
-    """What `fp8` stands for, in bfloat16."""
-    made = {name: tensor for name, tensor in state.items() if not name.endswith("_scale_inv")}
+    """What the four of fp8 stand for, in bfloat16."""
+    made = {name: tensor for name, tensor in state.items() if "_scale" not in name}
     for name in made:
-        if (scale := state.get(f"{name}_scale_inv")) is not None:
-            spread = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        scale = state.get(f"{name}_scale_inv", state.get(f"{name}_scale"))
+        if scale is not None:
             rows, columns = state[name].shape
-            made[name] = (state[name].float() * spread[:rows, :columns]).to(torch.bfloat16)
+            spread = scale.float().reshape((1, 1) if scale.numel() == 1 else scale.shape)
+            if spread.shape not in ((1, 1), (rows, 1)):
+                spread = spread.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+            made[name] = (state[name].float() * spread).to(torch.bfloat16)
     return made
 
 

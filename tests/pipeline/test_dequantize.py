@@ -114,6 +114,21 @@ def test_the_result_is_transformers_own_dequantised_load(tmp_path: Path, go: Run
     assert tuple(decode_shard(stored.shards[n]) for n in range(len(stored.shards))) == report.plan.shards
 
 
+@pytest.mark.parametrize("pack", [quantized.fp8_tensor, quantized.fp8_channel, quantized.fbgemm])
+def test_other_scales_are_what_float32_makes_of_them(
+    tmp_path: Path, go: Run, pack: Callable[[State], quantized.Quantized]
+) -> None:
+    """transformers dequantises the first itself, and the others only with a package, or with a GPU."""
+    source = model_in(tmp_path / "source", scales_first, pack)
+    report = go(source, tmp_path / "out", **WISHES)
+    made = saving.stored(tmp_path / "out")
+    assert equal(made, quantized.plain_fp8(saving.stored(source)))
+    assert equal(made, loaded(tmp_path / "out"))
+    assert {check.level for check in report.checks if check.name.startswith("reload")} == {"model"}
+    if pack is quantized.fp8_tensor:
+        assert equal(made, loaded(source))
+
+
 def test_verify_knows_what_it_should_have_become(tmp_path: Path, go: Run, meta_loader: MetaLoader) -> None:
     source, out = model_in(tmp_path / "source", by_name), tmp_path / "out"
     go(source, out, manifest=False, **WISHES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from reshard.pipeline.copying.stream import Scales
 from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.planning.model import Entry, Scale
 from reshard.pipeline.planning.ranges import parts_of
+from reshard.pipeline.planning.scales import dequantised
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import ByteRange, Piece, Tensor
 
@@ -47,7 +50,11 @@ def made(
 ) -> tuple[bytes, int]:
     """What the weight's bytes, cut there, become, and how many values became infinite."""
     entry = Entry(described("w", weight, 0), OURS[target], Scale(described("w_scale_inv", scale, 1), block))
-    content = [bytes_of(weight), bytes_of(scale)]
+    return of_entry(entry, [bytes_of(weight), bytes_of(scale)], cuts, strict)
+
+
+def of_entry(entry: Entry, content: list[bytes], cuts: tuple[int, ...] = (), strict: bool = False) -> tuple[bytes, int]:
+    """The same of an entry whose weight is in file 0 and whose scale is in file 1."""
     (kept, _) = parts_of([entry])
     with closing(Scales(ScratchSpace(), [kept])) as scales:
         scales.keep(kept, lambda place: iter([memoryview(content[place.file])[place.start : place.stop]]))
@@ -88,6 +95,23 @@ def test_blocks_are_what_transformers_makes_of_them(
     weight, scale = every_byte(dtype, 48, 64), scales_of(kept_in, 3, 4)
     wanted = Fp8Dequantize(None)._dequantize_one(weight, scale, target)
     same(made(weight, scale, (16, 16), target)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale"),
+    [
+        ((48, 64), ()), ((48, 64), (1, 1)), ((48, 64), (48, 1)), ((3, 16, 32), (3, 1, 1)), ((3, 16, 32), (3, 16, 1)),
+        ((3, 16, 32), (3, 1, 32)),
+    ],
+)  # fmt: skip
+def test_tensors_and_channels_are_what_transformers_makes_of_them(shape: tuple[int, ...], scale: tuple[int]) -> None:
+    weight = every_byte(torch.float8_e4m3fn, 48, prod(shape) // 48).reshape(shape)
+    values = scales_of(torch.bfloat16, *scale)
+    settings = {"quant_method": "fbgemm_fp8"} if values.numel() > 3 else {"quant_method": "fp8"}
+    tensors = [described("w", weight, 0), described("w_scale", values, 1)]
+    (entry,) = dequantised(tensors, json.dumps({"quantization_config": settings}), "BF16").entries
+    wanted = Fp8Dequantize(None)._dequantize_one(weight, values, torch.bfloat16)
+    same(of_entry(entry, [bytes_of(weight), bytes_of(values)], (7, 1000))[0], wanted)
 
 
 def reference(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:

@@ -17,6 +17,15 @@ Specs = dict[str, tuple[str, tuple[int, ...]]]
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
+CHANNELS = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+
+
+def compressed(*strategies: str, format: str = "float-quantized", **more: object) -> dict[str, Any]:
+    weights = [{"type": "float", "num_bits": 8, "strategy": strategy, **more} for strategy in strategies]
+    groups = {f"group_{i}": {"targets": ["Linear"], "weights": one} for i, one in enumerate(weights)}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
+
+
 def chosen(specs: Specs, settings: object = FP8, dtype: str = "bfloat16") -> Selection:
     tensors = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, (dtype, shape) in specs.items()]
     config = json.dumps({"quantization_config": settings} if settings is not None else {})
@@ -29,19 +38,71 @@ A: Specs = {"a.weight": ("F8_E4M3", (300, 260)), "a.weight_scale_inv": ("F32", (
 
 def test_weights_take_the_dtype_their_scales_go_and_all_else_stays() -> None:
     others: Specs = {"a.bias": ("F32", (300,)), "gate.bias": ("F32", (4,)), "h.weight": ("F64", (2,))}
-    selection = chosen({**A, **others, "a.input_scale": ("F32", (1,))})
+    activations: Specs = {f"a.{name}_scale": ("F32", (1,)) for name in ("input", "k", "v", "output")}
+    selection = chosen({**A, **others, **activations})
     made = {entry.name: (entry.as_dtype, entry.scale and entry.scale.block) for entry in selection.entries}
     assert made == {"a.weight": ("BF16", (128, 128)), **{name: (kind, None) for name, (kind, _) in others.items()}}
-    assert selection.scales == {"a.weight_scale_inv", "a.input_scale"}
+    assert selection.scales == {"a.weight_scale_inv", *activations}
     assert selection.notes == (
         "1 weights become BF16, of F8_E4M3 and as many scales",
-        "1 scales of activations are not written",
+        "4 scales of activations and caches are not written",
     )
 
 
 def test_experts_that_share_a_tensor_have_their_scales_so() -> None:
     selection = chosen({"e.up": ("F8_E5M2", (4, 130, 128)), "e.up_scale_inv": ("BF16", (4, 2, 1))}, dtype="float16")
     assert [(e.name, e.as_dtype) for e in selection.entries] == [("e.up", "F16")]
+
+
+SQUARE = ("F8_E4M3", (6, 4))
+STACKED = ("F8_E4M3", (3, 6, 4))
+
+
+@pytest.mark.parametrize(
+    ("weight", "shape", "settings", "grid", "block"),
+    [
+        (SQUARE, (), {"quant_method": "fp8"}, (1, 1), (6, 4)),
+        (SQUARE, (1,), compressed("tensor"), (1, 1), (6, 4)),
+        (SQUARE, (1, 1), None, (1, 1), (6, 4)),
+        (SQUARE, (6,), CHANNELS, (6, 1), (1, 4)),
+        (SQUARE, (6, 1), compressed("channel"), (6, 1), (1, 4)),
+        (SQUARE, (6, 1), compressed("channel", "tensor", format="naive-quantized"), (6, 1), (1, 4)),
+        (SQUARE, (), compressed("channel", "tensor"), (1, 1), (6, 4)),
+        (SQUARE, (3, 2), compressed("block", block_structure=[2, 3]), (3, 2), (2, 3)),
+        (STACKED, (), None, (1, 1), (18, 4)),
+        (STACKED, (3,), None, (3, 1, 1), (6, 4)),
+        (STACKED, (3, 1, 1), {"quant_method": "fp8", "weight_block_size": None}, (3, 1, 1), (6, 4)),
+        (STACKED, (3, 6), CHANNELS, (3, 6, 1), (1, 4)),
+        (STACKED, (3, 6, 1), CHANNELS, (3, 6, 1), (1, 4)),
+        (STACKED, (3, 1, 4), CHANNELS, (3, 1, 4), (6, 1)),
+        (("F8_E5M2", (5,)), (), None, (1, 1), (1, 5)),
+        (("F8_E5M2", ()), (1,), None, (1, 1), (1, 1)),
+        (("F8_E5M2", (0, 4)), (1,), None, (1, 1), (1, 4)),
+    ],
+)
+def test_a_scale_is_for_a_tensor_a_channel_or_a_block_as_the_config_says(
+    weight: tuple[str, tuple[int, ...]], shape: tuple[int, ...], settings: object, grid: object, block: object
+) -> None:
+    (entry,) = chosen({"up_proj": weight, "up_proj_scale": ("F32", shape)}, settings).entries
+    assert entry.scale is not None
+    assert (entry.scale.tensor.shape, entry.scale.block) == (grid, block)
+    assert {len(piece.shape) for piece in entry.scale.tensor.pieces} == {len(entry.scale.tensor.shape)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((6, 1), {"quant_method": "fp8"}),
+        ((), CHANNELS),
+        ((4,), CHANNELS),
+        ((1, 4), CHANNELS),
+        ((6, 1), FP8),
+        ((3,), None),
+    ],
+)
+def test_a_shape_that_the_config_does_not_say_is_refused(shape: tuple[int, ...], settings: object) -> None:
+    with pytest.raises(BadScale, match="^up_proj_scale: its shape is"):
+        chosen({"up_proj": SQUARE, "up_proj_scale": ("F32", shape)}, settings)
 
 
 def test_a_model_that_is_not_quantised_stays_as_it_is_and_the_plan_says_so() -> None:
@@ -53,19 +114,25 @@ def test_a_model_that_is_not_quantised_stays_as_it_is_and_the_plan_says_so() -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"a.weight_scale_inv": None}, "a.weight: it is F8_E4M3, and a.weight_scale_inv is not there"),
+        ({"a.weight_scale_inv": None}, "a.weight: it is F8_E4M3, and a.weight_scale_inv and .* not there"),
+        (
+            {"a.weight_scale": ("F32", ())},
+            "a.weight: it is F8_E4M3, and a.weight_scale_inv and a.weight_scale are both",
+        ),
+        ({"a.weight_zero_point": ("F32", ())}, "a.weight_zero_point: fp8 weights with zero points"),
+        ({"b.up": ("BF16", (2, 2)), "b.up_scale": ("F32", ())}, "b.up_scale: there is no fp8 weight"),
         ({"a.weight": None}, "a.weight_scale_inv: there is no fp8 weight that this is the scale of"),
         ({"a.weight": ("BF16", (300, 260))}, "a.weight_scale_inv: there is no fp8 weight"),
         ({"b.weight_scale": ("F32", ())}, "b.weight_scale: there is no fp8 weight"),
         ({"a.weight_scale_inv": ("F32", (2, 3))}, r"a.weight_scale_inv: its shape is \[2, 3\], and a.weight of \[300"),
-        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"has blocks of \[128, 128\]: \[3, 3\]"),
+        ({"a.weight_scale_inv": ("F32", (3, 2))}, r"has one for each block of \[128, 128\]"),
         ({"a.weight_scale_inv": ("F32", (9,))}, r"its shape is \[9\]"),
         ({"a.weight_scale_inv": ("F32", (1, 3, 3))}, r"its shape is \[1, 3, 3\]"),
         ({"a.weight_scale_inv": ("I32", (3, 3))}, "a.weight_scale_inv: it is I32, and scales are F32"),
         ({"a.weight_scale_inv": ("F8_E4M3", (3, 3))}, "a.weight_scale_inv"),
         ({"a.weight": ("F8_E4M3", (300,))}, r"a.weight_scale_inv: its shape is \[3, 3\], and a.weight of \[300\]"),
         ({"a.weight": ("F8_E4M3", ())}, r"a.weight_scale_inv: its shape is \[3, 3\]"),
-        ({"a.weight": ("F8_E4M3", (0, 260))}, r"a.weight_scale_inv: its shape is \[3, 3\], .*: \[0, 3\]"),
+        ({"a.weight": ("F8_E4M3", (0, 260))}, r"a.weight_scale_inv: its shape is \[3, 3\], and a.weight of \[0, 260\]"),
     ],
 )
 def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], says: str) -> None:
@@ -79,6 +146,14 @@ def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], s
     [
         ({"quant_method": "gptq", "bits": 4}, "weights quantised by 'gptq' are not known here"),
         ({"weight_block_size": [128, 128]}, "weights quantised by None are not known here"),
+        (compressed("channel", format="pack-quantized"), r"by 'compressed-tensors \(pack-quantized\)' are not known"),
+        (compressed("group"), "config_groups in config.json are .*'group'"),
+        (compressed("channel", type="int"), "of which only fp8 is known here"),
+        (compressed("channel", num_bits=4), "of which only fp8 is known here"),
+        (compressed("block"), "of which only fp8 is known here"),
+        (compressed("block", block_structure="128x128"), "block_structure in config.json is '128x128'"),
+        (compressed("block", "channel", block_structure=[8, 8]) | {"config_groups": [1]}, r"config_groups .* \[1\]"),
+        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "of which only fp8 is known here"),
         ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size in config.json is \[0, 128\]"),
         ({**FP8, "weight_block_size": [-128, 128]}, "weight_block_size"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size"),
