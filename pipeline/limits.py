@@ -86,6 +86,7 @@ GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
 GATHER_WINDOW = 32 * MIB  # bytes; a transposed 1 GiB takes 7 s in windows of this size and 41 s in 4 MiB ones
 CAST_BLOCK = 64 * KIB  # elements; what a cast holds of them in between, 4 bytes each, fits a core's cache
 DEQUANTIZE_BLOCK = 256 * KIB  # elements of a quantised weight that are made plain at once, 4 bytes each and more
+SCALED_WINDOW = 16 * MIB  # bytes; of a weight that is put in order to be made plain, which takes memory beside it
 SCALES_HELD = 2 * MIB  # scales of one matrix, 4 bytes each; where there are more, each block reads those that it needs
 
 # --------------------------------------------------------------------------------------------------------- stores

@@ -22,17 +22,22 @@ from reshard.pipeline.tensors import DTYPE_BITS
 
 _Array = np.ndarray[Any, Any]
 _BYTES = np.arange(256, dtype=np.uint8)
-# What each byte stands for.
-_FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+# What each byte stands for, or each half of one.
 _VALUES: dict[str, _Array] = {
-    ours: _BYTES.view(getattr(ml_dtypes, name)).astype(np.float32) for ours, name in _FLOAT8.items()
+    "F8_E4M3": _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "F8_E5M2": _BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32),
+    "F4": _BYTES[:16].view(ml_dtypes.float4_e2m1fn).astype(np.float32) * 2,
 }
 _SCALES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "U8": np.dtype(np.uint8),
 }
+# The exponent of two that a byte of 0 stands for. With fp8 the last, 128, is infinite, as for transformers; not with
+# mxfp4: as float32 has no such number, its values are doubled above, and its exponents are one less.
+_FIRST_EXPONENT = {"F8_E4M3": -127, "F8_E5M2": -127, "F4": -128}
 
 
 def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster | Dequantizer | None:
@@ -40,6 +45,14 @@ def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster |
     if entry.scale is not None:
         return Dequantizer(entry, entry.scale, scales, strict=strict)
     return Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=strict) if entry.cast else None
+
+
+def _values(dtype: str, codes: _Array, row: int) -> _Array:
+    """What ``codes`` stand for, whose first is of that row: each is a value, or has one in the half for its row."""
+    if dtype == "F4":
+        halves = (np.arange(row, row + len(codes)) % 2 * 4).astype(np.uint8)
+        codes = codes >> halves[:, None] & 0xF
+    return _VALUES[dtype][codes]
 
 
 class Dequantizer:
@@ -70,7 +83,7 @@ class Dequantizer:
                 rows, width = 1, min(len(some), self._columns - column)
             else:
                 rows, width = min(len(some) // self._columns, self._rows - row % self._rows), self._columns
-            made = _VALUES[self._entry.tensor.dtype][some[: rows * width]].reshape(rows, width)
+            made = _values(self._entry.tensor.dtype, some[: rows * width].reshape(rows, width), row)
             yield from self._caster.feed(self._times_scale(made, row, column))
             self._at += rows * width
             codes = codes[rows * width :]
@@ -110,8 +123,11 @@ class Dequantizer:
         at = (*(int(i) for i in np.unravel_index(matrix, self._matrices)), top, left) if self._matrices else (top, left)
         window = Window(at, (*(1 for _ in self._matrices), *box))
         into = bytearray(prod(box) * DTYPE_BITS[tensor.dtype] // 8)
-        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _SCALES[tensor.dtype])
-        return packed.astype(np.float32).reshape(box)
+        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _SCALES[tensor.dtype]).reshape(box)
+        if tensor.dtype == "U8":
+            with np.errstate(over="ignore"):
+                return np.ldexp(np.float32(1), packed.astype(np.int32) + _FIRST_EXPONENT[self._entry.tensor.dtype])
+        return packed.astype(np.float32)
 
     def _count(self, overflows: int) -> None:
         self._infinite += overflows

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.pipeline.copying.gather import gather, windows
 from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
-from reshard.pipeline.limits import CHUNK, GATHER_WINDOW
+from reshard.pipeline.limits import CHUNK, GATHER_WINDOW, SCALED_WINDOW
 from reshard.pipeline.planning.ranges import Part, ReadSegment, requests
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
@@ -50,7 +50,7 @@ class Scales:
 
 def laid_down(part: Part, take: Take, scratch: ScratchFile, at: int) -> LaidDown:
     """What ``take`` gives of ``part``, written to ``scratch``, which ends at byte ``at``."""
-    tensor, pieces = part.entry.tensor, []
+    tensor, pieces = part.entry.stored, []
     if part.contiguous:
         pieces.append(Piece(0, at, (0,) * len(tensor.shape), tensor.shape))
     for number, place in enumerate(part.ranges):
@@ -78,8 +78,9 @@ def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterat
             scales.kept[part.after.entry.name] = laid_down(part.after, take, scratch, part.span - part.after.span)
         # One window for all, handed on in small copies: a view must not change behind those that still hash or write
         # it, and a window beside the one before it would double what is held.
-        buffer = bytearray(min(GATHER_WINDOW, tensor.size))
-        for window in windows(tensor, GATHER_WINDOW):
+        most = SCALED_WINDOW if part.entry.scale else GATHER_WINDOW
+        buffer = bytearray(min(most, tensor.size))
+        for window in windows(tensor, most):
             made = gather(tensor, window, scratch.read_into, buffer)
             for at in range(0, len(made), CHUNK):
                 yield memoryview(bytes(made[at : at + CHUNK]))

@@ -20,6 +20,10 @@ ROOT_KEY = "reshard_manifest"
 SCHEMA = 1
 
 
+# Bytes of a block of mxfp4, each of which has two values of a row; gpt-oss stores its experts' matrices in them.
+MXFP4_BYTES = 16
+
+
 class Scale(NamedTuple):
     """What a quantised tensor's values are multiplied by: each of ``tensor`` by a block of that many rows and columns.
 
@@ -50,6 +54,15 @@ class Entry(NamedTuple):
     @property
     def cast(self) -> bool:
         return self.as_dtype != self.tensor.dtype
+
+    @property
+    def stored(self) -> Tensor:
+        """The tensor as its pieces have it: a byte of mxfp4 has a value of two rows each, and comes once for each."""
+        if self.scale is None or self.tensor.dtype != "F4":
+            return self.tensor
+        experts, rows, columns = self.tensor.shape
+        shape = (experts, rows // (2 * MXFP4_BYTES), MXFP4_BYTES, 2, columns)
+        return self.tensor._replace(dtype="U8", shape=shape)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

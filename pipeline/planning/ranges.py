@@ -43,13 +43,14 @@ class Part:
 
 def part(entry: Entry) -> Part:
     """Where the bytes of ``entry`` come from, but for those of its scale."""
-    whole = entry.tensor.range
+    tensor = entry.stored
+    whole = tensor.range
     if whole is not None:
         return Part(entry, (whole,) if whole.start < whole.stop else (), contiguous=True)
-    in_order = runs(entry.tensor)
+    in_order = runs(tensor)
     if in_order is not None:
         return Part(entry, in_order, contiguous=True)
-    return Part(entry, tuple(_span(piece, entry.tensor) for piece in entry.tensor.pieces), contiguous=False)
+    return Part(entry, tuple(_span(piece, tensor) for piece in tensor.pieces), contiguous=False)
 
 
 def runs(tensor: Tensor) -> tuple[ByteRange, ...] | None:

@@ -10,11 +10,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 from reshard.pipeline.errors import BadScale, NotDequantised
-from reshard.pipeline.planning.model import Entry, Scale
-from reshard.pipeline.tensors import Tensor
+from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
+from reshard.pipeline.tensors import Piece, Tensor
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
-_SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0")
+_SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last two are exponents of two
 # What goes with the weights' scales: those of activations and caches, of no use to plain weights.
 _OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|[qkv])_scale(?:_ub)?|input_zero_point)$")
 _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
@@ -41,18 +41,59 @@ def dequantised(tensors: Sequence[Tensor], config: str, as_dtype: str | None) ->
         raise NotDequantised(why="it needs --dtype, which is what the weights become")
     known = _known(_settings(config))
     named = {tensor.name: tensor for tensor in tensors}
-    scaled = {tensor.name: _scale_of(tensor, named, known) for tensor in tensors if tensor.dtype in _FLOAT8}
-    scales = {scale.tensor.name for scale in scaled.values()}
+    scaled = {
+        tensor.name: Entry(tensor, as_dtype, _scale_of(tensor, named, known))
+        for tensor in tensors
+        if tensor.dtype in _FLOAT8
+    }
+    if "mxfp4" in known.each:
+        scaled |= _of_mxfp4(named, as_dtype)
+    scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
     others = {name for name in named if scaled and _OF_ACTIVATIONS.search(name)}
     for name in sorted(named.keys() - scales - others):
         if _OF_WEIGHTS.search(name) or (scaled and name.endswith("_scale") and name.removesuffix("_scale") in named):
             raise BadScale(tensor=name, why="there is no fp8 weight that this is the scale of")
     entries = tuple(
-        Entry(tensor, as_dtype, scaled[tensor.name]) if tensor.name in scaled else Entry(tensor, tensor.dtype)
+        scaled.get(tensor.name) or Entry(tensor, tensor.dtype)
         for tensor in tensors
         if tensor.name not in scales and tensor.name not in others
     )
     return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, len(others))))
+
+
+def _of_mxfp4(named: Mapping[str, Tensor], as_dtype: str) -> dict[str, Entry]:
+    """The weights of blocks of 32 four-bit values, as transformers makes them: each matrix is transposed."""
+    made = {}
+    for name in sorted(name for name in named if name.endswith(("_blocks", "_scales"))):
+        weight = name[:-7]
+        blocks, scales = named.get(f"{weight}_blocks"), named.get(f"{weight}_scales")
+        if blocks is None or scales is None:
+            raise BadScale(tensor=name, why=f"{weight}{'_scales' if scales is None else '_blocks'} is not there")
+        if weight in named:
+            raise BadScale(tensor=name, why=f"{weight} is there, too")
+        as_known = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
+        if not as_known or blocks.shape != (*scales.shape, MXFP4_BYTES):
+            shapes = f"{blocks.dtype} {[*blocks.shape]} and {scales.dtype} {[*scales.shape]}"
+            wanted = f"U8 [experts, rows, blocks, {MXFP4_BYTES}] and U8 [experts, rows, blocks]"
+            raise BadScale(tensor=name, why=f"blocks and scales are {shapes}, and not {wanted}")
+        experts, rows, groups = scales.shape
+        tensor = Tensor(
+            weight, "F4", (experts, groups * 2 * MXFP4_BYTES, rows), _transposed(blocks, (0, 2, 3, None, 1))
+        )
+        exponents = scales._replace(shape=(experts, groups, rows), pieces=_transposed(scales, (0, 2, 1)))
+        made[blocks.name] = Entry(tensor, as_dtype, Scale(exponents, (2 * MXFP4_BYTES, 1)))
+    return made
+
+
+def _transposed(tensor: Tensor, axes: Sequence[int | None]) -> tuple[Piece, ...]:
+    """Its pieces with these axes; where there is none, every byte stands twice."""
+    made = []
+    for piece in tensor.pieces:
+        strides = piece.strides or tuple(prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape)))
+        found = [(0, 2, 0) if a is None else (piece.at[a], piece.shape[a], strides[a]) for a in axes]
+        at, shape, strides = (tuple(one) for one in zip(*found, strict=True))
+        made.append(piece._replace(at=at, shape=shape, strides=strides))
+    return tuple(made)
 
 
 def _scale_of(weight: Tensor, named: Mapping[str, Tensor], known: _Known) -> Scale:
@@ -103,7 +144,7 @@ def _with_dimensions(tensor: Tensor, count: int) -> Tensor:
 
 
 class _Known(NamedTuple):
-    """What the config says that each value of a scale is for: a tensor, a channel, a block of that size."""
+    """What the config says that each value of a scale is for: a tensor, a channel, a block of that size or of mxfp4."""
 
     each: frozenset[str]
     block: tuple[int, int] | None = None
@@ -121,6 +162,8 @@ def _known(settings: Mapping[str, Any]) -> _Known:
             return _Known(frozenset({"block"}), block) if block else _Known(frozenset({"tensor"}))
         case "fbgemm_fp8":
             return _Known(frozenset({"channel"}))
+        case "mxfp4":
+            return _Known(frozenset({"mxfp4"}))
         case "compressed-tensors" if settings.get("format") in ("float-quantized", "naive-quantized"):
             return _of_groups(settings.get("config_groups"))
         case other:

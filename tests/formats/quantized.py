@@ -172,6 +172,19 @@ def plain_fp8(state: State) -> State:
     return made
 
 
+def plain_mxfp4(state: State) -> State:
+    """What `mxfp4` stands for, in bfloat16."""
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    made = {name: tensor for name, tensor in state.items() if not name.endswith(("_blocks", "_scales"))}
+    for name, blocks in state.items():
+        if name.endswith("_blocks"):
+            weight = name.removesuffix("_blocks")
+            pairs = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), -1).flatten(-2)
+            plain = pairs * torch.exp2(state[f"{weight}_scales"].float() - 127)[..., None]
+            made[weight] = plain.flatten(-2).transpose(1, 2).contiguous().to(torch.bfloat16)
+    return made
+
+
 def mxfp4(state: State) -> Quantized:
     """gpt-oss: the experts' matrices as blocks of 32 four-bit values and an exponent for each."""
     generator = torch.Generator().manual_seed(1)

@@ -54,6 +54,13 @@ def apart(state: State) -> Sequence[Sequence[str]]:
     return [sorted(state.keys() - {*scales}), scales]
 
 
+def halves(state: State) -> Sequence[Sequence[str]]:
+    """Two files, which two groups read: the second has weights whose scales the first has."""
+    first = sorted(name for name in state if "scale" in name)
+    weights = sorted(state.keys() - {*first})
+    return [[*first, *weights[::2]], weights[1::2]]
+
+
 ORDERS: list[Order] = [scales_first, by_name, before_each, apart]
 
 
@@ -73,8 +80,13 @@ def write(folder: Path, state: State, order: Order, config: object) -> Path:
     return folder
 
 
-def model_in(folder: Path, order: Order, pack: Callable[[State], quantized.Quantized] = quantized.fp8) -> Path:
-    model = model_of("LlamaForCausalLM")
+def model_in(
+    folder: Path,
+    order: Order,
+    pack: Callable[[State], quantized.Quantized] = quantized.fp8,
+    class_name: str = "LlamaForCausalLM",
+) -> Path:
+    model = model_of(class_name)
     state, about = pack(dict(model.state_dict()))
     return write(folder, state, order, {**model.config.to_dict(), "dtype": "bfloat16", "quantization_config": about})
 
@@ -114,6 +126,24 @@ def test_the_result_is_transformers_own_dequantised_load(tmp_path: Path, go: Run
     assert tuple(decode_shard(stored.shards[n]) for n in range(len(stored.shards))) == report.plan.shards
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_experts_in_mxfp4_are_what_transformers_makes_of_them(
+    tmp_path: Path, go: Run, meta_loader: MetaLoader, order: Order
+) -> None:
+    source, out = model_in(tmp_path / "source", order, quantized.mxfp4, "GptOssForCausalLM"), tmp_path / "out"
+    report = go(source, out, size="20KB", **WISHES)
+    made = saving.stored(out)
+    assert equal(made, loaded(source))
+    assert equal(made, quantized.plain_mxfp4(saving.stored(source)))
+    assert {check.level for check in report.checks if check.name.startswith("reload")} == {"model"}
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    stored = encode(report.plan)
+    assert tuple(decode_shard(stored.shards[n]) for n in range(len(stored.shards))) == report.plan.shards
+    checks = verify(opened(out), opened(source), meta_loader, deep=True, changes=Options.model_validate(WISHES))
+    assert [check.name for check in checks if check.result == "failed"] == []
+    assert sum(check.figures.get("tensors", 0) for check in checks if check.name == "same bytes") == len(made)
+
+
 @pytest.mark.parametrize("pack", [quantized.fp8_tensor, quantized.fp8_channel, quantized.fbgemm])
 def test_other_scales_are_what_float32_makes_of_them(
     tmp_path: Path, go: Run, pack: Callable[[State], quantized.Quantized]
@@ -148,9 +178,23 @@ def test_verify_knows_what_it_should_have_become(tmp_path: Path, go: Run, meta_l
     assert finding.startswith(f"{name} has other bytes: element [3, 5] is {was[:5]}")
 
 
-@pytest.mark.parametrize("order", [scales_first, by_name])
-def test_from_a_hub_what_is_attested_passes_once(tmp_path: Path, on_hub: Namespace, go: Run, order: Order) -> None:
-    source = model_in(tmp_path / "source", order)
+@pytest.mark.parametrize(
+    ("order", "pack", "class_name"),
+    [
+        (scales_first, quantized.fp8, "LlamaForCausalLM"),
+        (by_name, quantized.fp8, "LlamaForCausalLM"),
+        (by_name, quantized.mxfp4, "GptOssForCausalLM"),
+    ],
+)
+def test_from_a_hub_what_is_attested_passes_once(
+    tmp_path: Path,
+    on_hub: Namespace,
+    go: Run,
+    order: Order,
+    pack: Callable[[State], quantized.Quantized],
+    class_name: str,
+) -> None:
+    source = model_in(tmp_path / "source", order, pack, class_name)
     repo = upload(on_hub, "fp8", source)
     report = go(repo, tmp_path / "out", **WISHES)
     assert equal(saving.stored(tmp_path / "out"), loaded(source))
@@ -160,6 +204,16 @@ def test_from_a_hub_what_is_attested_passes_once(tmp_path: Path, on_hub: Namespa
         weights, scales = (weights, scales + tensor.nbytes) if "scale" in name else (weights + tensor.nbytes, scales)
     assert forecast(report.plan).read <= (source / "model.safetensors").stat().st_size + scales
     assert forecast(report.plan).read == report.moved.read
+
+
+@pytest.mark.parametrize("order", [apart, halves])
+def test_scales_in_another_file_are_attested_with_it(tmp_path: Path, on_hub: Namespace, go: Run, order: Order) -> None:
+    source = model_in(tmp_path / "source", order)
+    report = go(upload(on_hub, "fp8-apart", source), tmp_path / "out", size="20KB", **WISHES)
+    assert equal(saving.stored(tmp_path / "out"), loaded(source))
+    assert [*report.attested.values()] == ["checked", "checked"]
+    names = {cut.name for group in report.plan.groups for cut in group.witnesses}
+    assert any("scale" in name for name in names) == (order is halves), "one group checks what another one read"
 
 
 def test_a_scale_behind_its_weight_takes_disk_and_one_before_it_only_its_own(tmp_path: Path, go: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from math import prod
@@ -13,10 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from reshard.pipeline.copying import dequantize
+from reshard.pipeline.copying import dequantize, stream
 from reshard.pipeline.copying.dequantize import Dequantizer, caster_of
-from reshard.pipeline.copying.stream import Scales
+from reshard.pipeline.copying.stream import Scales, packed
 from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.planning.model import Entry, Scale
 from reshard.pipeline.planning.ranges import parts_of
@@ -26,7 +28,7 @@ from reshard.pipeline.tensors import ByteRange, Piece, Tensor
 
 OURS = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float32: "F32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float16: "F16", torch.float8_e8m0fnu: "F8_E8M0", torch.uint8: "U8",
 }  # fmt: skip
 TARGETS = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -55,13 +57,19 @@ def made(
 
 def of_entry(entry: Entry, content: list[bytes], cuts: tuple[int, ...] = (), strict: bool = False) -> tuple[bytes, int]:
     """The same of an entry whose weight is in file 0 and whose scale is in file 1."""
-    (kept, _) = parts_of([entry])
-    with closing(Scales(ScratchSpace(), [kept])) as scales:
-        scales.keep(kept, lambda place: iter([memoryview(content[place.file])[place.start : place.stop]]))
+    (kept, part) = parts_of([entry])
+    disk = ScratchSpace()
+
+    def take(place: ByteRange) -> Iterator[memoryview]:
+        return iter([memoryview(content[place.file])[place.start : place.stop]])
+
+    with closing(Scales(disk, [kept])) as scales:
+        scales.keep(kept, take)
         caster = caster_of(entry, scales, strict=strict)
         assert isinstance(caster, Dequantizer)
-        edges = [0, *sorted(min(cut, len(content[0])) for cut in cuts), len(content[0])]
-        found = b"".join(bytes(v) for a, b in pairwise(edges) for v in caster.feed(content[0][a:b]))
+        weight = b"".join(bytes(view) for view in packed(part, take, disk, scales))
+        edges = [0, *sorted(min(cut, len(weight)) for cut in cuts), len(weight)]
+        found = b"".join(bytes(v) for a, b in pairwise(edges) for v in caster.feed(weight[a:b]))
         caster.finish()
         return found, caster.overflows
 
@@ -112,6 +120,23 @@ def test_tensors_and_channels_are_what_transformers_makes_of_them(shape: tuple[i
     (entry,) = dequantised(tensors, json.dumps({"quantization_config": settings}), "BF16").entries
     wanted = Fp8Dequantize(None)._dequantize_one(weight, values, torch.bfloat16)
     same(of_entry(entry, [bytes_of(weight), bytes_of(values)], (7, 1000))[0], wanted)
+
+
+@pytest.mark.parametrize("held", [1, 2**20], ids=["scales read as needed", "scales held"])
+@pytest.mark.parametrize("window", [200, 2**20])
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_half_byte_and_exponent_of_mxfp4(
+    target: torch.dtype, window: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "SCALED_WINDOW", window)
+    monkeypatch.setattr(dequantize, "SCALES_HELD", held)
+    blocks = (torch.arange(2 * 64 * 2 * 16) * 37 % 256).to(torch.uint8).reshape(2, 64, 2, 16)
+    scales = torch.arange(256).to(torch.uint8).reshape(2, 64, 2)
+    tensors = [described("w_blocks", blocks, 0), described("w_scales", scales, 1)]
+    settings = json.dumps({"quantization_config": {"quant_method": "mxfp4"}})
+    (entry,) = dequantised(tensors, settings, OURS[target]).entries
+    found, _ = of_entry(entry, [bytes_of(blocks), bytes_of(scales)])
+    same(found, convert_moe_packed_tensors(blocks, scales, dtype=target))
 
 
 def reference(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:

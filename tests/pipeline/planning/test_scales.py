@@ -167,6 +167,41 @@ def test_other_ways_to_quantise_are_refused(settings: object, says: str) -> None
         chosen(A, settings)
 
 
+MXFP4: Specs = {"e.up_blocks": ("U8", (2, 6, 3, 16)), "e.up_scales": ("U8", (2, 6, 3)), "e.up_bias": ("BF16", (2, 6))}
+
+
+def test_blocks_of_mxfp4_are_one_weight_and_the_rest_stays() -> None:
+    selection = chosen(MXFP4, {"quant_method": "mxfp4"})
+    made = {entry.name: (entry.as_dtype, entry.tensor.shape, entry.size) for entry in selection.entries}
+    assert made == {"e.up": ("BF16", (2, 96, 6), 2 * 96 * 6 * 2), "e.up_bias": ("BF16", (2, 6), 24)}
+    assert selection.scales == {"e.up_scales"}
+    assert selection.notes == ("1 weights become BF16, of F4 and as many scales",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"e.up_scales": None}, "e.up_blocks: e.up_scales is not there"),
+        ({"e.up_blocks": None}, "e.up_scales: e.up_blocks is not there"),
+        ({"e.up": ("BF16", (2, 96, 6))}, "e.up_blocks: e.up is there, too"),
+        ({"e.up_scales": ("U8", (2, 6, 2))}, r"e.up_blocks: .* U8 \[2, 6, 3, 16\] and U8 \[2, 6, 2\], and not U8"),
+        ({"e.up_scales": ("F32", (2, 6, 3))}, r"e.up_blocks: .* F32 \[2, 6, 3\]"),
+        ({"e.up_blocks": ("U8", (2, 6, 3, 8))}, "e.up_blocks: blocks and scales are"),
+        ({"e.up_blocks": ("U8", (6, 3, 16)), "e.up_scales": ("U8", (6, 3))}, "e.up_blocks: blocks and scales are"),
+        ({"e.up_blocks": ("U8", ()), "e.up_scales": ("U8", ())}, "e.up_blocks: blocks and scales are"),
+        ({"a.weight": ("F8_E4M3", (2, 2))}, "a.weight: it is F8_E4M3"),
+    ],
+)
+def test_blocks_and_scales_of_mxfp4_that_do_not_fit_are_named(changes: dict[str, Any], says: str) -> None:
+    specs = {name: spec for name, spec in (MXFP4 | changes).items() if spec is not None}
+    with pytest.raises(BadScale, match=says):
+        chosen(specs, {"quant_method": "mxfp4"})
+
+
+def test_blocks_that_no_config_calls_mxfp4_stay() -> None:
+    assert [entry.name for entry in chosen(MXFP4, None).entries] == [*MXFP4]
+
+
 def test_a_dtype_is_needed() -> None:
     with pytest.raises(NotDequantised, match="it needs --dtype"):
         chosen(A, dtype="keep")
