@@ -39,9 +39,11 @@ class Oversize(UsageError, code="usage.oversize"):
 class CastOverflow(UsageError, code="usage.overflow"):
     message = "{tensor} holds values that {dtype} cannot ({count} in one window), and --strict-dtype is set"
     hint = "use --dtype bfloat16, which has the range of float32, or leave out --strict-dtype"
-class NotDequantised(UsageError, code="usage.dequantize"):
+class NotDequantised(
+    UsageError, code="usage.dequantize", cure="leave it out, and quantised weights are taken over as they are"
+):
     message = "--dequantize: {why}"
-    hint = "leave it out, and quantised weights are taken over as they are"
+    hint = "{cure}"
 class DeviceMapIncomplete(UsageError, code="usage.device_map"):
     message = "the device map gives no device for {parameter}{more}"
     hint = 'name it, a module that holds it, or "" for all the rest'

@@ -38,7 +38,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, as_dtype: str | None) ->
     ``config`` says how they were quantised. Raises NotDequantised for what is not known here, and BadScale.
     """
     if as_dtype is None:
-        raise NotDequantised(why="it needs --dtype, which is what the weights become")
+        raise NotDequantised(why="it needs --dtype, which is what the weights become", cure="add --dtype bfloat16")
     known = _known(_settings(config))
     named = {tensor.name: tensor for tensor in tensors}
     scaled = {
@@ -209,7 +209,9 @@ def _block_size(value: object, name: str) -> tuple[int, int] | None:
 
 def _notes(entries: Sequence[Entry], as_dtype: str, others: int) -> list[str]:
     made = Counter(entry.tensor.dtype for entry in entries if entry.scale)
-    notes = [f"{n:,} weights become {as_dtype}, of {was} and as many scales" for was, n in sorted(made.items())]
+    notes = [
+        f"{n:,} weights of {was} become {as_dtype}; their scales are not written" for was, n in sorted(made.items())
+    ]
     if not made:
         notes.append("--dequantize finds no quantised weight")
     return notes + ([f"{others:,} scales of activations and caches are not written"] if others else [])

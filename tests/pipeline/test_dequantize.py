@@ -159,6 +159,19 @@ def test_other_scales_are_what_float32_makes_of_them(
         assert equal(made, loaded(source))
 
 
+def test_weights_that_a_torch_file_has_in_another_order_are_put_in_order_first(tmp_path: Path, go: Run) -> None:
+    for class_name, pack, plain in (
+        ("LlamaForCausalLM", quantized.fp8, quantized.plain_fp8),
+        ("GptOssForCausalLM", quantized.mxfp4, quantized.plain_mxfp4),
+    ):
+        source = model_in(tmp_path / class_name, by_name, pack, class_name)
+        state = saving.stored(source)
+        (source / "model.safetensors").unlink()
+        saving.as_bin({n: t.transpose(0, -1).contiguous().transpose(0, -1) for n, t in state.items()}, source)
+        go(source, tmp_path / "out" / class_name, **WISHES)
+        assert equal(saving.stored(tmp_path / "out" / class_name), plain(state))
+
+
 def test_verify_knows_what_it_should_have_become(tmp_path: Path, go: Run, meta_loader: MetaLoader) -> None:
     source, out = model_in(tmp_path / "source", by_name), tmp_path / "out"
     go(source, out, manifest=False, **WISHES)
