@@ -78,12 +78,12 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], co
         entries = tuple(map(Entry, kept, wanted))
         notes += _cast_notes(entries, options.dtype, fixed)
     selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales)
-    names = [tensor.name for tensor in tensors if tensor.name not in scales]
-    return _renamed(selection, names, options.rename, str(checkpoint.name)) if options.rename else selection
+    return _renamed(selection, options.rename, str(checkpoint.name)) if options.rename else selection
 
 
-def _renamed(selection: Selection, names: Sequence[str], rules: Sequence[Rule], checkpoint: str) -> Selection:
+def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Selection:
     """The same by other names, last of all: quantisers and the model's class know the old ones."""
+    names = [*(entry.name for entry in selection.entries), *selection.dropped]
     new, changes = renamed(names, rules, checkpoint)
     told = [
         f"--rename {rule}: {count:,} of {len(names):,} names, as {before} to {after}"
@@ -94,7 +94,7 @@ def _renamed(selection: Selection, names: Sequence[str], rules: Sequence[Rule], 
         selection,
         entries=tuple(e._replace(tensor=e.tensor._replace(name=new[e.name])) for e in selection.entries),
         dropped={new[name]: new[kept] for name, kept in selection.dropped.items()},
-        ties=tuple(tuple(new[name] for name in tie) for tie in selection.ties),
+        ties=tuple(tuple(new.get(name, name) for name in tie) for tie in selection.ties),
         notes=(*selection.notes, *told),
         renames=tuple(changes),
     )
