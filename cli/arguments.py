@@ -67,7 +67,7 @@ def of_options(name: str) -> Any:
 _TYPED_OTHERWISE = {"size", "rename", "config_from", "visibility", "manifest"}
 # Where help shows a field of Options, and what stands for its value; those without a section are the common ones.
 _SHOWN: dict[str, tuple[str, str | None]] = {
-    **dict.fromkeys(("oversize", "pack", "dequantize", "strict_dtype", "ties"), (WEIGHTS, None)),
+    **dict.fromkeys(("oversize", "pack", "dequantize", "strict_dtype", "ties", "experts"), (WEIGHTS, None)),
     "strip_prefix": (WEIGHTS, "PREFIX"),
     "rename": (WEIGHTS, "RULES"),
     "config_from": (FILES, "PLACE"),

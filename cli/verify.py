@@ -14,7 +14,7 @@ from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
 from reshard.pipeline.renaming import read_rules
-from reshard.pipeline.request import DType, Options, parse_size
+from reshard.pipeline.request import DType, Experts, Options, parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.load import LoadOptions
@@ -41,6 +41,9 @@ def verify(
         Path | None,
         value("RULES", "Expect names as these rules make them (default: the manifest's rules).", section=AGAINST),
     ] = None,
+    experts: Annotated[
+        Experts, Option(help="Expect experts so arranged (default: as the manifest says).", rich_help_panel=AGAINST)
+    ] = "keep",
     exclude: Annotated[list[str] | None, value("GLOB", "Files of SRC that `run` left out.", section=AGAINST)] = None,
     config_from: Annotated[
         str | None, value("PLACE", "The place of the files that SRC lacks.", section=AGAINST)
@@ -76,10 +79,12 @@ def verify(
     loads = _load_options(load, loader, device_map, max_memory, memory)
     rules = read_rules(rename) if rename else ()
     left_out = tuple(exclude or ())
-    changes = Options(dtype=dtype, dequantize=dequantize, strip_prefix=strip_prefix, rename=rules, exclude=left_out)
+    changes = Options(
+        dtype=dtype, dequantize=dequantize, strip_prefix=strip_prefix, rename=rules, experts=experts, exclude=left_out
+    )
     if against is None and (changes != Options() or config_from):
-        what = "--dtype, --dequantize, --strip-prefix, --rename, --exclude and --config-from need --against"
-        raise UsageError(what=what)
+        names = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --exclude and --config-from"
+        raise UsageError(what=f"{names} need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

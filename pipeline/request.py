@@ -66,6 +66,7 @@ def _parsed(value: object) -> object:
 
 
 DType = Literal["keep", "float16", "bfloat16", "float32"]
+Experts = Literal["keep", "fused", "separate", "separate-mixtral"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
 
@@ -107,6 +108,10 @@ class Options(Strict):
     strip_prefix: str | None = Field(
         default=None, description="Remove this prefix from tensor names; auto removes those of known wrappers."
     )
+    experts: Experts = Field(
+        default="keep",
+        description="Experts of a mixture: a layer's in two tensors (fused, as in transformers 5), or each in three.",
+    )
     rename: Rules = Field(
         default=(),
         max_length=RENAME_RULES_MAX,
@@ -141,6 +146,7 @@ class Options(Strict):
         names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
         # What came later is named only where it is used, so that the keys of all other requests stay as they are.
         later = {name: value for name in ("dequantize", "rename") if (value := getattr(self, name))}
+        later |= {"experts": self.experts} if self.experts != "keep" else {}
         return {name: getattr(self, name) for name in names} | later
 
     def told(self) -> str:
@@ -150,6 +156,7 @@ class Options(Strict):
             f"quantised weights became {self.dtype} by their scales" if self.dequantize else "",
             "wrappers' prefixes were taken off names" if self.strip_prefix else "",
             "of tied tensors one is left" if self.ties == "source" else "",
+            {"keep": "", "fused": "experts were stacked"}.get(self.experts, "stacks of experts were cut"),
             "tensors were renamed by rules" if self.rename else "",
         ]
         made = [change for change in changes if change]

@@ -23,6 +23,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import (
+    BadExperts,
     BadSize,
     CarriedTooLarge,
     NameTooLong,
@@ -112,14 +113,18 @@ def make_plan(known: Known) -> Plan:
     shards: list[Shard] = []
     outputs: list[Output] = []
     notes = [*known.notes]
+    same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
     for checkpoint in opened.checkpoints:
         made = _cut(checkpoint, known, len(shards))
         shards += made.shards
         unused -= made.rules_used
+        same_experts = same_experts and not made.rearranged
         config = _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
         notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
+    if same_experts:
+        raise BadExperts(layer="the model", why=f"it has none that {options.experts} ones can be made of")
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
     carried, left_out = sort_out(known.listing, known.found, opened, options)
@@ -231,6 +236,7 @@ class _Made:
     ties: tuple[tuple[str, ...], ...]
     notes: list[str]
     rules_used: set[int]  # those of --rename that changed a name
+    rearranged: bool  # by --experts
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -260,7 +266,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         index = Index(index_path(checkpoint.name), numbers, kept | about)
     notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
     used = {number for number, change in enumerate(selection.renames) if change.names}
-    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes], used)
+    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes], used, selection.rearranged)
 
 
 def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
 from reshard.pipeline.checkpoint.prefixes import wrappers_in
+from reshard.pipeline.errors import BadExperts
+from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
@@ -53,15 +55,25 @@ class Selection:
     notes: tuple[str, ...]
     scales: frozenset[str] = frozenset()  # what is not written because the weights are no longer quantised
     renames: tuple[Change, ...] = ()  # what each rule of --rename did
+    rearranged: bool = False  # whether --experts made other tensors
 
 
 def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], config: str = "") -> Selection:
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
     ``config`` is the text that says how its weights are quantised. Raises DuplicateTensor when two names become one
-    without their prefixes, RenameCollision when they do by the rules, BadRename, NotDequantised, and BadScale.
+    without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantised, BadScale.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
+    rearranged = False
+    if options.experts != "keep":
+        if options.dequantize:
+            raise BadExperts(layer=checkpoint.name, why="--dequantize needs them as they are; use one after the other")
+        given, tensors = tensors, arranged(tensors, options.experts)
+        if rearranged := tensors is not given:
+            notes.append(
+                f"--experts {options.experts}: {len(given):,} tensors become {len(tensors):,}, of the same bytes"
+            )
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
@@ -77,7 +89,7 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], co
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
         entries = tuple(map(Entry, kept, wanted))
         notes += _cast_notes(entries, options.dtype, fixed)
-    selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales)
+    selection = Selection(entries, dropped, tuple(ties), tuple(notes), scales, rearranged=rearranged)
     return _renamed(selection, options.rename, str(checkpoint.name)) if options.rename else selection
 
 

@@ -25,7 +25,6 @@ from pydantic import BaseModel, ValidationError
 
 from reshard.pipeline.errors import BadManifest
 from reshard.pipeline.planning.model import MANIFEST, Plan, Receipt, Shard
-from reshard.pipeline.renaming import Rule
 from reshard.pipeline.request import LAYOUT, Options, key_of
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.validation import first_problem
@@ -63,12 +62,14 @@ class Making(BaseModel, frozen=True):
     options: dict[str, Any]  # those that decide the bytes of the weights
 
     @property
-    def rename(self) -> tuple[Rule, ...]:
-        """The rules that renamed its tensors; none where this release cannot read them."""
+    def names(self) -> dict[str, Any]:
+        """The options that gave its tensors other names, ``experts`` and ``rename``; none that cannot be read here."""
+        asked = {name: self.options[name] for name in ("experts", "rename") if name in self.options}
         try:
-            return Options(rename=self.options.get("rename", ())).rename
+            chosen = Options(**asked)
         except ValidationError:
-            return ()
+            return {}
+        return {name: getattr(chosen, name) for name in asked}
 
 
 class Manifest(BaseModel, frozen=True):

@@ -10,15 +10,15 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, join
+from typing import Any
 
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.copying.stream import Tick
-from reshard.pipeline.errors import BadRename, CheckpointError, RenameCollision
+from reshard.pipeline.errors import BadExperts, BadRename, CheckpointError, RenameCollision
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
-from reshard.pipeline.renaming import Rule
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
@@ -43,8 +43,8 @@ def verify(
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
-    ``changes`` are what was asked to change on the way, dtype, strip_prefix and rename: the output should equal the
-    source after them. Without rules of their own those of the output's manifest count, and the check says so.
+    ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts and rename: the output should
+    equal the source after them. Where they say nothing of names the output's manifest does, and the check says so.
     ``described`` is the commit that published a manifest, where the history is known; ``tick`` is
     called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself is
     broken, and what stores raise; for what is wrong with ``output``, never.
@@ -52,8 +52,9 @@ def verify(
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    rules = recorded.manifest.made.rename if recorded.manifest and not changes.rename else ()
-    their_side = _their_side(source, changes, rules) if source else None
+    named = recorded.manifest.made.names if recorded.manifest else {}
+    named = {name: value for name, value in named.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
+    their_side = _their_side(source, changes, named) if source else None
     side = OpenedSide.attempt(output)
     checks = [check_rules(output, side)]
     checks += [recorded.check] if recorded.check else []
@@ -71,8 +72,12 @@ def verify(
     ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
         same = check_headers(their_side, side, matched, ties)
-        if rules:
-            told = f"names are compared as the manifest says that --rename made them: {', '.join(map(str, rules))}"
+        if named:
+            made = "; ".join(
+                f"--{name} {value if isinstance(value, str) else ', '.join(map(str, value))}"
+                for name, value in named.items()
+            )
+            told = f"names are compared as the manifest says that they were made: {made}"
             same = replace(same, reason="; ".join(filter(None, (same.reason, told))))
         checks += [same, check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
@@ -88,12 +93,12 @@ def verify(
     return checks
 
 
-def _their_side(source: Source, changes: Options, rules: tuple[Rule, ...]) -> OpenedSide:
-    """The source after ``changes`` and the ``rules`` of a manifest; without those where they do not fit it."""
+def _their_side(source: Source, changes: Options, named: dict[str, Any]) -> OpenedSide:
+    """The source after ``changes`` and what a manifest says of names; without that where it does not fit the source."""
     try:
-        return OpenedSide.open(source, changes.model_copy(update={"rename": rules or changes.rename}))
-    except (RenameCollision, BadRename):
-        if not rules:
+        return OpenedSide.open(source, changes.model_copy(update=named))
+    except (RenameCollision, BadRename, BadExperts):
+        if not named:
             raise
         return OpenedSide.open(source, changes)
 
