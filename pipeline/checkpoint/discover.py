@@ -2,7 +2,8 @@
 
 Only listings and indexes are read. What belongs to a set is what its index says; file names decide only where a set
 has none. Where one checkpoint (folder, stem and variant) is there in several formats, the safest is taken:
-safetensors, then torch files, then a distributed checkpoint; the others hold the same weights and are left out.
+safetensors, then torch files, then what several processes left in parts; the others hold the same weights and are left
+out.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from itertools import groupby
 from pathlib import PurePosixPath, PureWindowsPath
 from posixpath import basename, dirname, join, normpath
 from sys import intern
-from typing import Any, Literal
+from typing import Any
 
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
+from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
-
-Format = Literal["safetensors", "torch", "distributed"]
 
 # Loaders that look for `<stem>.<variant>.safetensors`; in any other name a dot is just a dot.
 _VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
@@ -38,9 +38,6 @@ _INDEX = re.compile(
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
 _DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-_DISTRIBUTED_METADATA = ".metadata"
-# accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
-_FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers) ...
@@ -54,10 +51,11 @@ _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
-# ZeRO (whose model states are parts that only its own script puts together), torchtune.
+# ZeRO (whose model states are parts that only its own script puts together), torchtune, verl.
 _TRAINERS = (
     "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
-    "arguments.pt", "trainer_state*", "zero_pp_rank_*", "*_optim_states.pt", "recipe_state*",
+    "arguments.pt", "trainer_state*", "zero_pp_rank_*", "*_optim_states.pt", "recipe_state*", "optim_world_size_*",
+    "extra_state_*",
 )  # fmt: skip
 
 # Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
@@ -67,19 +65,6 @@ FOREIGN = {
     ".ot": "Rust", ".tflite": "TFLite", ".mlmodel": "Core ML", ".npz": "NumPy", ".nemo": "NeMo", ".engine": "TensorRT",
     ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class FileSet:
-    """The files of one checkpoint, before they are looked into."""
-
-    name: Name
-    format: Format
-    files: tuple[StoredFile, ...]
-    index_path: str | None = None
-    index_metadata: Mapping[str, object] | None = None
-    weight_map: Mapping[str, str] | None = None  # tensor -> path from the root of the repository
-    metadata: StoredFile | None = None  # of a distributed checkpoint: what says where its chunks lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +96,7 @@ class Found:
 
 def foreign_format(path: str) -> str | None:
     """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
-    if basename(path) == _DISTRIBUTED_METADATA:
+    if basename(path) == DISTRIBUTED_METADATA:
         return FOREIGN[".distcp"]
     return FOREIGN.get(_suffix(path).lower())
 
@@ -232,7 +217,7 @@ class _Finder:
         for suffix in _TORCH:
             usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
-        self._add(s for s in self._distributed() if self._is_new(s.name))
+        self._add(find_parts(self._listing, self._is_new))
         if not self._found:
             self._add(self._unindexed(_TORCH, self._torch_files()))
         return [self._loadable(part) for part in self._found]
@@ -303,19 +288,6 @@ class _Finder:
 
     def _torch_files(self) -> list[str]:
         return [path for path in self._listing if _suffix(path) in _TORCH and not _matches(path, _TRAINERS)]
-
-    def _distributed(self) -> Iterator[FileSet]:
-        for path in sorted(self._listing):
-            folder = dirname(path)
-            if basename(path) != _DISTRIBUTED_METADATA or basename(folder).startswith("optimizer"):
-                continue
-            chunks = [
-                file for p, file in sorted(self._listing.items()) if dirname(p) == folder and p.endswith(".distcp")
-            ]
-            if chunks:
-                home = dirname(folder) if _FSDP_FOLDER.fullmatch(basename(folder)) else folder
-                metadata = self._listing[path]
-                yield FileSet(Name(home, "model"), "distributed", tuple(chunks), metadata=metadata)
 
 
 def _format(suffixes: set[str]) -> Format:

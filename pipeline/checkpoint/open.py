@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.pipeline.checkpoint.discover import FileSet, Found
+from reshard.pipeline.checkpoint.discover import Found
 from reshard.pipeline.checkpoint.formats import dcp
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
+from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+from reshard.pipeline.checkpoint.formats.torch_state import Contents
+from reshard.pipeline.checkpoint.parts import FileSet, Format
 from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
 from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
 from reshard.pipeline.protocols import Source
@@ -101,12 +104,21 @@ def _open_torch(source: Source, part: FileSet, first: int) -> Checkpoint:
 def _open_distributed(source: Source, part: FileSet, first: int) -> Checkpoint:
     assert part.metadata is not None, "a distributed checkpoint is found by its metadata"
     refuse_pointers(source.read, part.metadata, *part.files)
-    contents = dcp.read_dcp(source.read, part.metadata, part.files)
+    return _put_together(part, first, dcp.read_dcp(source.read, part.metadata, part.files))
+
+
+def _open_ranks(source: Source, part: FileSet, first: int) -> Checkpoint:
+    refuse_pointers(source.read, *part.files)
+    return _put_together(part, first, read_ranks(source.read, part.files))
+
+
+def _put_together(part: FileSet, first: int, contents: Contents) -> Checkpoint:
     return Checkpoint(
         name=part.name,
         files=tuple(range(first, first + len(part.files))),
         tensors=tuple(t._replace(pieces=tuple(_shifted(p, first) for p in t.pieces)) for t in contents.tensors),
         notes=contents.notes,
+        ties=contents.ties,
         records=tuple(replace(record, file=record.file + first) for record in contents.records),
     )
 
@@ -115,10 +127,11 @@ def _shifted(piece: Piece, first: int) -> Piece:
     return piece._replace(file=piece.file + first)
 
 
-_OPENERS: dict[str, Callable[[Source, FileSet, int], Checkpoint]] = {
+_OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {
     "safetensors": _open_safetensors,
     "torch": _open_torch,
     "distributed": _open_distributed,
+    "ranks": _open_ranks,
 }
 
 

@@ -57,6 +57,8 @@ class LfsPointer(CheckpointError, code="checkpoint.pointer"):
 class Unsupported(CheckpointError, code="checkpoint.unsupported"):
     message = "{file}: {what} cannot be held in safetensors"
     hint = "convert it with the tool that made it, then submit the result"
+class NotRead(Unsupported, code="checkpoint.not_read"):
+    message = "{file}: {what} is not read"
 
 
 class ProofError(ReshardError, code="proof", exit_code=6):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint import discover
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.copying.hashing import Compared, FileHasher
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import SourceCorrupt
@@ -107,7 +108,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
     A name that only the source's owner knows may give way to one that loaders look for, and a folder without a config
     to one that has it.
     """
-    if _is_distributed(ours, pair.output):
+    if _is_of_parts(ours, pair.output):
         return None
     was, is_ = _called(theirs, pair.source), _called(ours, pair.output)
     mapped = _has_bare_map(pair.output) and not _has_bare_map(pair.source)
@@ -122,7 +123,7 @@ def moved(pair: Pair, theirs: OpenedSide, ours: OpenedSide) -> str | None:
 def _called(side: OpenedSide, checkpoint: Checkpoint) -> Name:
     """What the files are called, where ``checkpoint.name`` is what they are to be called in safetensors."""
     path, first = entry(side, checkpoint), _first_file(side, checkpoint)
-    if _is_distributed(side, checkpoint):
+    if _is_of_parts(side, checkpoint):
         return checkpoint.name
     if first.endswith(SUFFIX):
         torch_name = checkpoint.name.stem == "model" and basename(path).startswith("pytorch_model")
@@ -144,8 +145,9 @@ def _first_file(side: OpenedSide, checkpoint: Checkpoint) -> str:
     return side.opened.files[checkpoint.files[0]].path
 
 
-def _is_distributed(side: OpenedSide, checkpoint: Checkpoint) -> bool:
-    return discover.foreign_format(_first_file(side, checkpoint)) == discover.FOREIGN[".distcp"]
+def _is_of_parts(side: OpenedSide, checkpoint: Checkpoint) -> bool:
+    """Whether its files are what several processes left: no loader looks for them by their names."""
+    return any(part.name == checkpoint.name and part.format not in WHOLE for part in side.found.sets)
 
 
 def _has_config(side: OpenedSide, name: Name) -> bool:

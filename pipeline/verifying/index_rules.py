@@ -19,6 +19,7 @@ from reshard.pipeline.checkpoint.formats import dcp
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.open import read_header
+from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
 from reshard.pipeline.protocols import Source
@@ -77,10 +78,10 @@ def _is_safe(index: str) -> bool:
 
 
 def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
-    """What torch's distributed checkpoints make up: it has no index, and is judged where it is opened."""
+    """What files of parts make up: it has no index, and is judged where it is opened."""
     if isinstance(opened, CheckpointError):
         return []
-    names = {part.name for part in opened.found.sets if part.format == "distributed"}
+    names = {part.name for part in opened.found.sets if part.format not in WHOLE}
     return [checkpoint for checkpoint in opened.opened.checkpoints if checkpoint.name in names]
 
 

@@ -306,6 +306,21 @@ def _(folder: Path) -> Built:
     return one(by_fsdp(model, folder, "wrapped"), model)
 
 
+@case(
+    "verl",
+    "Llama trained by verl, FSDP2, two ranks",
+    "`model_world_size_2_rank_*.pt`; `--config-from`",
+    home="lender",
+)
+def _(folder: Path) -> Built:
+    model = model_of("LlamaForCausalLM", torch.bfloat16)
+    lender = folder.parent / "lender"
+    lender.mkdir()
+    tokenizers.llama(lender)
+    saving.configured(model, lender)
+    return one(by_fsdp(model, folder, "ranks"), model)
+
+
 @case("fsdp-safetensors", "Llama, FSDP2", "DCP's safetensors form")
 def _(folder: Path) -> Built:
     model = model_of("LlamaForCausalLM", torch.bfloat16)

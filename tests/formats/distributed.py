@@ -20,8 +20,9 @@ from tests.support.save_dcp import in_ranks
 RANKS = 2
 
 # `nested`: below "model", as accelerate and most trainers write; `wrapped`: the same of a compiled model in
-# DistributedDataParallel's naming; `safetensors`: by HuggingFaceStorageWriter.
-Form = Literal["nested", "wrapped", "safetensors"]
+# DistributedDataParallel's naming; `safetensors`: by HuggingFaceStorageWriter;
+# `ranks`: each rank's own part by `torch.save`, as verl does.
+Form = Literal["nested", "wrapped", "safetensors", "ranks"]
 
 
 def by_fsdp(model: Any, folder: Path, form: Form) -> State:
@@ -40,6 +41,8 @@ def _save(rank: int, scratch: str, model: Any, folder: Path, form: Form) -> None
     state = model.state_dict()
     if form == "safetensors":
         dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    elif form == "ranks":
+        torch.save(state, folder / f"model_world_size_{RANKS}_rank_{rank}.pt")
     elif form == "wrapped":
         dcp.save({f"module._orig_mod.{name}": tensor for name, tensor in state.items()}, checkpoint_id=folder)
     else:

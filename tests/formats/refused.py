@@ -55,6 +55,20 @@ def _runs_in_metadata(folder: Path) -> None:
     (folder / "__0_0.distcp").write_bytes(b"PK")
 
 
+def _runs_in_a_rank(folder: Path) -> None:
+    torch.save({"weight": torch.ones(3)}, folder / "model_world_size_2_rank_0.pt")
+    torch.save({"weight": torch.ones(3), "more": touch(folder / CANARY)}, folder / "model_world_size_2_rank_1.pt")
+
+
+def _one_rank(folder: Path) -> None:
+    torch.save({"weight": torch.ones(3)}, folder / "model_world_size_2_rank_0.pt")
+
+
+def _other_ranks(folder: Path) -> None:
+    for rank in range(2):
+        torch.save({"weight": torch.ones(3 + rank)}, folder / f"model_world_size_2_rank_{rank}.pt")
+
+
 def _module(folder: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), folder / "pytorch_model.bin")
 
@@ -98,6 +112,7 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "a git-lfs pointer, index": _pointer("model.safetensors.index.json"),
     "a pickle that calls a function": _runs,
     "a `.metadata` that calls a function": _runs_in_metadata,
+    "a rank's file that calls a function": _runs_in_a_rank,
     "a whole module, pickled": _module,
     "a TorchScript program": _torchscript,
     "complex128": _complex,
@@ -105,6 +120,8 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "4 bytes that claim to be 4 TiB": _bomb,
     "an index that leaves its folder": _escapes,
     "one of two numbered files, no index": _incomplete,
+    "one of two ranks": _one_rank,
+    "ranks of two models": _other_ranks,
 }
 
 

@@ -13,6 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save
 
+from tests.support.save_ranks import save_ranks
+
 STATE = {
     "weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "turned": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T,
@@ -39,6 +41,12 @@ def _metadata() -> bytes:
         return (Path(folder) / ".metadata").read_bytes()
 
 
+def _ranks() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        (path,) = save_ranks(Path(folder), {k: v.contiguous() for k, v in STATE.items()}, (1,))
+        return path.read_bytes()
+
+
 def seeds() -> dict[str, list[bytes]]:
     """For each target, bytes that it should read; those for ``distributed`` name a file that the target has empty."""
     wrapped = {"state_dict": STATE, "epoch": 3, "args": [1, "two", {"three": None}]}
@@ -49,5 +57,6 @@ def seeds() -> dict[str, list[bytes]]:
         "zip": [*files, _saved(STATE, zipped=False)],
         "safetensors": [save({k: v.contiguous() for k, v in STATE.items()}, {"format": "pt"})],
         "distributed": [_metadata()],
+        "ranks": [_ranks()],
         "index": [json.dumps(index).encode(), json.dumps(index["weight_map"]).encode()],
     }

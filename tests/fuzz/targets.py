@@ -9,6 +9,7 @@ import safetensors
 from reshard.pipeline.checkpoint.discover import parse_index
 from reshard.pipeline.checkpoint.formats.dcp import read_dcp
 from reshard.pipeline.checkpoint.formats.pickles import load
+from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
@@ -61,6 +62,12 @@ def distributed_metadata(data: bytes) -> None:
     _all_inside(read_dcp(_reader({metadata.path: data, chunks.path: bytes(CHUNKS)}), metadata, [chunks]), [chunks])
 
 
+def ranks(data: bytes) -> None:
+    """The file of the only rank of a mesh."""
+    file = StoredFile("model_world_size_1_rank_0.pt", len(data))
+    _all_inside(read_ranks(_reader({file.path: data}), [file]), [file])
+
+
 def index(data: bytes) -> None:
     weight_map, _ = parse_index(data, "folder/model.safetensors.index.json")
     for path in weight_map.values():
@@ -73,6 +80,7 @@ TARGETS: dict[str, Target] = {
     "zip": zip_directory,
     "safetensors": safetensors_header,
     "distributed": distributed_metadata,
+    "ranks": ranks,
     "index": index,
 }
 

@@ -218,6 +218,18 @@ def test_a_distributed_checkpoint(folder: Path, tmp_path: Path, go: Run) -> None
     assert any("step" in note for note in report.plan.notes)
 
 
+def test_rank_files_of_a_trainer(folder: Path, tmp_path: Path, go: Run) -> None:
+    from tests.support.save_ranks import save_ranks
+
+    state = {name: tensor.contiguous() for name, tensor in state_of().items()}
+    save_ranks(folder, state, (3,))
+    torch.save({"state": [torch.ones(3)]}, folder / "optim_world_size_3_rank_0.pt")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), state)
+    assert report.attested and set(report.attested.values()) == {"crc"}
+    assert {item.path for item in report.plan.left_out} == {"optim_world_size_3_rank_0.pt"}
+
+
 def test_prefixes_of_wrappers_are_named_and_stripped_when_asked(folder: Path, tmp_path: Path, go: Run) -> None:
     state = {f"module._orig_mod.{name}": tensor for name, tensor in state_of(2).items()}
     torch.save(state, folder / "pytorch_model.bin")

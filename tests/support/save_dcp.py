@@ -54,6 +54,8 @@ def save_all(rank: int, ranks: int, folder: Path) -> None:
     optimizer.step()
     dcp.save(sharded.state_dict(), checkpoint_id=folder / "fsdp2-flat")
     dcp.save({"model": sharded.state_dict()}, checkpoint_id=folder / "fsdp2-nested")
+    (folder / "ranks").mkdir(exist_ok=True)
+    torch.save(sharded.state_dict(), folder / "ranks" / f"model_world_size_{ranks}_rank_{rank}.pt")
     everything = {
         "model": get_model_state_dict(sharded),
         "optim": get_optimizer_state_dict(sharded, optimizer),
@@ -86,12 +88,17 @@ def save_all(rank: int, ranks: int, folder: Path) -> None:
 
     for original in (True, False):
         old = FullyShardedDataParallel(
-            nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)), device_id=torch.device("cpu"), use_orig_params=original
+            nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)),
+            device_id=torch.device("cpu"),
+            use_orig_params=original,
+            device_mesh=mesh,  # else its parts are no DTensors
         )
         with FullyShardedDataParallel.state_dict_type(
             old, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(offload_to_cpu=True)
         ):
             dcp.save({"model": old.state_dict()}, checkpoint_id=folder / f"fsdp1-{original}")
+            (folder / f"ranks-{original}").mkdir(exist_ok=True)
+            torch.save(old.state_dict(), folder / f"ranks-{original}" / f"model_world_size_{ranks}_rank_{rank}.pt")
         with FullyShardedDataParallel.summon_full_params(old):
             if rank == 0:
                 torch.save(

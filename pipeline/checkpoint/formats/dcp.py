@@ -27,6 +27,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     count_of,
     counts_of,
     dtype_of,
+    fields,
     is_tensor,
     pairs_of,
     view_of,
@@ -113,7 +114,7 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
             file=file, why=f"it is {metadata.size:,} bytes long, and {PICKLE_MAX:,} is the most that is read"
         )
     data = read_bytes(read, metadata, 0, metadata.size)
-    root = _fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
+    root = fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
     described = _named(root.get("state_dict_metadata"), "state_dict_metadata", file)
     paths = _named(root["planner_data"], "planner_data", file) if root.get("planner_data") is not None else {}
     tree: Branch[str] = Branch()
@@ -122,17 +123,6 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
     named, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
     return [_tensor(name, full, described[full], stored, file) for name, full in named.items()], notes
-
-
-def _fields(value: object, kind: str, file: str) -> dict[str, object]:
-    """The attributes of a pickled dataclass."""
-    if type(value) is Made and value.kind.name == kind:
-        if value.state is None:
-            return {}
-        pairs = pairs_of(value.state)
-        if pairs is not None and all(type(key) is str for key, _ in pairs):
-            return {key: field for key, field in pairs if type(key) is str}
-    raise BadPickle(file=file, why=f"it has no {kind} where one must be")
 
 
 def _named(value: object, what: str, file: str) -> dict[str, object]:
@@ -176,7 +166,7 @@ def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int,
     """(name, first index) -> (path, offset, length) of every stored chunk."""
     found: dict[tuple[str, tuple[int, ...]], tuple[str, int, int]] = {}
     for key, info in pairs_of(value) or ():
-        index = _fields(key, "MetadataIndex", file)
+        index = fields(key, "MetadataIndex", file)
         if index.get("offset") is None:
             continue  # bytes, which have no place in a tensor
         name, at = index.get("fqn"), counts_of(index["offset"])
@@ -184,7 +174,7 @@ def _stored(value: object, folder: str, file: str) -> dict[tuple[str, tuple[int,
             raise BadPickle(file=file, why="it stores something under a malformed index")
         if (name, at) in found:
             raise BadTiling(file=file, tensor=label((name,)), why=f"the part at {list(at)} is stored twice")
-        found[name, at] = _storage_info(_fields(info, "_StorageInfo", file), label((name,)), folder, file)
+        found[name, at] = _storage_info(fields(info, "_StorageInfo", file), label((name,)), folder, file)
     return found
 
 
@@ -203,13 +193,13 @@ def _tensor(
     name: str, full: str, value: object, stored: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]], file: str
 ) -> _Tensor:
     what = label((name,))
-    fields = _fields(value, "TensorStorageMetadata", file)
-    shape, chunks = counts_of(fields.get("size")), fields.get("chunks")
+    about = fields(value, "TensorStorageMetadata", file)
+    shape, chunks = counts_of(about.get("size")), about.get("chunks")
     if shape is None or type(chunks) is not list:
         raise BadPickle(file=file, why=f"{what} has no valid size")
     found = []
     for chunk in chunks:
-        described = _fields(chunk, "ChunkStorageMetadata", file)
+        described = fields(chunk, "ChunkStorageMetadata", file)
         at, extent = counts_of(described.get("offsets")), counts_of(described.get("sizes"))
         if at is None or extent is None:
             raise BadPickle(file=file, why=f"{what} has a malformed chunk")
@@ -220,7 +210,7 @@ def _tensor(
         raise BadTiling(file=file, tensor=what, why="it has no parts")
     if (flaw := flaw_in_tiling(shape, [chunk.box for chunk in found])) is not None:
         raise BadTiling(file=file, tensor=what, why=flaw)
-    dtype = _dtype(fields.get("properties"), what, file)
+    dtype = _dtype(about.get("properties"), what, file)
     if dtype == "F4":
         raise Unsupported(file=file, what=f"{what}, a sharded tensor of 4-bit elements,")
     # Ranks that hold nothing of a tensor may have a chunk without elements; an empty tensor keeps one.

@@ -17,6 +17,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     piece_of,
     sizes_of,
     storage_of,
+    tensors_of,
     tied_names,
     views_of,
 )
@@ -65,14 +66,15 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         raise BadArchive(file=file.path, why="it begins like a torch file and does not go on like one")
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
-    views, notes = views_of(state.value, file.path)
+    tensors, notes = tensors_of(state.value, file.path)
+    views = views_of(tensors, file.path)
     records = {
         storage.key: Record(f"storage {label((storage.key,))}", number, start, start + storage.whole, None)
         for storage in (view.storage for view in views.values())
         for start in (starts[storage.key],)
     }
-    tensors = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
-    return Contents(tuple(tensors), notes, tied_names(views), tuple(records.values()))
+    found = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
+    return Contents(tuple(found), notes, tied_names(views), tuple(records.values()))
 
 
 def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:

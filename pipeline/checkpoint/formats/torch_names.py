@@ -52,6 +52,19 @@ FOREIGN_KINDS = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of another device, pickled by value,",
     "torch._utils._rebuild_wrapper_subclass": "a tensor of a custom class",
 }
+# What a DTensor is pickled with: itself, how it is divided, and over which processes. Modules of torch 2.3 and later.
+DTENSOR = "DTensor"
+_DTENSOR_MODULES = (
+    "torch.distributed.tensor", "torch.distributed.tensor._api", "torch.distributed.tensor._dtensor_spec",
+    "torch.distributed.tensor.placement_types", "torch.distributed._tensor", "torch.distributed._tensor.api",
+    "torch.distributed._tensor._dtensor_spec", "torch.distributed._tensor.placement_types",
+    "torch.distributed.device_mesh", "torch.distributed._tensor.device_mesh", "torch.distributed._mesh_layout",
+)  # fmt: skip
+_DTENSOR_NAMES = (
+    DTENSOR, "DTensorSpec", "TensorMeta", "ShardOrderEntry", "DeviceMesh", "_MeshLayout", "_FlatLayout",
+    "Shard", "_StridedShard", "Replicate", "Partial", "_Partial",
+)  # fmt: skip
+DTENSOR_KINDS = {f"{module}.{name}" for module in _DTENSOR_MODULES for name in _DTENSOR_NAMES}
 DICTIONARIES = {"collections.OrderedDict", "collections.defaultdict", "collections.Counter"}
 # What trainers put beside the weights. It is named in the notes and never read, so it is allowed.
 BYSTANDERS = {
@@ -66,6 +79,7 @@ ALLOWED = frozenset(
     TENSOR_KINDS
     | PLAIN_TYPES
     | set(FOREIGN_KINDS)
+    | DTENSOR_KINDS
     | DICTIONARIES
     | BYSTANDERS
     | UNTYPED

@@ -81,6 +81,17 @@ def is_tensor(value: object) -> bool:
     )
 
 
+def fields(value: object, kind: str, file: str) -> dict[str, object]:
+    """The attributes of a pickled object whose class is called ``kind``; raises BadPickle where it is none."""
+    if type(value) is Made and value.kind.name == kind:
+        if value.state is None:
+            return {}
+        pairs = pairs_of(value.state)
+        if pairs is not None and all(type(key) is str for key, _ in pairs):
+            return {key: field for key, field in pairs if type(key) is str}
+    raise BadPickle(file=file, why=f"it has no {kind} where one must be")
+
+
 def describe(value: object) -> str:
     """A few words on a value other than a tensor, of any kind and size."""
     if value is None or type(value) in (bool, int, float):
@@ -336,8 +347,8 @@ def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
 # ------------------------------------------------------------------------------------------------------ state dicts
 
 
-def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]:
-    """Name -> view for the weights in a pickled value, and notes on the rest.
+def tensors_of(root: object, file: str) -> tuple[dict[str, Made], tuple[str, ...]]:
+    """Name -> tensor, as it was pickled, for the weights in a pickled value, and notes on the rest.
 
     Raises Unsupported when the value is not a dictionary of tensors, DuplicateTensor, BadPickle.
     """
@@ -350,13 +361,17 @@ def views_of(root: object, file: str) -> tuple[dict[str, View], tuple[str, ...]]
     node = _node(root, file, 0, _Search(file), {})
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
-    tensors, notes = weights_of(node, file)
+    return weights_of(node, file)
+
+
+def views_of(tensors: Mapping[str, Made], file: str) -> dict[str, View]:
+    """Name -> view of pickled tensors; raises Unsupported or BadPickle, also where together they claim too much."""
     views = {name: view_of(made, label((name,)), file) for name, made in tensors.items()}
     if (total := sum(view.size for view in views.values())) > EXPANSION_FREE:
         kept = sum({view.storage.key: view.storage.whole for view in views.values()}.values())
         if total > EXPANSION_MAX * kept:
             raise BadPickle(file=file, why=f"its tensors claim {total:,} bytes over storages of {kept:,}")
-    return views, notes
+    return views
 
 
 def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:

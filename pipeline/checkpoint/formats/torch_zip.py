@@ -19,7 +19,15 @@ from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
-from reshard.pipeline.checkpoint.formats.torch_state import Contents, View, piece_of, sizes_of, tied_names, views_of
+from reshard.pipeline.checkpoint.formats.torch_state import (
+    Contents,
+    View,
+    piece_of,
+    sizes_of,
+    tensors_of,
+    tied_names,
+    views_of,
+)
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
@@ -70,14 +78,20 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
 
     Reads the directory, the pickle and the records' headers, never a storage. Raises the CheckpointError family.
     """
-    archive = TorchZip(partial(read_spans, read, file), file, number, Span(0, file.size), TAIL_READ)
-    views, notes = views_of(archive.root, file.path)
+    archive = open_zip(read, file, number)
+    tensors, notes = tensors_of(archive.root, file.path)
+    views = views_of(tensors, file.path)
     records = archive.storages(views.values())
-    tensors = tuple(
+    found = tuple(
         Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
         for name, view in views.items()
     )
-    return Contents(tensors, notes, tied_names(views), tuple(records.values()))
+    return Contents(found, notes, tied_names(views), tuple(records.values()))
+
+
+def open_zip(read: Read, file: StoredFile, number: int, allowed: frozenset[str] = ALLOWED) -> TorchZip:
+    """The archive that is the whole of source file ``number``; ``allowed`` is what its pickle may name."""
+    return TorchZip(partial(read_spans, read, file), file, number, Span(0, file.size), TAIL_READ, allowed)
 
 
 class TorchZip:
@@ -86,7 +100,15 @@ class TorchZip:
     ``fetch`` gives the bytes of every span that it is asked for; the first of them are the last ``tail`` bytes.
     """
 
-    def __init__(self, fetch: Fetch, file: StoredFile, number: int, within: Span, tail: int) -> None:
+    def __init__(
+        self,
+        fetch: Fetch,
+        file: StoredFile,
+        number: int,
+        within: Span,
+        tail: int,
+        allowed: frozenset[str] = ALLOWED,
+    ) -> None:
         self._file = file
         self._number = number
         entries, directory = _read_directory(fetch, file, within, tail)
@@ -114,7 +136,7 @@ class TorchZip:
             self._starts[name] = start = entry.header + _data_offset(file, entry, heads[name])
             if start + entry.size > follow[name]:
                 raise _bad(file, f"record {label((name,))} reaches into what follows it")
-        self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=ALLOWED)
+        self.root, stop, _ = load(self._content("data.pkl", heads), file=file.path, allowed=allowed)
         if stop != pickle_size:
             raise _bad(file, "data.pkl goes on behind the end of its pickle")
         self.big_endian = self._byte_order(heads)
@@ -189,7 +211,7 @@ def _read_directory(fetch: Fetch, file: StoredFile, within: Span, tail_read: int
 def _directory_place(file: StoredFile, tail: bytes, base: int, end: int) -> tuple[int, int, int, int]:
     """(entries, bytes, offset, where it must end) of the directory, from the end record and its zip64 form."""
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
-        raise _bad(file, "it begins like a zip archive and does not end like one; it may have been cut off")
+        raise _bad(file, "it does not end as a zip archive of torch does; it may have been cut off")
     _, disk, first_disk, here, count, size, offset, comment = _END.unpack_from(tail, len(tail) - _END.size)
     if disk or first_disk or here != count or comment:
         raise _bad(file, "its end record is not one that torch writes")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.pipeline.checkpoint.discover import FileSet, Found, find_checkpoints
+from reshard.pipeline.checkpoint.discover import Found, find_checkpoints
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
+from reshard.pipeline.checkpoint.parts import FileSet
 from reshard.pipeline.errors import BadSize, CarriedTooLarge, ProofError, ReshardError, TooLargeForHub
 from reshard.pipeline.limits import HUB_FILE_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE, Folder, Hub, Place

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from reshard.pipeline.checkpoint.formats.dcp import SafetensorsPart, is_sharded, merged, read_dcp
+from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import parse_header
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.errors import (
@@ -94,6 +95,16 @@ def test_fsdp1_with_and_without_original_parameters(made: Path, original: bool) 
     folder = made / f"fsdp1-{original}"
     contents, files = opened(folder)
     assert_equal(contents, files, folder, expected_of(made, f"fsdp1-{original}.bin"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [("ranks", "expected.bin"), ("ranks-True", "fsdp1-True.bin"), ("ranks-False", "fsdp1-False.bin")],
+)
+def test_the_files_that_each_rank_saved_itself_hold_the_same(made: Path, layout: str, expected: str) -> None:
+    files = stored(made / layout)
+    contents = read_ranks(Disk(made / layout).read, files)
+    assert_equal(contents, files, made / layout, expected_of(made, expected))
 
 
 def test_what_a_trainer_keeps_beside_the_weights_is_listed(made: Path) -> None:

@@ -1,0 +1,181 @@
+"""Rank files: the model as each process of a training holds it, saved by itself, as verl does.
+
+`model_world_size_4_rank_2.pt` is a state dict of DTensors: each is this rank's part, with the mesh of ranks and how the
+tensor is divided over it (`torch/distributed/tensor/_dtensor_spec.py`, `placement_types.py`,
+`torch/distributed/device_mesh.py`). What is no DTensor is the same in every rank. Both are read as data: no class of
+torch is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import NamedTuple
+
+from reshard.pipeline.checkpoint.formats.nesting import label
+from reshard.pipeline.checkpoint.formats.pickles import Made
+from reshard.pipeline.checkpoint.formats.ranged import Read
+from reshard.pipeline.checkpoint.formats.tiling import Box, flaw_in_tiling
+from reshard.pipeline.checkpoint.formats.torch_names import DTENSOR, FROM_TYPE
+from reshard.pipeline.checkpoint.formats.torch_state import (
+    Contents,
+    counts_of,
+    dtype_of,
+    fields,
+    pairs_of,
+    tensors_of,
+    views_of,
+)
+from reshard.pipeline.checkpoint.formats.torch_zip import open_zip
+from reshard.pipeline.errors import BadIndex, BadPickle, BadTiling, NotRead
+from reshard.pipeline.limits import HEADER_READERS
+from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
+
+_WRAPPER = "_rebuild_wrapper_subclass"
+_LOCAL, _SPEC = "_local_tensor", "_spec"
+
+
+class _Whole(NamedTuple):
+    """A tensor as every rank must describe it. ``divided``: for each dimension of the mesh, which one of the tensor's
+    is divided over it; None where it is repeated. A tensor that is no DTensor has no mesh."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    divided: tuple[int | None, ...]
+
+
+class _Part(NamedTuple):
+    """What one rank holds of it, and where in the mesh the rank stands."""
+
+    whole: _Whole
+    at: tuple[int, ...]
+    piece: Piece
+    record: Record
+
+
+class _Rank(NamedTuple):
+    parts: dict[str, _Part]
+    notes: tuple[str, ...]
+
+
+def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
+    """The tensors that the ranks' files make up together, as pieces of ``files``, which are in the order of ranks.
+
+    Reads no storage. Raises UnsafePickle, NotRead, BadTiling and the rest of the CheckpointError family.
+    """
+    with ThreadPoolExecutor(HEADER_READERS, thread_name_prefix="ranks") as pool:
+        ranks = list(pool.map(lambda number: _rank(read, files[number], number), range(len(files))))
+    for rank, file in zip(ranks, files, strict=True):
+        if odd := rank.parts.keys() ^ ranks[0].parts.keys():
+            raise BadIndex(file=file.path, why=f"only one of it and {files[0].path} has {label((min(odd),))}")
+    tensors: list[Tensor] = []
+    records: dict[Record, None] = {}
+    for name in ranks[0].parts:
+        parts = _used(name, [rank.parts[name] for rank in ranks], files)
+        tensors.append(_tensor(name, parts, files))
+        records |= dict.fromkeys(part.record for part in parts)
+    ties: dict[tuple[Piece, ...], list[str]] = {}
+    for tensor in tensors:
+        if tensor.size:
+            ties.setdefault(tensor.pieces, []).append(tensor.name)
+    notes = [f"the files of {len(files)} ranks: the tensors are put together", *ranks[0].notes]
+    repeated = [name for name, part in ranks[0].parts.items() if not any(dim is not None for dim in part.whole.divided)]
+    if repeated and len(files) > 1:
+        notes.append(f"{files[0].path}: {len(repeated)} tensors that every rank has are taken from here")
+    tied = tuple(tuple(names) for names in ties.values() if len(names) > 1)
+    return Contents(tuple(tensors), tuple(notes), tied, tuple(records))
+
+
+def _rank(read: Read, file: StoredFile, number: int) -> _Rank:
+    archive = open_zip(read, file, number)
+    tensors, notes = tensors_of(archive.root, file.path)
+    described = {name: _described(made, label((name,)), file.path) for name, made in tensors.items()}
+    views = views_of({name: local for name, (local, _, _) in described.items()}, file.path)
+    records = archive.storages(views.values())
+    parts = {}
+    for name, view in views.items():
+        _, whole, at = described[name]
+        whole = whole or _Whole(view.dtype, view.shape, ())
+        if whole.dtype != view.dtype:
+            raise BadPickle(file=file.path, why=f"{label((name,))} is of {whole.dtype}, and its part of {view.dtype}")
+        parts[name] = _Part(whole, at, archive.piece(view, records, label((name,))), records[view.storage.key])
+    return _Rank(parts, notes)
+
+
+def _described(made: Made, what: str, file: str) -> tuple[Made, _Whole | None, tuple[int, ...]]:
+    """(this rank's own tensor, the whole, where in the mesh the rank stands) of a pickled tensor."""
+    if str(made.kind) not in FROM_TYPE or len(made.args) != 4 or not _is_dtensor(made.args[1]):
+        return made, None, ()
+    function, _, arguments, state = made.args
+    # The state of an object with slots is (its dictionary, its slots).
+    pairs = pairs_of(state[1] if type(state) is tuple and len(state) == 2 else state)
+    slots = {key: value for key, value in pairs or () if type(key) is str}
+    local = slots.get(_LOCAL)
+    if str(function) != f"torch._utils.{_WRAPPER}" or type(arguments) is not tuple or len(arguments) < 3:
+        raise BadPickle(file=file, why=f"{what} is not a well-formed DTensor")
+    if type(local) is not Made or (shape := counts_of(arguments[2])) is None:
+        raise BadPickle(file=file, why=f"{what} is not a well-formed DTensor")
+    spec = fields(slots.get(_SPEC), "DTensorSpec", file)
+    at = counts_of(fields(spec.get("mesh"), "DeviceMesh", file).get("_coordinate_on_dim"))
+    placements = spec.get("placements")
+    if at is None or type(placements) is not tuple or len(placements) != len(at):
+        raise BadPickle(file=file, why=f"{what} is not placed on a mesh of ranks")
+    divided = tuple(_divided(placement, len(shape), what, file) for placement in placements)
+    return local, _Whole(dtype_of(arguments[1], what, file), shape, divided), at
+
+
+def _is_dtensor(kind: object) -> bool:
+    return str(kind).rpartition(".")[2] == DTENSOR
+
+
+def _divided(placement: object, dimensions: int, what: str, file: str) -> int | None:
+    """The dimension that a placement divides, None where it repeats the tensor."""
+    name = placement.kind.name if type(placement) is Made else ""
+    if name == "Replicate":
+        return None
+    if name == "Shard":
+        dim = fields(placement, name, file).get("dim")
+        if type(dim) is int and 0 <= dim < dimensions:
+            return dim
+    elif name in ("Partial", "_Partial", "_StridedShard"):
+        raise NotRead(file=file, what=f"{what}, placed as {name},")
+    raise BadPickle(file=file, why=f"{what} has a malformed placement")
+
+
+def _used(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> list[_Part]:
+    """Of each part of the tensor one, in order; raises BadTiling unless the ranks stand where their files say."""
+    whole = parts[0].whole
+    if not whole.divided:
+        agree = all(part.whole == whole for part in parts)
+    else:
+        mesh = [1 + max(part.at[axis] for part in parts if len(part.at) > axis) for axis in range(len(whole.divided))]
+        places = [
+            tuple(rank // prod(mesh[axis + 1 :]) % n for axis, n in enumerate(mesh)) for rank in range(len(parts))
+        ]
+        agree = prod(mesh) == len(parts)
+        agree &= all(part.whole == whole and part.at == at for part, at in zip(parts, places, strict=True))
+    if not agree:
+        odd = next((file for part, file in zip(parts, files, strict=True) if part.whole != whole), files[0])
+        raise BadTiling(file=odd.path, tensor=label((name,)), why="the ranks do not describe one tensor on one mesh")
+    return [
+        part for part in parts if all(not at for at, dim in zip(part.at, whole.divided, strict=True) if dim is None)
+    ] or [parts[0]]
+
+
+def _tensor(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> Tensor:
+    """The whole of ``parts``; rows are dealt out as `torch.chunk` does, so many to each rank until none is left."""
+    dtype, shape, divided = parts[0].whole
+    dims = [dim for dim in divided if dim is not None]
+    if len(dims) > 1:
+        what = f"{label((name,))}, divided in several dimensions of the mesh,"
+        raise NotRead(file=files[parts[0].piece.file].path, what=what)
+    pieces = []
+    for number, part in enumerate(parts if dims else parts[:1]):
+        at = [0] * len(shape)
+        for dim in dims:
+            at[dim] = min(number * -(-shape[dim] // len(parts)), shape[dim])
+        pieces.append(part.piece._replace(at=tuple(at)))
+    if (flaw := flaw_in_tiling(shape, [Box(piece.at, piece.shape) for piece in pieces])) is not None:
+        raise BadTiling(file=files[pieces[0].file].path, tensor=label((name,)), why=flaw)
+    return Tensor(name, dtype, shape, tuple(piece for piece in pieces if 0 not in piece.shape) or (pieces[0],))
