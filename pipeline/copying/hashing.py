@@ -13,6 +13,7 @@ from reshard.pipeline.check import failed
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_header
 from reshard.pipeline.errors import OTHER_BYTES, DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
+from reshard.pipeline.planning.ranges import Attested, attested
 from reshard.pipeline.protocols import Writer
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.tensors import Attestation, Record, StoredFile
@@ -115,7 +116,10 @@ class Compared(NamedTuple):
 
 
 class FileHasher:
-    """A source file that passes whole: through its sha256, its records' CRCs, and a digest of each tensor's ranges."""
+    """A source file that passes: through its sha256, its records' CRCs, and a digest of each tensor's ranges.
+
+    ``passes`` is what has to pass of it, whole and in order.
+    """
 
     def __init__(self, file: StoredFile, ranges: Iterable[HashedRange[Range]], records: Sequence[Record]) -> None:
         self.file = file
@@ -124,7 +128,8 @@ class FileHasher:
         self._records = frozenset() if file.sha256 else frozenset(records)
         # Filed under the record itself: all archives of a `.distcp` file call their only storage by the same name.
         self._sums = RangeHasher((HashedRange(r.start, r.stop, r) for r in self._records if r.crc32 is not None), Crc32)
-        self._passed = 0
+        self.passes = attested(file, records)
+        self._passed = self.passes.start
 
     @property
     def level(self) -> Attestation:
@@ -143,7 +148,13 @@ class FileHasher:
         return self._ranges.digests
 
     def feed(self, at: int, view: memoryview, place: str) -> None:
-        """The bytes from ``at`` on, which follow what passed before; raises SourceCorrupt, naming file and place."""
+        """The bytes from ``at`` on, which follow what passed before; raises SourceCorrupt, naming file and place.
+
+        What follows ``passes`` is not looked at.
+        """
+        view = view[: max(0, self.passes.stop - at)]
+        if not view:
+            return
         if at != self._passed:
             raise AssertionError(f"a read plan brings every byte once and in order, and {self.file.path} skipped one")
         if self._sha256 is not None:
@@ -151,7 +162,7 @@ class FileHasher:
         self._ranges.feed(at, view)
         self._sums.feed(at, view)
         self._passed += len(view)
-        if self._passed == self.file.size:
+        if self._passed == self.passes.stop:
             self._finish(place)
 
     def _finish(self, place: str) -> None:
@@ -166,6 +177,11 @@ class FileHasher:
         finding = f"{what} does not match: expected {expected}, read {OTHER_BYTES}"
         checks = failed("source bytes", SOURCE_LEVEL, {"bytes": self.file.size}, [finding])
         return SourceCorrupt(file=what, place=place, expected=expected, actual=OTHER_BYTES, checks=checks)
+
+
+def passing(hashers: Mapping[int, FileHasher]) -> dict[int, Attested]:
+    """What each of them waits for."""
+    return {number: hasher.passes for number, hasher in hashers.items()}
 
 
 def digests_differ(shard: Shard, differ: Mapping[str, tuple[str, str]]) -> DigestsDiffer:

@@ -19,9 +19,9 @@ from reshard.pipeline.limits import (
     TREE_PAGE,
 )
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.planning.ranges import joined, parts, read_plan, requests
+from reshard.pipeline.planning.ranges import attested, joined, parts, read_plan, requests
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.tensors import StoredFile, same_by_hash
+from reshard.pipeline.tensors import Record, StoredFile, same_by_hash
 
 XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
 
@@ -50,7 +50,12 @@ def forecast(plan: Plan) -> Forecast:
 
     A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers.
     """
-    read_plans = [read_plan([plan.shards[n] for n in group.shards], group.attests, plan.files) for group in plan.groups]
+    records: dict[int, list[Record]] = {}
+    for record in plan.records:
+        records.setdefault(record.file, []).append(record)
+    passing = [{n: attested(plan.files[n], records.get(n, ())) for n in group.attests} for group in plan.groups]
+    shards = [[plan.shards[n] for n in group.shards] for group in plan.groups]
+    read_plans = [read_plan(*one) for one in zip(shards, passing, strict=True)]
     written = sum(shard.size for shard in plan.shards)
     seams = sum(len(joined(place for part in parts(shard) for place in part.places)) for shard in plan.shards)
     headers = sum(len(shard.header) for shard in plan.shards)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Cut, Entry, Shard
-from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, StoredFile, Tensor
+from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, StoredFile, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +159,44 @@ class ReadSegment:
     wanted: bool
 
 
-def read_plan(
-    shards: Sequence[Shard], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
-) -> list[ReadSegment]:
+class Attested(NamedTuple):
+    """``start <= byte < stop`` of a file: what has to pass, whole and in order, for its bytes to be attested."""
+
+    start: int
+    stop: int
+
+
+def attested(file: StoredFile, records: Sequence[Record]) -> Attested:
+    """All of a file with a sha256; of another, what its archive keeps sums of, from the first to the last that is used.
+
+    What lies before and behind that is never read: a trainer's file may be an optimizer's state for two thirds.
+    """
+    if file.sha256 is not None or not records:
+        return Attested(0, file.size)
+    return Attested(min(record.start for record in records), max(record.stop for record in records))
+
+
+def read_plan(shards: Sequence[Shard], attests: Mapping[int, Attested]) -> list[ReadSegment]:
     """Every stretch that a group reads, in order: the shards' ranges, and between them what is only attested.
 
-    Files in ``attests`` pass whole and in order, whatever was copied before or is copied by others.
+    What ``attests`` names passes whole and in order, whatever was copied before or is copied by others.
     """
-    return read_segments((place for shard in shards for part in parts(shard) for place in part.places), attests, files)
+    return read_segments((place for shard in shards for part in parts(shard) for place in part.places), attests)
 
 
-def read_segments(
-    places: Iterable[ByteRange], attests: Iterable[int], files: Sequence[StoredFile] | Mapping[int, StoredFile]
-) -> list[ReadSegment]:
-    """Every stretch to read so that ``places`` come in their order and the files in ``attests`` pass whole.
+def read_segments(places: Iterable[ByteRange], attests: Mapping[int, Attested]) -> list[ReadSegment]:
+    """Every stretch to read so that ``places`` come in their order, and what ``attests`` says of a file passes whole.
 
     Of a file of 100 bytes, bytes 10 to 40 and 60 to 90 are wanted, in this order, and all are attested:
 
-    >>> files = [StoredFile("model.bin", 100)]
-    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], [0], files):
+    >>> for part in read_segments([ByteRange(0, 60, 90), ByteRange(0, 10, 40)], {0: Attested(0, 100)}):
     ...     print(part.start, part.stop, "wanted" if part.wanted else "passed", "and attested from", part.fresh)
     0 60 passed and attested from 0
     60 90 wanted and attested from 60
     10 40 wanted and attested from 40
     90 100 passed and attested from 90
     """
-    cursor = dict.fromkeys(attests, 0)
+    cursor = {file: there.start for file, there in attests.items()}
     wanted = joined(places)
     last = {place.file: i for i, place in enumerate(wanted)}
     segments: list[ReadSegment] = []
@@ -201,9 +214,9 @@ def read_segments(
                 segments.append(ReadSegment(place.file, previous.stop, place.start, place.start, wanted=False))
             segments.append(ReadSegment(place.file, place.start, place.stop, place.stop, wanted=True))
         if last[place.file] == i and place.file in cursor:
-            segments += _rest(place.file, cursor.pop(place.file), files)
+            segments += _rest(place.file, cursor.pop(place.file), attests)
     for file, passed in cursor.items():
-        segments += _rest(file, passed, files)
+        segments += _rest(file, passed, attests)
     return segments
 
 
@@ -222,9 +235,9 @@ def joined(places: Iterable[ByteRange]) -> list[ByteRange]:
     return joined
 
 
-def _rest(file: int, passed: int, files: Sequence[StoredFile] | Mapping[int, StoredFile]) -> list[ReadSegment]:
-    size = files[file].size
-    return [ReadSegment(file, passed, size, passed, wanted=False)] if passed < size else []
+def _rest(file: int, passed: int, attests: Mapping[int, Attested]) -> list[ReadSegment]:
+    stop = attests[file].stop
+    return [ReadSegment(file, passed, stop, passed, wanted=False)] if passed < stop else []
 
 
 def requests(segments: Sequence[ReadSegment]) -> Iterator[tuple[ReadSegment, ...]]:

@@ -219,9 +219,10 @@ def _corrupt(side: OpenedSide, numbers: Iterable[int], tick: Tick) -> Iterator[s
     for number in numbers:
         file = side.opened.files[number]
         records = [record for c in side.opened.checkpoints for record in c.records if record.file == number]
-        hasher, at = FileHasher(file, (), records), 0
+        hasher = FileHasher(file, (), records)
+        at, stop = hasher.passes
         try:
-            for view in side.source.read(file, 0, file.size):
+            for view in side.source.read(file, at, stop):
                 hasher.feed(at, view, str(side.source.place))
                 at += len(view)
                 tick(len(view))

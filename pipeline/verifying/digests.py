@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.copying.dequantize import caster_of
-from reshard.pipeline.copying.hashing import FileHasher, tensor_digest
+from reshard.pipeline.copying.hashing import FileHasher, passing, tensor_digest
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order
@@ -64,7 +64,7 @@ def digests(
             entries.append(entry)
         sharing.append(entry.name)
     places = (place for entry in entries for one in parts_of([entry]) for place in one.places)
-    stream = Stream(source, files, read_segments(places, hashers, files), hashers, tick)
+    stream = Stream(source, files, read_segments(places, passing(hashers)), hashers, tick)
     found: dict[str, Digests] = {}
     for entry, sharing in zip(entries, names.values(), strict=True):
         unforgeable, recorded = blake3(), tensor_digest()
@@ -112,7 +112,7 @@ class Stored(NamedTuple):
     def read(self, tmpdir: Path | None) -> Iterator[memoryview]:
         """Its packed bytes, cast."""
         places = (place for one in parts_of([self.entry]) for place in one.places)
-        stream = Stream(self.source, self.files, read_segments(places, (), self.files), {}, lambda count: None)
+        stream = Stream(self.source, self.files, read_segments(places, {}), {}, lambda count: None)
         yield from _made(self.entry, stream, ScratchSpace(tmpdir))
         stream.finish()
 
