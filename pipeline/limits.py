@@ -9,6 +9,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 HEADER_READ = 256 * KIB  # bytes; one read of this size holds the whole header of nearly every real file
 HEADER_MAX = 100 * MB  # bytes; the format's own cap, so that a lying length allocates nothing
 INDEX_MAX = 100 * MB  # bytes; a 671B model's index is 9 MB
+LATEST_MAX = 4 * KIB  # bytes; of DeepSpeed's `latest`, which holds the name of a folder
 MANIFEST_MAX = 100 * MB  # bytes; a 671B model's manifest is 9 MB
 CONFIG_MAX = 10 * MB  # bytes; of a config.json that is handed to the reload
 HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth is what they wait for

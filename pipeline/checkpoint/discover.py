@@ -23,7 +23,7 @@ from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
-from reshard.pipeline.limits import INDEX_MAX
+from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
 
@@ -51,7 +51,7 @@ _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
 SOUGHT_STEMS = (*USUAL_STEMS, "consolidated", "open_clip_model", "adapter_model")
 # What trainers leave beside the weights, and no weights: transformers' Trainer, accelerate's `save_state`, DeepSpeed's
-# ZeRO (whose model states are parts that only its own script puts together), torchtune, verl.
+# ZeRO (whose model states are parts, put together where all of them are there), torchtune, verl.
 _TRAINERS = (
     "training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*", "random_states*", "sampler*",
     "arguments.pt", "trainer_state*", "zero_pp_rank_*", "*_optim_states.pt", "recipe_state*", "optim_world_size_*",
@@ -217,10 +217,15 @@ class _Finder:
         for suffix in _TORCH:
             usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
-        self._add(find_parts(self._listing, self._is_new))
+        self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
             self._add(self._unindexed(_TORCH, self._torch_files()))
         return [self._loadable(part) for part in self._found]
+
+    def _text(self, file: StoredFile) -> bytes:
+        content = read_file(self._source, file, LATEST_MAX)
+        refuse_pointer(content, file.path)
+        return content
 
     def _add(self, sets: Iterable[FileSet]) -> None:
         for part in sets:

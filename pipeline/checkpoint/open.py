@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
+from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.checkpoint.parts import FileSet, Format
 from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor, NoWeights
 from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
@@ -112,6 +113,11 @@ def _open_ranks(source: Source, part: FileSet, first: int) -> Checkpoint:
     return _put_together(part, first, read_ranks(source.read, part.files))
 
 
+def _open_zero(source: Source, part: FileSet, first: int) -> Checkpoint:
+    refuse_pointers(source.read, *part.files)
+    return _put_together(part, first, read_zero(source.read, part.files))
+
+
 def _put_together(part: FileSet, first: int, contents: Contents) -> Checkpoint:
     return Checkpoint(
         name=part.name,
@@ -132,6 +138,7 @@ _OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {
     "torch": _open_torch,
     "distributed": _open_distributed,
     "ranks": _open_ranks,
+    "zero": _open_zero,
 }
 
 

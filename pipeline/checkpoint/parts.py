@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from posixpath import basename, dirname, join
 from typing import Literal
 
-from reshard.pipeline.errors import BadIndex
+from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
-Format = Literal["safetensors", "torch", "distributed", "ranks"]
+Format = Literal["safetensors", "torch", "distributed", "ranks", "zero"]
 WHOLE: frozenset[Format] = frozenset({"safetensors", "torch"})  # the others hold parts
 Listing = Mapping[str, StoredFile]
+Text = Callable[[StoredFile], bytes]  # the content of a small file
 
 DISTRIBUTED_METADATA = ".metadata"
 # accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
@@ -21,6 +22,13 @@ _FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
 _RANK_FILE = re.compile(r"model_world_size_(?P<count>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
 # Where verl puts config and tokenizer, and itself the weights where it is told to save them whole.
 _RANK_HOME = "huggingface"
+# DeepSpeed: the folder of each step, and beside them the name of the one that counts. Other ranks than these are those
+# of tensor, pipeline and expert parallelism, which only DeepSpeed's own conversion to a universal checkpoint undoes.
+_ZERO_FILE = re.compile(r".*[_-](?:optim|model)_states\.pt")
+_ZERO_PARTITION = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_00_optim_states\.pt")
+_ZERO_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_00_model_states\.pt")
+_ZERO_PARAMETER = re.compile(r"(?P<step>(?:.*/)?)zero/[^/]+/fp32\.pt")
+_LATEST = ("latest", "latest_universal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +44,18 @@ class FileSet:
     metadata: StoredFile | None = None  # of a distributed checkpoint: what says where its chunks lie
 
 
-def find_parts(listing: Listing, wanted: Callable[[Name], bool]) -> Iterator[FileSet]:
-    """Every such set of ``listing`` whose name is ``wanted``; raises BadIndex where one of them is not complete."""
+def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> Iterator[FileSet]:
+    """Every such set of ``listing`` whose name is ``wanted``; raises BadIndex or NotRead where one is not complete."""
     yield from (part for part in _distributed(listing) if wanted(part.name))
     for folder in sorted({dirname(path) for path in listing if _RANK_FILE.fullmatch(basename(path))}):
         home = join(folder, _RANK_HOME)
         name = Name(home if join(home, "config.json") in listing else folder, "model")
         if wanted(name):
             yield FileSet(name, "ranks", _ranks([file for path, file in listing.items() if dirname(path) == folder]))
+    for home, steps in sorted(_steps(listing).items()):
+        if wanted(name := Name(home, "model")):
+            step, latest = _latest(home, steps, listing, text)
+            yield FileSet(name, "zero", _zero(step, listing), metadata=latest)
 
 
 def _distributed(listing: Listing) -> Iterator[FileSet]:
@@ -72,8 +84,69 @@ def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
         if rank >= count or rank in found:
             raise BadIndex(file=file.path, why=f"of {count} ranks there is no such rank, or another file of it")
         found[rank] = file
-    for rank in range(count or 0):
+    return _complete(found, count or 0)
+
+
+def _complete(found: Mapping[int, StoredFile], count: int) -> tuple[StoredFile, ...]:
+    """The files by rank, in order; raises BadIndex unless all are there."""
+    for rank in range(count):
         if rank not in found:
             first = found[min(found)].path
             raise BadIndex(file=first, why=f"it is one of {count} ranks, and the file of rank {rank} is missing")
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _steps(listing: Listing) -> dict[str, set[str]]:
+    """The folders with a ZeRO checkpoint in them, by the folder that they are in.
+
+    Optimizers without a model beside them are none.
+    """
+    models = {dirname(path) for path in listing if _ZERO_FILE.fullmatch(path) and path.endswith("model_states.pt")}
+    found: dict[str, set[str]] = {}
+    for path in listing:
+        match = _ZERO_PARAMETER.fullmatch(path)
+        if match is not None or (_ZERO_FILE.fullmatch(path) and path.endswith("_optim_states.pt")):
+            step = match["step"].rstrip("/") if match else dirname(path)
+            if step in models:
+                found.setdefault(dirname(step), set()).add(step)
+    return found
+
+
+def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[str, StoredFile | None]:
+    """The step that counts, and the file that says so, where there is one."""
+    there = [listing[path] for name in _LATEST if (path := join(home, name)) in listing]
+    named = [join(home, text(file).decode("utf-8", "replace").strip()) for file in there]
+    for file, step in zip(there, named, strict=True):
+        if step in steps:
+            return step, file
+    if there:
+        raise AbsentFile(file=there[0].path, other=repr(named[0])[1:-1][:200])
+    if len(steps) > 1:
+        why = f"{len(steps)} steps lie beside each other, and no file `latest` says which counts; --exclude the others"
+        raise BadIndex(file=min(steps), why=why)
+    return min(steps), None
+
+
+def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
+    """The files of one step: each rank's partition or each parameter, then the model's own states."""
+    partitions: dict[int, StoredFile] = {}
+    models: dict[int, StoredFile] = {}
+    stored = []
+    for path, file in sorted(listing.items()):
+        if (match := _ZERO_PARAMETER.fullmatch(path)) is not None:
+            if match["step"].rstrip("/") == step:
+                stored.append(file)
+        elif dirname(path) == step and _ZERO_FILE.fullmatch(basename(path)):
+            match = _ZERO_PARTITION.fullmatch(basename(path)) or _ZERO_MODEL.fullmatch(basename(path))
+            if match is None:
+                what = "a model that is divided by tensor, pipeline or expert parallelism as well"
+                raise NotRead(file=path, what=what)
+            kind = partitions if path.endswith("_optim_states.pt") else models
+            # Two thirds of a partition are moments: it is attested by the sums of what is used, not as a whole.
+            file = replace(file, sha256=None)
+            if kind.setdefault(int(match["rank"] or 0), file) is not file:
+                raise BadIndex(file=path, why=f"{kind[int(match['rank'] or 0)].path} is of the same rank")
+    ranks = max(partitions or models, default=0) + 1
+    each = any(basename(file.path).startswith("zero_pp_rank_") for file in models.values())  # as in stage 3
+    weights = _complete(partitions, ranks) if partitions else tuple(stored)
+    return (*weights, *_complete(models, ranks if each else 1))

@@ -29,10 +29,11 @@ def is_tool_file(path: str) -> bool:
 # be fewer than the copy's.
 _SECRETS = (".env", ".env.*", ".envrc", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".ssh", ".aws", "id_rsa",
             "id_ed25519")  # fmt: skip
-# Written by the system, an editor, a version control system or Python: files, and folders with all that is in them.
+# Written by the system, an editor, version control, Python or DeepSpeed: files, and folders with all that is in them.
 _LEFTOVERS = (
     ".DS_Store", "._*", "__MACOSX", "Thumbs.db", "desktop.ini", "*~", ".*.sw[op]", ".#*", ".idea", ".vscode",
     ".git", ".gitmodules", ".svn", ".hg", "__pycache__", "*.py[co]", ".ipynb_checkpoints", ".venv", ".*_cache",
+    "zero_to_fp32.py", "zero_to_torch.py",
 )  # fmt: skip
 
 

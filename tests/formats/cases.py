@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.formats import quantized, remote_code, saving, tokenizers
-from tests.formats.distributed import by_fsdp
+from tests.formats.distributed import by_fsdp, by_zero
 from tests.formats.models import cast_to, model_of
 from tests.formats.saving import State
 
@@ -327,6 +327,34 @@ def _(folder: Path) -> Built:
     tokenizers.llama(folder)
     saving.configured(model, folder)
     return one(by_fsdp(model, folder, "safetensors"), model)
+
+
+@case("zero-2", "Llama fine-tuned with DeepSpeed, ZeRO 2, two ranks", "`global_step9/*_states.pt`")
+def _(folder: Path) -> Built:
+    model = model_of("LlamaForCausalLM")
+    tokenizers.llama(folder)
+    return one(by_zero(saving.configured(model, folder), folder, 2), model)
+
+
+@case(
+    "zero-3",
+    "Llama, tied, fine-tuned with DeepSpeed, ZeRO 3, two ranks",
+    "`global_step9/*_states.pt`; `--config-from`",
+    home="lender",
+)
+def _(folder: Path) -> Built:
+    model = model_of("LlamaForCausalLM", tie_word_embeddings=True)
+    lender = folder.parent / "lender"
+    lender.mkdir()
+    tokenizers.llama(lender)
+    return one(by_zero(saving.configured(model, lender), folder, 3), model)
+
+
+@case("zero-universal", "Llama fine-tuned with DeepSpeed", "a universal checkpoint")
+def _(folder: Path) -> Built:
+    model = model_of("LlamaForCausalLM")
+    tokenizers.llama(folder)
+    return one(by_zero(saving.configured(model, folder), folder, 2, universal=True), model)
 
 
 # ---------------------------------------------------------------------------------------------- quantised and mixed

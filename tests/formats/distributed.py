@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.formats.saving import State
 from tests.support.save_dcp import in_ranks
+from tests.support.save_zero import Zero
 
 RANKS = 2
 
@@ -31,6 +32,22 @@ def by_fsdp(model: Any, folder: Path, form: Form) -> State:
     with tempfile.TemporaryDirectory() as scratch:
         in_ranks(RANKS, _save, scratch, model, folder, form)
     return expected
+
+
+def by_zero(state: State, folder: Path, stage: int, *, universal: bool = False) -> State:
+    """As DeepSpeed's optimizer leaves it; returns the whole model's state dict, tied names included."""
+    shared: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, tensor in state.items():
+        if (kept := first.setdefault(tensor.data_ptr(), name)) != name:
+            shared[name] = kept
+    trained = [name for name in state if name not in shared]
+    groups = [[name for name in trained if state[name].ndim > 1], [name for name in trained if state[name].ndim < 2]]
+    made = Zero(state, stage, RANKS, groups, shared=shared)
+    step = (made.save_universal if universal else made.save)(folder)
+    for moments in step.rglob("exp_avg.pt"):
+        moments.unlink()  # a line of the plan each
+    return made.expected()
 
 
 def _save(rank: int, scratch: str, model: Any, folder: Path, form: Form) -> None:

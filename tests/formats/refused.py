@@ -16,6 +16,7 @@ from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from tests.support.canary import touch
+from tests.support.save_zero import Zero, model_path, optimizer_path, save, training
 
 CANARY = "ran"  # what hostile files would leave in the folder that they lie in
 
@@ -67,6 +68,45 @@ def _one_rank(folder: Path) -> None:
 def _other_ranks(folder: Path) -> None:
     for rank in range(2):
         torch.save({"weight": torch.ones(3 + rank)}, folder / f"model_world_size_2_rank_{rank}.pt")
+
+
+def _zero(change: Callable[[Path, Zero], object], stage: int = 3) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        made = training(stage)
+        change(made.save(folder), made)
+
+    return build
+
+
+def _lacks_a_rank(step: Path, made: Zero) -> None:
+    optimizer_path(step, 0).unlink()
+
+
+def _has_another_step(step: Path, made: Zero) -> None:
+    save(training(3, step=made.step - 1).optimizer(1), optimizer_path(step, 1))
+
+
+def _has_another_world(step: Path, made: Zero) -> None:
+    save(training(3, 4).optimizer(1), optimizer_path(step, 1))
+
+
+def _does_not_add_up(step: Path, made: Zero) -> None:
+    for rank in range(2):
+        state = made.model(rank)
+        state["param_shapes"][0]["embed.weight"] = torch.Size([1 << 20, 1 << 20])
+        save(state, model_path(step, rank, 3))
+
+
+def _has_tensor_parallelism(step: Path, made: Zero) -> None:
+    (step / "zero_pp_rank_0_mp_rank_01_optim_states.pt").write_bytes(b"PK")
+
+
+def _runs_in_a_partition(step: Path, made: Zero) -> None:
+    save(made.optimizer(1) | {"more": touch(step.parent / CANARY)}, optimizer_path(step, 1))
+
+
+def _names_no_step(step: Path, made: Zero) -> None:
+    (step.parent / "latest").write_text("global_step10")
 
 
 def _module(folder: Path) -> None:
@@ -121,6 +161,13 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "an index that leaves its folder": _escapes,
     "one of two numbered files, no index": _incomplete,
     "one of two ranks": _one_rank,
+    "ZeRO, a rank is missing": _zero(_lacks_a_rank),
+    "ZeRO, a rank of another step": _zero(_has_another_step),
+    "ZeRO, a rank of another number of ranks": _zero(_has_another_world),
+    "ZeRO, shapes that the ranks do not hold": _zero(_does_not_add_up),
+    "ZeRO with tensor parallelism": _zero(_has_tensor_parallelism),
+    "ZeRO, `latest` names a folder that is not there": _zero(_names_no_step),
+    "ZeRO, a partition that calls a function": _zero(_runs_in_a_partition),
     "ranks of two models": _other_ranks,
 }
 

@@ -13,7 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save
 
+from tests.fuzz.targets import ZERO_BETWEEN, ZERO_FILES
 from tests.support.save_ranks import save_ranks
+from tests.support.save_zero import Zero, training
 
 STATE = {
     "weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -47,6 +49,14 @@ def _ranks() -> bytes:
         return path.read_bytes()
 
 
+def _zero(kind: bytes) -> bytes:
+    made = Zero({"a": torch.arange(15.0)}, 2, 1, [["a"]]) if kind == b"universal" else training(int(kind))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (made.save_universal if kind == b"universal" else made.save)(Path(scratch))
+        paths = {path.relative_to(folder).as_posix().removeprefix("bf16_"): path for path in folder.rglob("*.pt")}
+        return ZERO_BETWEEN.join([kind, *(paths[name].read_bytes() for name in ZERO_FILES[kind])])
+
+
 def seeds() -> dict[str, list[bytes]]:
     """For each target, bytes that it should read; those for ``distributed`` name a file that the target has empty."""
     wrapped = {"state_dict": STATE, "epoch": 3, "args": [1, "two", {"three": None}]}
@@ -58,5 +68,6 @@ def seeds() -> dict[str, list[bytes]]:
         "safetensors": [save({k: v.contiguous() for k, v in STATE.items()}, {"format": "pt"})],
         "distributed": [_metadata()],
         "ranks": [_ranks()],
+        "zero": [_zero(kind) for kind in ZERO_FILES],
         "index": [json.dumps(index).encode(), json.dumps(index["weight_map"]).encode()],
     }

@@ -14,6 +14,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import build_header, parse_
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
+from reshard.pipeline.checkpoint.formats.zero import read_zero
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
 
@@ -68,6 +69,24 @@ def ranks(data: bytes) -> None:
     _all_inside(read_ranks(_reader({file.path: data}), [file]), [file])
 
 
+ZERO_BETWEEN = b"\n8<\n"
+_RANKS = ("zero_pp_rank_0_", "zero_pp_rank_1_")
+ZERO_FILES = {
+    b"2": (*(f"{rank}mp_rank_00_optim_states.pt" for rank in _RANKS), "mp_rank_00_model_states.pt"),
+    b"3": tuple(f"{rank}mp_rank_00_{kind}_states.pt" for kind in ("optim", "model") for rank in _RANKS),
+    b"universal": ("zero/a/fp32.pt", "mp_rank_00_model_states.pt"),
+}
+
+
+def zero(data: bytes) -> None:
+    """What kind of a step it is, then its files."""
+    kind, *contents = data.split(ZERO_BETWEEN)
+    held = dict(zip(ZERO_FILES.get(kind, ()), contents, strict=False))
+    if held and len(held) == len(ZERO_FILES[kind]):
+        files = [StoredFile(path, len(content)) for path, content in held.items()]
+        _all_inside(read_zero(_reader(held), files), files)
+
+
 def index(data: bytes) -> None:
     weight_map, _ = parse_index(data, "folder/model.safetensors.index.json")
     for path in weight_map.values():
@@ -81,6 +100,7 @@ TARGETS: dict[str, Target] = {
     "safetensors": safetensors_header,
     "distributed": distributed_metadata,
     "ranks": ranks,
+    "zero": zero,
     "index": index,
 }
 

@@ -1,5 +1,6 @@
 """The memory of a job does not grow with the checkpoint, whatever its format: not with torch files, not with
-distributed ones, not with casts. Each whole job runs in a process of its own, which never imports torch."""
+distributed ones or those of DeepSpeed, not with casts. Each whole job runs in a process of its own, which never imports
+torch."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from tests.support.giants import save_sparse
 from tests.support.measured import Measured, measured
+from tests.support.save_zero import Zero
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads its peak memory from /proc")
 
@@ -62,6 +64,19 @@ def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None
     total = measured("tests.support.save_dcp:save_zeros", str(source), size, dimension).result
     cost = reshard(source, room / "out")
     assert cost.result["bytes"] == total
+    assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+@pytest.mark.parametrize("size", sizes(6 * GB))
+def test_a_zero_3_checkpoint_of_eight_ranks(room: Path, size: int) -> None:
+    columns = size // (8 * ROWS * 4)
+    state = {f"layer.{i}.weight": torch.empty(ROWS, columns, device="meta") for i in range(8)}
+    made = Zero(state, 3, 8, [[*state][:5], [*state][5:]], blank=True)
+    with torch.serialization.skip_data():
+        made.save(room / "model")
+    cost = reshard(room / "model", room / "out")
+    assert cost.result["bytes"] == 8 * ROWS * columns * 4
     assert not cost.result["torch"]
     assert cost.peak <= MEMORY_FLOOR
 

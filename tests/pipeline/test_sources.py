@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.pipeline.conftest import Run, upload
 from tests.support.canary import touch
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import add_friends, save_single
+from tests.support.save_zero import optimizer_path, training
 
 SIZE = 20_000
 
@@ -228,6 +230,42 @@ def test_rank_files_of_a_trainer(folder: Path, tmp_path: Path, go: Run) -> None:
     assert_same(output(tmp_path / "out"), state)
     assert report.attested and set(report.attested.values()) == {"crc"}
     assert {item.path for item in report.plan.left_out} == {"optim_world_size_3_rank_0.pt"}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_of_deepspeed(folder: Path, tmp_path: Path, go: Run, stage: int) -> None:
+    made = training(stage)
+    made.save(folder)
+    replace(made, step=8).save(folder, latest=False)
+    (folder / "zero_to_fp32.py").write_text("raise SystemExit")
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), made.expected())
+    assert set(report.attested.values()) == {"crc"}
+    carried = {file.path for file in report.plan.carried}
+    assert carried == {"config.json"}
+    assert {"global_step8", "zero_to_fp32.py"} == {item.path.split("/")[0] for item in report.plan.left_out}
+
+
+def test_of_a_partition_only_what_is_used_is_read_and_a_flipped_byte_of_it_is_found(
+    folder: Path, tmp_path: Path, go: Run
+) -> None:
+    made = training(3)
+    step = made.save(folder)
+    path = optimizer_path(step, 1)
+    moments = path.read_bytes().index(np.full(8, 5, np.float32).tobytes())
+    weights = path.read_bytes().index(made.partition(1)[0].numpy().tobytes())
+    flip(path, moments)
+    go(folder, tmp_path / "out", size=SIZE)
+    assert_same(output(tmp_path / "out"), made.expected())
+    flip(path, weights)
+    with pytest.raises(SourceCorrupt, match="rank_1_mp_rank_00_optim_states.pt, record .* does not match"):
+        go(folder, tmp_path / "other", size=SIZE)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 def test_prefixes_of_wrappers_are_named_and_stripped_when_asked(folder: Path, tmp_path: Path, go: Run) -> None:

@@ -29,6 +29,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     dtype_of,
     fields,
     is_tensor,
+    named,
     pairs_of,
     view_of,
 )
@@ -115,21 +116,14 @@ def _described(read: Read, metadata: StoredFile) -> tuple[list[_Tensor], tuple[s
         )
     data = read_bytes(read, metadata, 0, metadata.size)
     root = fields(load(data, file=file, allowed=ALLOWED_METADATA).value, "Metadata", file)
-    described = _named(root.get("state_dict_metadata"), "state_dict_metadata", file)
-    paths = _named(root["planner_data"], "planner_data", file) if root.get("planner_data") is not None else {}
+    described = named(root.get("state_dict_metadata"), "state_dict_metadata", file)
+    paths = named(root["planner_data"], "planner_data", file) if root.get("planner_data") is not None else {}
     tree: Branch[str] = Branch()
     for name, value in described.items():
         _plant(tree, _keys(paths.get(name, (name,)), name, file), name, _leaf(value, file), file)
-    named, notes = weights_of(tree, file)
+    weights, notes = weights_of(tree, file)
     stored = _stored(root.get("storage_data"), posixpath.dirname(file), file)
-    return [_tensor(name, full, described[full], stored, file) for name, full in named.items()], notes
-
-
-def _named(value: object, what: str, file: str) -> dict[str, object]:
-    pairs = pairs_of(value)
-    if pairs is None or not all(type(key) is str for key, _ in pairs):
-        raise BadPickle(file=file, why=f"its {what} is not a dictionary of names")
-    return {key: field for key, field in pairs if type(key) is str}
+    return [_tensor(name, full, described[full], stored, file) for name, full in weights.items()], notes
 
 
 def _keys(path: object, name: str, file: str) -> tuple[str, ...]:
@@ -224,7 +218,7 @@ def _dtype(properties: object, what: str, file: str) -> str:
         if type(state) is tuple and state:
             return dtype_of(state[0], what, file)
         if pairs_of(state) is not None:
-            return dtype_of(_named(state, "properties", file).get("dtype"), what, file)
+            return dtype_of(named(state, "properties", file).get("dtype"), what, file)
     raise BadPickle(file=file, why=f"{what} has no valid dtype")
 
 

@@ -25,6 +25,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
     fields,
     pairs_of,
     tensors_of,
+    tied_tensors,
     views_of,
 )
 from reshard.pipeline.checkpoint.formats.torch_zip import open_zip
@@ -75,16 +76,11 @@ def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
         parts = _used(name, [rank.parts[name] for rank in ranks], files)
         tensors.append(_tensor(name, parts, files))
         records |= dict.fromkeys(part.record for part in parts)
-    ties: dict[tuple[Piece, ...], list[str]] = {}
-    for tensor in tensors:
-        if tensor.size:
-            ties.setdefault(tensor.pieces, []).append(tensor.name)
     notes = [f"the files of {len(files)} ranks: the tensors are put together", *ranks[0].notes]
     repeated = [name for name, part in ranks[0].parts.items() if not any(dim is not None for dim in part.whole.divided)]
     if repeated and len(files) > 1:
         notes.append(f"{files[0].path}: {len(repeated)} tensors that every rank has are taken from here")
-    tied = tuple(tuple(names) for names in ties.values() if len(names) > 1)
-    return Contents(tuple(tensors), tuple(notes), tied, tuple(records))
+    return Contents(tuple(tensors), tuple(notes), tied_tensors(tensors), tuple(records))
 
 
 def _rank(read: Read, file: StoredFile, number: int) -> _Rank:

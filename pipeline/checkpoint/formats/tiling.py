@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from types import EllipsisType
 from typing import NamedTuple
@@ -54,3 +54,21 @@ def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
         free = np.unravel_index(int(np.argmin(taken)), taken.shape)
         return f"nothing covers the elements at {[edges[axis][int(cell)] for axis, cell in enumerate(free)]}"
     return None
+
+
+def boxes_of(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """The boxes, in their order, that elements ``start <= i < stop`` of a packed array of ``shape`` make up.
+
+    >>> [(box.at, box.shape) for box in boxes_of((4, 3), 2, 11)]
+    [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 2))]
+    """
+    rows = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    while start < stop:
+        if not shape:
+            yield Box((), ())
+            return
+        axis = next(axis for axis, row in enumerate(rows) if start % row == 0 and start + row <= stop)
+        at = tuple(start // row % extent for row, extent in zip(rows, shape, strict=True))
+        extent = min((stop - start) // rows[axis], shape[axis] - at[axis])
+        yield Box(at, (*(1 for _ in range(axis)), extent, *shape[axis + 1 :]))
+        start += extent * rows[axis]

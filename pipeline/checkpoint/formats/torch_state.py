@@ -92,6 +92,14 @@ def fields(value: object, kind: str, file: str) -> dict[str, object]:
     raise BadPickle(file=file, why=f"it has no {kind} where one must be")
 
 
+def named(value: object, what: str, file: str) -> dict[str, object]:
+    """A pickled dictionary whose keys are all text; raises BadPickle where ``value`` is none."""
+    pairs = pairs_of(value)
+    if pairs is None or not all(type(key) is str for key, _ in pairs):
+        raise BadPickle(file=file, why=f"its {what} is not a dictionary of names")
+    return {key: field for key, field in pairs if type(key) is str}
+
+
 def describe(value: object) -> str:
     """A few words on a value other than a tensor, of any kind and size."""
     if value is None or type(value) in (bool, int, float):
@@ -372,6 +380,15 @@ def views_of(tensors: Mapping[str, Made], file: str) -> dict[str, View]:
         if total > EXPANSION_MAX * kept:
             raise BadPickle(file=file, why=f"its tensors claim {total:,} bytes over storages of {kept:,}")
     return views
+
+
+def tied_tensors(tensors: Iterable[Tensor]) -> tuple[tuple[str, ...], ...]:
+    """Groups of two names and more whose tensors are made of the same bytes."""
+    groups: dict[tuple[str, tuple[Piece, ...]], list[str]] = {}
+    for tensor in tensors:
+        if tensor.size:
+            groups.setdefault((tensor.dtype, tensor.pieces), []).append(tensor.name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
 def sizes_of(storages: Iterable[Storage], file: str) -> dict[str, int]:

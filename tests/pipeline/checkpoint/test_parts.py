@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from posixpath import basename
+
 import pytest
 
 from reshard.pipeline.checkpoint.parts import FileSet, find_parts
-from reshard.pipeline.errors import BadIndex
+from reshard.pipeline.errors import AbsentFile, BadIndex, CheckpointError, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
 
-def found(*paths: str, taken: tuple[Name, ...] = ()) -> list[FileSet]:
-    listing = {path: StoredFile(path, 100) for path in paths}
-    return list(find_parts(listing, lambda name: name not in taken))
+def found(*paths: str, taken: tuple[Name, ...] = (), **texts: str) -> list[FileSet]:
+    """``texts``: what the files of these names hold, wherever they are."""
+    listing = {path: StoredFile(path, 100, sha256="0" * 64) for path in paths}
+    return list(find_parts(listing, lambda name: name not in taken, lambda file: texts[basename(file.path)].encode()))
+
+
+def step(folder: str, stage: int = 3, ranks: int = 2) -> list[str]:
+    """The files of a ZeRO step."""
+    model = [f"zero_pp_rank_{rank}_" for rank in range(ranks)] if stage == 3 else [""]
+    return [
+        *(f"{folder}bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ranks)),
+        *(f"{folder}{prefix}mp_rank_00_model_states.pt" for prefix in model),
+    ]
+
+
+UNIVERSAL = [
+    "u/zero/a.weight/fp32.pt",
+    "u/zero/a.weight/exp_avg.pt",
+    "u/zero/b/fp32.pt",
+    "u/mp_rank_00_model_states.pt",
+]
 
 
 def rank(number: int, ranks: int, folder: str = "") -> str:
@@ -49,3 +69,55 @@ def test_what_is_there_in_a_safer_format_is_not_asked_to_be_complete() -> None:
 def test_ranks_that_are_missing_or_too_many_are_named(paths: list[str], why: str) -> None:
     with pytest.raises(BadIndex, match=why):
         found(*paths)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_latest_of_several_steps_is_the_model_of_the_folder_that_they_are_in(stage: int) -> None:
+    old, new = step("run/global_step5/", stage), step("run/global_step10/", stage, 12)
+    (part,) = found(*old, *new, "run/latest", "run/zero_to_fp32.py", latest="global_step10\n")
+    assert (part.name, part.format) == (Name("run", "model"), "zero")
+    assert [file.path for file in part.files] == new, "in the order of ranks"
+    assert part.metadata is not None and part.metadata.path == "run/latest"
+    assert all(file.sha256 is None for file in part.files), "no moments are read for a sum"
+
+
+def test_one_step_needs_no_word_and_may_be_the_source_itself() -> None:
+    for folder, home in (("", ""), ("global_step5/", ""), ("a/b/global_step5/", "a/b")):
+        (part,) = found(*step(folder))
+        assert (part.name, part.metadata) == (Name(home, "model"), None)
+
+
+def test_a_universal_checkpoint_is_found_by_its_own_word() -> None:
+    (part,) = found(*UNIVERSAL, "latest_universal", latest_universal="u")
+    assert [file.path for file in part.files] == [UNIVERSAL[0], UNIVERSAL[2], UNIVERSAL[3]]
+    (part,) = found(*UNIVERSAL, *step("x/"), "latest", "latest_universal", latest="x", latest_universal="u")
+    assert [file.path for file in part.files] == step("x/")
+    (part,) = found(*UNIVERSAL, *step("x/"), "latest", "latest_universal", latest="gone", latest_universal="u")
+    assert part.files[0].path == UNIVERSAL[0]
+
+
+def test_optimizers_without_a_model_are_no_checkpoint() -> None:
+    assert found(*step("a/")[:2], *UNIVERSAL[:3]) == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "latest", "error", "why"),
+    [
+        (step("a/") + step("b/"), None, BadIndex, "2 steps lie beside each other, and no file `latest` says which"),
+        (step("a/"), "b", AbsentFile, "latest: it names b, which is not there"),
+        (step("a/"), "../a", AbsentFile, r"latest: it names \.\./a, which is not there"),
+        (step("a/"), "\x1b[2J", AbsentFile, r"it names \\x1b\[2J"),
+        (step("a/")[1:], None, BadIndex, "rank_1.*: it is one of 2 ranks, and the file of rank 0 is missing"),
+        (step("a/")[:3], None, BadIndex, "rank_0_mp_rank_00_model.* the file of rank 1 is missing"),
+        (step("a/", 3) + step("a/", 2)[2:], None, BadIndex, "is of the same rank"),
+        ([*step("a/"), "a/zero_pp_rank_0_mp_rank_01_optim_states.pt"], None, NotRead, "tensor, pipeline or expert"),
+        ([*step("a/"), "a/layer_0_expert_1_mp_rank_00_model_states.pt"], None, NotRead, "tensor, pipeline or expert"),
+        ([*step("a/"), "a/layer_00-model_states.pt"], None, NotRead, "tensor, pipeline or expert"),
+        ([*step("a/"), "a/expp_rank_0_mp_rank_00_optim_states.pt"], None, NotRead, "tensor, pipeline or expert"),
+    ],
+)
+def test_steps_that_cannot_be_told_apart_or_are_not_whole(
+    paths: list[str], latest: str | None, error: type[CheckpointError], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        found(*paths, *(["latest"] if latest else []), latest=latest or "")
