@@ -18,6 +18,7 @@ class Shown(NamedTuple):
     files: int = 40
     ties: int = 8
     notes: int = 10
+    left_out: int = 20
     drift: int = 20
     names: int = 8  # on one line
 
@@ -48,6 +49,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
         f"{count(facts['tensors'], 'tensor')}, {facts['bytes_read']:,} bytes in {came}"
         f" -> {facts['bytes_written']:,} bytes in {goes}{groups}"
     )
+    left_out = [f"{left['path']}: {left['why']}" for left in facts["left_out"]]
     rest = [
         ("moves", _moves(facts)),
         *_extremes(facts, most.ties),
@@ -56,7 +58,7 @@ def plan_text(facts: dict[str, Any], most: Shown = SHORT, stream: TextIO | None 
         ("card", f"{facts['card']}, with a block that says where the weights are from"),
         *_names("carried", [carried["path"] for carried in facts["carried"]], most.names),
         *(("edited", f"{path}: it follows --dtype") for path in facts["edited"]),
-        *(("left out", f"{left['path']}: {left['why']}") for left in facts["left_out"]),
+        *(("left out", left) for left in _first(left_out, most.left_out)),
         *_replaced(facts, most),
         *_names("keeps", facts["kept"], most.names),
         *_occupied(facts, most.names),

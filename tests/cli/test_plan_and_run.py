@@ -79,11 +79,15 @@ def test_a_long_plan_is_shown_in_part_or_whole(reshard: Run, model: Path, tmp_pa
     for number in range(60):
         (model / f"more-{number:02}.txt").write_text("words")
         save_file({f"w{number}": np.zeros(9, np.uint8)}, model / f"extra-{number:02}.safetensors")
+    for number in range(30):
+        (model / f"left-{number:02}.pkl").write_bytes(b"")
     short = reshard("plan", model, "--to", tmp_path / "out").out
     assert re.search(r"^  \.\.\. \d+ more, by `plan --all`$", short, re.MULTILINE)
+    assert re.search(r"^left out +1\d more; `reshard plan --all` shows them$", short, re.MULTILINE)
     whole = reshard("plan", model, "--to", tmp_path / "out", "--all").out
     assert "more" not in whole.replace("more-", "")
     assert {f"{kind}-{n:02}" for kind in ("more", "extra") for n in range(60)} <= set(re.findall(r"\w+-\d\d", whole))
+    assert {f"left-{n:02}" for n in range(30)} <= set(re.findall(r"\w+-\d\d", whole))
 
 
 def test_tied_names_are_told_with_what_becomes_of_them(reshard: Run, tmp_path: Path) -> None:
