@@ -40,10 +40,46 @@ DTYPE_BITS: dict[str, int] = {
     "U64": 64,
 }
 
+# Kinds that only GGUF has: the elements of a row that make up one block, and the block's bytes (llama.cpp,
+# ggml/src/ggml-common.h). Its plain kinds are those above, by the same names.
+BLOCKS: dict[str, tuple[int, int]] = {
+    "Q1_0": (128, 18),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q4_K": (256, 144),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "Q8_0": (32, 34),
+    "Q8_1": (32, 40),
+    "Q8_K": (256, 292),
+    "IQ1_M": (256, 56),
+    "IQ1_S": (256, 50),
+    "IQ2_S": (256, 82),
+    "IQ2_XS": (256, 74),
+    "IQ2_XXS": (256, 66),
+    "IQ3_S": (256, 110),
+    "IQ3_XXS": (256, 98),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
+    "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+}
+
 
 @lru_cache(maxsize=4096)  # a model has tens of kinds of tensors, and up to 500,000 tensors
 def size_in_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes that a packed tensor occupies; raises ValueError when they are not a whole number."""
+    """The bytes that a packed tensor occupies; raises ValueError when they, or its blocks, are not a whole number."""
+    if dtype in BLOCKS:
+        elements, size = BLOCKS[dtype]
+        if (row := shape[-1] if shape else 1) % elements:
+            raise ValueError(f"a row of {dtype}{list(shape)} has {row} elements, and a block has {elements}")
+        return prod(shape) // elements * size
     bits = DTYPE_BITS[dtype] * prod(shape)
     if bits % 8:
         raise ValueError(f"{dtype}{list(shape)} is {bits} bits, which is not a whole number of bytes")
@@ -119,7 +155,7 @@ class Tensor(NamedTuple):
     """A named array; its pieces tile it exactly."""
 
     name: str
-    dtype: str  # a key of DTYPE_BITS
+    dtype: str  # a key of DTYPE_BITS or BLOCKS
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
 

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save
 
 from tests.fuzz.targets import ZERO_BETWEEN, ZERO_FILES
+from tests.support import ggufs
 from tests.support.save_ranks import save_ranks
 from tests.support.save_zero import Zero, training
 
@@ -57,6 +58,13 @@ def _zero(kind: bytes) -> bytes:
         return ZERO_BETWEEN.join([kind, *(paths[name].read_bytes() for name in ZERO_FILES[kind])])
 
 
+def _gguf(alignment: int | None) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        ggufs.save(path, {"a": ("Q4_0", (2, 32)), "b": ("F32", (3,))}, alignment=alignment)
+        return path.read_bytes()
+
+
 def seeds() -> dict[str, list[bytes]]:
     """For each target, bytes that it should read; those for ``distributed`` name a file that the target has empty."""
     wrapped = {"state_dict": STATE, "epoch": 3, "args": [1, "two", {"three": None}]}
@@ -66,6 +74,7 @@ def seeds() -> dict[str, list[bytes]]:
         "pickle": [_pickled(data) for data in files],
         "zip": [*files, _saved(STATE, zipped=False)],
         "safetensors": [save({k: v.contiguous() for k, v in STATE.items()}, {"format": "pt"})],
+        "gguf": [_gguf(None), _gguf(64)],
         "distributed": [_metadata()],
         "ranks": [_ranks()],
         "zero": [_zero(kind) for kind in ZERO_FILES],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import safetensors
 
 from reshard.pipeline.checkpoint.discover import parse_index
+from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.dcp import read_dcp
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
@@ -58,6 +59,18 @@ def safetensors_header(data: bytes) -> None:
         raise Broken("what was read does not survive being written")
 
 
+def gguf_header(data: bytes) -> None:
+    header = gguf.parse_header(data, file="x", file_size=len(data))
+    if any(spec.stop > len(data) for spec in header.tensors.values()):
+        raise Broken("a tensor lies outside of its file")
+    for count in (1, 2):
+        keys = gguf.keys_of_part(header.keys, 0, count, len(header.tensors))
+        written = gguf.build_header(((n, s.dtype, s.shape) for n, s in header.tensors.items()), keys)
+        again = gguf.parse_header(written, file="x", file_size=len(written) + len(data) - header.data_start)
+        if again.specs() != header.specs() or again.keys != keys:
+            raise Broken("what was read does not survive being written")
+
+
 def distributed_metadata(data: bytes) -> None:
     metadata, chunks = StoredFile("m/.metadata", len(data)), StoredFile("m/__0_0.distcp", CHUNKS)
     _all_inside(read_dcp(_reader({metadata.path: data, chunks.path: bytes(CHUNKS)}), metadata, [chunks]), [chunks])
@@ -98,6 +111,7 @@ TARGETS: dict[str, Target] = {
     "pickle": pickle,
     "zip": zip_directory,
     "safetensors": safetensors_header,
+    "gguf": gguf_header,
     "distributed": distributed_metadata,
     "ranks": ranks,
     "zero": zero,
