@@ -46,7 +46,7 @@ name: mirror
 defaults: {to: "you/{name}-{size}", size: 10kB}
 entries:
   - repo: them/model
-  - repo: them/gguf
+  - repo: them/onnx
 """
 
 # What a person does, and the command that says no to it.
@@ -57,7 +57,7 @@ MISTAKES = {
     "A revision that is not there": "reshard plan them/model@v9",
     "A dataset": "reshard plan datasets/them/words",
     "An adapter without its base model": "reshard plan them/adapter",
-    "GGUF files": "reshard plan them/gguf",
+    "ONNX files": "reshard plan them/onnx",
     "A class that only the repository has": "reshard run them/own-code --to ./out --require model",
     "A file that was not downloaded whole": "reshard plan ./broken",
     "A size in bits": "reshard plan ./mine/model --size 200Mb",
@@ -111,10 +111,10 @@ def _hub() -> Iterator[HubProcess]:
             _upload(hub, "them/model", model)
             (model / "config.json").write_text(OWN_CODE)
             _upload(hub, "them/own-code", model)
-        for name in ("adapter", "gguf"):
+        for name in ("adapter", "onnx"):
             hub.admin.create_repo(f"them/{name}")
         hub.admin.put_files("them/adapter", {"adapter_model.safetensors": b"", "adapter_config.json": b"{}"})
-        hub.admin.put_files("them/gguf", {"model-Q4_K_M.gguf": b"GGUF"})
+        hub.admin.put_files("them/onnx", {"model.onnx": b"ONNX"})
         yield hub
 
 

@@ -13,6 +13,7 @@ from posixpath import basename, join
 
 from reshard.pipeline.check import first, some
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
+from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import (
@@ -302,7 +303,7 @@ def _of_others(made: Plan, target: Target, last: publication.Publication | None)
         return ()
     if last is not None or target.place.kind == "folder" or not _manifest_holds(made, target.at(made.base)):
         return made.occupied
-    weights = (MANIFEST, SUFFIX, ".index.json")
+    weights = (MANIFEST, SUFFIX, GGUF, ".index.json")
     return tuple(file.path for file in made.replaced if not file.path.endswith(weights))
 
 
@@ -317,7 +318,7 @@ def _manifest_holds(made: Plan, there: Source) -> bool:
         return False
     carried = {file.path: file.sha256 for file in made.carried if file.path not in manifest.files}
     known = carried | {path: file.sha256 for path, file in manifest.files.items()}
-    weights = {path: file.sha256 for path, file in files.items() if path.endswith(SUFFIX)}
+    weights = {path: file.sha256 for path, file in files.items() if path.endswith((SUFFIX, GGUF))}
     return weights.keys() >= manifest.files.keys() and all(known.get(p) == sha256 for p, sha256 in weights.items())
 
 

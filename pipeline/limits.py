@@ -13,6 +13,7 @@ LATEST_MAX = 4 * KIB  # bytes; of DeepSpeed's `latest`, which holds the name of 
 MANIFEST_MAX = 100 * MB  # bytes; a 671B model's manifest is 9 MB
 CONFIG_MAX = 10 * MB  # bytes; of a config.json that is handed to the reload
 GGUF_HEADER_MAX = 64 * MIB  # bytes; a vocabulary of 260,000 tokens with its merges takes about 15 MB
+GGUF_READ = 4 * MIB  # bytes; the longest next read of a header that goes on: what is read and no header, is held too
 GGUF_ENTRIES_MAX = 65_536  # keys or tensors of one file; the largest known models have 100 and 3,000
 GGUF_NAME_MAX = 65_535  # bytes of a key or of a tensor's name; the specification's bound of keys
 GGUF_DIMENSIONS_MAX = 8  # of a tensor; llama.cpp knows 4, and video models have 5

@@ -7,6 +7,7 @@ Shapes count elements, offsets and sizes count bytes, ranges are half open: ``st
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -175,6 +176,9 @@ class Tensor(NamedTuple):
         return ByteRange(piece.file, piece.offset, piece.offset + self.size)
 
 
+_SAFETENSORS = ".safetensors"
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """What tells the checkpoints of one repository apart: ``unet/`` + ``diffusion_pytorch_model`` + ``fp16``."""
@@ -182,9 +186,11 @@ class Name:
     folder: str  # "" or a path without a trailing slash
     stem: str
     variant: str | None = None
+    suffix: str = _SAFETENSORS  # of its files as they are written
 
     def __str__(self) -> str:
         stem = f"{self.stem}.{self.variant}" if self.variant else self.stem
+        stem = stem if self.suffix == _SAFETENSORS else stem + self.suffix
         return f"{self.folder}/{stem}" if self.folder else stem
 
 
@@ -201,6 +207,9 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what a person should know: tensors that no index names, non-tensors left out
     ties: tuple[tuple[str, ...], ...] = ()  # names that are stored once: the same view of the same storage
     records: tuple[Record, ...] = ()  # what an archive keeps CRCs of
+    keys: Mapping[str, memoryview | bytes] = field(
+        default_factory=dict
+    )  # of GGUF: each value as it stands, its type before it
 
 
 @dataclass(frozen=True, slots=True)

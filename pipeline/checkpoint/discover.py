@@ -3,7 +3,7 @@
 Only listings and indexes are read. What belongs to a set is what its index says; file names decide only where a set
 has none. Where one checkpoint (folder, stem and variant) is there in several formats, the safest is taken:
 safetensors, then torch files, then what several processes left in parts; the others hold the same weights and are left
-out.
+out. GGUF files are read where there is nothing else: what they were made from holds more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from posixpath import basename, dirname, join, normpath
 from sys import intern
 from typing import Any
 
+from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
-from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
 from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
@@ -44,6 +45,8 @@ _DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safete
 _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
+# What llama.cpp takes beside a model by --mmproj: one file.
+_PROJECTORS = ("*mmproj*.gguf",)
 
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
@@ -154,6 +157,8 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     sets = finder.sets()
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
+    if any(part.format == "gguf" for part in sets):
+        uncut |= {path for path in listing if _matches(path, _PROJECTORS)}
     return Found(tuple(sets), frozenset(uncut))
 
 
@@ -220,6 +225,8 @@ class _Finder:
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
             self._add(self._unindexed(_TORCH, self._torch_files()))
+        if not self._found:
+            self._add(self._unindexed([GGUF], [p for p in self._listing if not _matches(p, _PROJECTORS)]))
         return [self._loadable(part) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -240,7 +247,7 @@ class _Finder:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
         alone = sum(other.name.folder == part.name.folder for other in self._found) == 1
         config = join(part.name.folder, "config.json") in self._listing
-        if part.format == "safetensors" or part.name.stem in USUAL_STEMS or not (alone and config):
+        if part.format in {"safetensors", "gguf"} or part.name.stem in USUAL_STEMS or not (alone and config):
             return part
         return replace(part, name=Name(part.name.folder, USUAL_STEMS[0]))
 
@@ -279,7 +286,8 @@ class _Finder:
             numbers = {int(_numbered(path)["number"]) for path in paths}
             missing = sorted(set(range(1, count + 1)) - numbers)
             if missing:
-                raise BadIndex(file=paths[0], why=f"it has no index, and number {missing[0]} of {count} is missing")
+                no_index = "" if GGUF in suffixes else "it has no index, and "
+                raise BadIndex(file=paths[0], why=f"{no_index}number {missing[0]} of {count} is missing")
             free -= set(paths)
             name = _name(join(folder, f"{stem}{suffix}"))
             yield FileSet(name, _format(suffixes), tuple(self._listing[p] for p in paths))
@@ -296,7 +304,7 @@ class _Finder:
 
 
 def _format(suffixes: set[str]) -> Format:
-    return "safetensors" if SUFFIX in suffixes else "torch"
+    return "safetensors" if SUFFIX in suffixes else "gguf" if GGUF in suffixes else "torch"
 
 
 def _numbered(path: str) -> re.Match[str]:
@@ -327,6 +335,8 @@ def _usual_stem(stem: str) -> str:
 def _name(path: str) -> Name:
     """The name of a checkpoint without an index: ``unet/model.fp16.safetensors`` has the variant fp16."""
     stem = basename(path).removesuffix(_suffix(path))
+    if path.endswith(GGUF):
+        return Name(dirname(path), stem, suffix=GGUF)
     base, dot, variant = stem.rpartition(".")
     if dot and base in _VARIANT_STEMS and _VARIANT.fullmatch(variant):
         return Name(dirname(path), _usual_stem(base), variant)
@@ -405,19 +415,3 @@ def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, 
         cure = "give the repository that these files were made from"
         return {"found": f"; it has {', '.join(kinds)} files such as {example}", "cure": cure}
     return {"found": f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"}
-
-
-def index_path(name: Name) -> str:
-    """Where loaders look for the index of a checkpoint: ``unet/model.safetensors.index.fp16.json``."""
-    index = f"{name.stem}{INDEX_SUFFIX}"
-    if name.variant:
-        index = f"{index.removesuffix('.json')}.{name.variant}.json"
-    return join(name.folder, index)
-
-
-def shard_path(name: Name, number: int, count: int) -> str:
-    """The path of shard ``number`` (from 1) of ``count``; one alone has no number, as loaders expect."""
-    stem = f"{name.stem}.{name.variant}" if name.variant else name.stem
-    if count > 1:
-        stem += f"-{number:05d}-of-{count:05d}"
-    return join(name.folder, stem + SUFFIX)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from reshard.pipeline.checkpoint.discover import Found
-from reshard.pipeline.checkpoint.formats import dcp
+from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, Header, header_length, parse_header
@@ -102,6 +102,25 @@ def _open_torch(source: Source, part: FileSet, first: int) -> Checkpoint:
     return _checkpoint(part, first, _each(enumerate(part.files, first), read))
 
 
+def _open_gguf(source: Source, part: FileSet, first: int) -> Checkpoint:
+    headers = _each(enumerate(part.files, first), lambda _, file: gguf.read_header(source.read, file))
+    for path, why in gguf.split_faults(headers):
+        raise BadIndex(file=path, why=why)
+    keys = headers[0].keys
+    files = [
+        _File(header.file, tuple(header.as_tensors(number)), {}, tuple(_own_keys(header, keys)))
+        for number, header in enumerate(headers, first)
+    ]
+    return replace(_checkpoint(part, first, files), keys=keys)
+
+
+def _own_keys(header: gguf.GgufHeader, first: gguf.Keys) -> Iterator[str]:
+    """What readers, who take the keys of a model from its first file, do not see."""
+    for key, value in header.keys.items():
+        if key not in gguf.SPLIT_KEYS and first.get(key) != value:
+            yield f"{header.file}: its own {key!r} is left out: readers take the keys of the first file"
+
+
 def _open_distributed(source: Source, part: FileSet, first: int) -> Checkpoint:
     assert part.metadata is not None, "a distributed checkpoint is found by its metadata"
     refuse_pointers(source.read, part.metadata, *part.files)
@@ -139,6 +158,7 @@ _OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {
     "distributed": _open_distributed,
     "ranks": _open_ranks,
     "zero": _open_zero,
+    "gguf": _open_gguf,
 }
 
 

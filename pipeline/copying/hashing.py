@@ -10,7 +10,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from reshard.pipeline.check import failed
-from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, parse_header
+from reshard.pipeline.checkpoint.formats.gguf import MAGIC
+from reshard.pipeline.checkpoint.formats.headers import parse_header
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES
 from reshard.pipeline.errors import OTHER_BYTES, DigestsDiffer, SourceCorrupt
 from reshard.pipeline.planning.model import Shard
 from reshard.pipeline.planning.ranges import Attested, attested
@@ -234,13 +236,16 @@ class HashingWriter:
             self._head += view[:step]
             view = view[step:]
             if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end():
-                header = parse_header(bytes(self._head), file=self._shard.path, file_size=self._shard.size)
+                header = parse_header(memoryview(self._head), file=self._shard.path, file_size=self._shard.size)
                 ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
                 self._tensors = RangeHasher(ranges, tensor_digest)
                 self._at = len(self._head)
+                self._head = bytearray()  # which is long where it holds a vocabulary
         return view
 
     def _header_end(self) -> int:
         if len(self._head) < LENGTH_BYTES:
             return LENGTH_BYTES
+        if self._head[: len(MAGIC)] == MAGIC:  # which only ends where all of it was read
+            return len(self._shard.header)
         return LENGTH_BYTES + int.from_bytes(self._head[:LENGTH_BYTES], "little")

@@ -11,6 +11,7 @@ from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
+from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.doctor.refusals import Refusals, refusals
 from reshard.pipeline.errors import CheckpointError
@@ -94,7 +95,7 @@ class _Seen:
 
     source: Source
     files: tuple[StoredFile, ...]  # of weights
-    names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; the others are read by their own names
+    names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; others, and GGUF, are read by their names
 
     def json(self, path: str) -> Any:
         """The content of a JSON file; None where it is absent, or no JSON."""
@@ -115,13 +116,17 @@ def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
         return _Seen(source, tuple(listing[path] for path in sorted(paths)), tuple({set_name(path) for path in paths}))
     opened, uncut = side.opened, side.found.uncut
     numbers = {number for checkpoint in opened.checkpoints for number in checkpoint.files}
-    found = (c.name for c in opened.checkpoints if not all(opened.files[n].path in uncut for n in c.files))
+    found = (
+        c.name
+        for c in opened.checkpoints
+        if c.name.suffix != GGUF and any(opened.files[n].path not in uncut for n in c.files)
+    )
     return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found))
 
 
 def _formats(seen: _Seen) -> Iterator[Symptom]:
     read = {file.path for file in seen.files}
-    pickled = sorted(path for path in read if not path.endswith(SUFFIX))
+    pickled = sorted(path for path in read if not path.endswith((SUFFIX, GGUF)))
     if pickled:
         text = f"the weights are pickles ({len(pickled)}, such as {pickled[0]}), which loaders run or refuse"
         yield Symptom("pickles", text, "a reshard reads them without running anything, and writes safetensors")

@@ -12,14 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import (
-    Found,
-    foreign_format,
-    index_path,
-    is_weight_index,
-    shard_path,
-)
+from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import (
@@ -27,11 +23,13 @@ from reshard.pipeline.errors import (
     BadSize,
     CarriedTooLarge,
     NameTooLong,
+    Oversize,
     PathTaken,
     RenameUnused,
     TooLargeForHub,
     UnsafeName,
     UnsafePath,
+    UsageError,
 )
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
@@ -45,6 +43,7 @@ from reshard.pipeline.planning.model import (
     SCHEMA,
     Cut,
     Edit,
+    Entry,
     Group,
     Index,
     Keys,
@@ -54,7 +53,19 @@ from reshard.pipeline.planning.model import (
     Shard,
     Transports,
 )
-from reshard.pipeline.planning.pack import PACKINGS, Bin, aligned, check_size, file_size, header_of, in_source_order
+from reshard.pipeline.planning.pack import (
+    PACKINGS,
+    About,
+    Bin,
+    GgufKeys,
+    aligned,
+    alignment_of,
+    check_size,
+    file_size,
+    first_first,
+    header_of,
+    in_source_order,
+)
 from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.select import edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -116,13 +127,15 @@ def make_plan(known: Known) -> Plan:
     same_experts = options.experts != "keep" and bool(opened.checkpoints)
     unused = {*range(len(options.rename))} if opened.checkpoints else set()
     for checkpoint in opened.checkpoints:
-        made = _cut(checkpoint, known, len(shards))
+        is_gguf = checkpoint.name.suffix == gguf.SUFFIX
+        made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         shards += made.shards
         unused -= made.rules_used
         same_experts = same_experts and not made.rearranged
-        config = _config(checkpoint.name, known.listing)
+        config = None if is_gguf else _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
-        notes += [*checkpoint.notes, *made.notes, *_config_note(checkpoint.name, config, known.listing)]
+        notes += [*checkpoint.notes, *made.notes]
+        notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
         raise BadExperts(layer="the model", why=f"it has none that {options.experts} ones can be made of")
     if unused:
@@ -173,7 +186,8 @@ def make_plan(known: Known) -> Plan:
 
 def _reused(known: Known) -> tuple[str, ...]:
     """What our last publication says of the weights, but for those that are carried whole."""
-    ours = (p for p in known.before.published if p.endswith(SUFFIX) or is_weight_index(p) or p == MANIFEST)
+    weights = (SUFFIX, gguf.SUFFIX)
+    ours = (p for p in known.before.published if p.endswith(weights) or is_weight_index(p) or p == MANIFEST)
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
 
@@ -235,7 +249,7 @@ class _Made:
     index: Index | None
     ties: tuple[tuple[str, ...], ...]
     notes: list[str]
-    rules_used: set[int]  # those of --rename that changed a name
+    rules_used: Set[int]
     rearranged: bool  # by --experts
 
 
@@ -260,19 +274,58 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     ]
     numbers = tuple(range(first, first + len(shards)))
     index = None
-    if len(shards) > 1:
+    if len(shards) > 1 and (path := index_path(checkpoint.name)):
         about = {"total_size": sum(shard.size - len(shard.header) for shard in shards), **selection.dropped}
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
-        index = Index(index_path(checkpoint.name), numbers, kept | about)
-    notes = [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
-    used = {number for number, change in enumerate(selection.renames) if change.names}
-    return _Made(shards, numbers, index, selection.ties, [*selection.notes, *notes], used, selection.rearranged)
+        index = Index(path, numbers, kept | about)
+    told = [*selection.notes, *_large_notes(too_large)]
+    return _Made(shards, numbers, index, selection.ties, told, selection.rules_used, selection.rearranged)
 
 
-def _shard(entries: Bin, path: str, metadata: Mapping[str, str], files: Sequence[StoredFile], pin: Pin) -> Shard:
-    header = header_of(entries, metadata)
-    size = len(header) + sum(entry.size for entry in entries)
-    return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin))
+def _large_notes(too_large: Sequence[Entry]) -> list[str]:
+    return [f"{e.name} is {e.size:,} bytes, more than --size allows: it gets a file of its own" for e in too_large]
+
+
+def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
+    """The same for GGUF, whose parts are found by their names and keys, without an index; nothing of it is cast."""
+    options, files, keys = known.request.options, known.opened.files, GgufKeys(checkpoint.keys)
+    if options.dtype != "keep":
+        raise UsageError(what=f"{checkpoint.name}: --dtype casts no GGUF, which says by itself how it is quantised")
+    selection = select(checkpoint, options, {})
+    entries = in_source_order(selection.entries)
+    count = len(entries)
+    too_large = check_size(entries, options.size, keys.part(1, 2, count), options.oversize)
+    bins = first_first(PACKINGS[options.pack](entries, options.size, keys), options.size, keys)
+    if len(bins) > gguf.PARTS_MAX:
+        raise BadSize(
+            value=options.size, why=f"{len(bins):,} files are more than the {gguf.PARTS_MAX:,} of a GGUF model"
+        )
+    shards = [
+        _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
+        for i, b in enumerate(bins)
+    ]
+    notes = _large_notes(too_large)
+    if shards[0].size > options.size and bins[0][0] not in too_large:
+        if options.oversize == "fail":
+            raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)
+        notes.append(
+            f"{shards[0].path} has all keys, and with one tensor {shards[0].size:,} bytes, more than --size allows"
+        )
+    return _Made(
+        shards,
+        tuple(range(first, first + len(shards))),
+        None,
+        (),
+        [*selection.notes, *notes],
+        selection.rules_used,
+        False,
+    )
+
+
+def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], pin: Pin) -> Shard:
+    header, alignment = header_of(entries, about), alignment_of(about)
+    size = len(header) + sum(entry.size + -entry.size % alignment for entry in entries)
+    return Shard(path, tuple(entries), header, size, shard_digest(header, entries, files, pin), alignment)
 
 
 def _config(name: Name, listing: Mapping[str, StoredFile]) -> str | None:

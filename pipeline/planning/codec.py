@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from reshard.pipeline.checkpoint.formats.gguf import MAGIC
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.planning.model import (
     Cut,
     Edit,
@@ -39,7 +42,8 @@ def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[Stored
         return f",{canonical([scale.block, *scale.tensor[1:3]]).decode()},[{pieces(scale.tensor)}]"
 
     # Canonical JSON as `key_of` makes it of [header, pieces], a part at a time: as a whole it takes 600 bytes a tensor.
-    found = hashlib.sha256(b"[" + canonical(header.decode("latin-1")) + b",[")
+    text = header.decode("latin-1") if header[: len(MAGIC)] != MAGIC else hashlib.sha256(header).hexdigest()
+    found = hashlib.sha256(b"[" + canonical(text) + b",[")
     separator = ""
     for first in range(0, len(entries), 1000):
         some = [
@@ -98,7 +102,7 @@ def encode(plan: Plan) -> StoredPlan:
         "files": [asdict(f) for f in plan.files],
         "records": [asdict(r) for r in plan.records],
         "groups": [asdict(g) for g in plan.groups],
-        "outputs": [asdict(o) for o in plan.outputs],
+        "outputs": [_output_of(o) for o in plan.outputs],
         "carried": [asdict(f) for f in plan.carried],
         "edits": plan.edits,
         "left_out": plan.left_out,
@@ -155,8 +159,9 @@ def decode_head(head: bytes) -> Plan:
 
 
 def decode_shard(data: bytes) -> Shard:
-    path, header, size, digest, entries = _unpack(data)
-    return Shard(path, tuple(_entry(e) for e in entries), header.encode("latin-1"), size, digest)
+    path, header, size, digest, entries, *alignment = _unpack(data)
+    head = b64decode(header) if alignment else header.encode("latin-1")
+    return Shard(path, tuple(_entry(e) for e in entries), head, size, digest, *alignment)
 
 
 def _pack(value: Any) -> bytes:
@@ -167,8 +172,18 @@ def _unpack(data: bytes) -> Any:
     return json.loads(zlib.decompress(data))
 
 
+def _output_of(output: Output) -> dict[str, Any]:
+    """Its fields, but for a suffix of safetensors: older workers know no other, and none by name."""
+    data = asdict(output)
+    if data["name"]["suffix"] == SUFFIX:
+        del data["name"]["suffix"]
+    return data
+
+
 def _shard(shard: Shard) -> list[Any]:
     entries = [_stored(e) for e in shard.entries]
+    if shard.alignment > 1:  # of GGUF, whose zeros would make six characters each
+        return [shard.path, b64encode(shard.header).decode(), shard.size, shard.digest, entries, shard.alignment]
     return [shard.path, shard.header.decode("latin-1"), shard.size, shard.digest, entries]
 
 

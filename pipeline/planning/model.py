@@ -74,8 +74,9 @@ class Entry(NamedTuple):
 class Shard:
     """One output file, byte for byte known but for the tensors' contents.
 
-    ``header`` is everything before the data: the 8-byte length, the JSON, its padding. ``digest`` covers the header
-    and which source bytes follow it, but not the path: equal digests are equal files.
+    ``header`` is everything before the data, its padding too. ``digest`` covers the header
+    and which source bytes follow it, but not the path: equal digests are equal files. After each tensor come
+    zeros up to a multiple of ``alignment``.
     """
 
     path: str
@@ -83,6 +84,7 @@ class Shard:
     header: bytes
     size: int
     digest: str
+    alignment: int = 1
 
 
 class Cut(NamedTuple):
@@ -234,7 +236,7 @@ class Receipt:
 
 def weight_files(plan: Plan) -> int:
     """How many weight files the target holds once the plan is carried out."""
-    return len(plan.shards) + sum(1 for path in plan.reused if path.endswith(".safetensors"))
+    return len(plan.shards) + sum(1 for path in plan.reused if path.endswith((".safetensors", ".gguf")))
 
 
 def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, object] | None = None) -> bytes:

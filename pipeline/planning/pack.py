@@ -1,7 +1,8 @@
 """Which tensors share a file. Pure: entries in source order go in, lists of entries come out.
 
 Whatever the packing, every entry is in exactly one bin, no bin is empty, and a bin whose file would be larger than
-the limit holds one entry alone.
+the limit holds one entry alone. What a header says beside its tensors decides its format: the metadata of safetensors,
+or the keys of GGUF, all of which the first file of a model has.
 """
 
 from __future__ import annotations
@@ -14,12 +15,31 @@ from itertools import accumulate, groupby, pairwise
 from operator import add
 from typing import NamedTuple
 
+from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import build_header, entry_size, metadata_size, padded
 from reshard.pipeline.errors import Oversize, SizeTooSmall
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.tensors import DTYPE_BITS, size_in_bytes
 
 Bin = list[Entry]
+
+
+class GgufKeys(NamedTuple):
+    """The keys of a GGUF file: of a whole model, where it is not said of which part."""
+
+    values: gguf.Keys
+
+    @property
+    def alignment(self) -> int:
+        """What tensors are padded to."""
+        return gguf.alignment_of(self.values)
+
+    def part(self, number: int, count: int, tensors: int) -> GgufKeys:
+        """Those of part ``number`` (from 0) of ``count``."""
+        return GgufKeys(gguf.keys_of_part(self.values, number, count, tensors))
+
+
+About = Mapping[str, str] | GgufKeys
 
 CRUMB = 8  # a last file below this part of the limit shares the load of the one before it
 _LARGEST_ELEMENT = 8  # bytes
@@ -51,16 +71,37 @@ def aligned(entries: Sequence[Entry]) -> list[Entry]:
 @lru_cache(maxsize=4096)  # few in a model of 500,000 tensors
 def _extent(dtype: str, shape: tuple[int, ...]) -> tuple[int, int]:
     """The bytes of an element, at least 1, and of the tensor."""
-    return max(1, DTYPE_BITS[dtype] // 8), size_in_bytes(dtype, shape)
+    return max(1, DTYPE_BITS.get(dtype, 8) // 8), size_in_bytes(dtype, shape)
 
 
-def header_of(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
-    return build_header(((e.name, e.as_dtype, e.tensor.shape) for e in entries), metadata)
+def header_of(entries: Sequence[Entry], about: About) -> bytes:
+    tensors = ((e.name, e.as_dtype, e.tensor.shape) for e in entries)
+    return gguf.build_header(tensors, about.values) if isinstance(about, GgufKeys) else build_header(tensors, about)
 
 
-def file_size(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+def alignment_of(about: About) -> int:
+    """What the bytes of each tensor are padded to."""
+    return about.alignment if isinstance(about, GgufKeys) else 1
+
+
+def file_size(entries: Sequence[Entry], about: About) -> int:
     """The exact bytes of a file with these entries in this order."""
-    return len(header_of(entries, metadata)) + sum(e.size for e in entries)
+    if isinstance(about, GgufKeys):
+        return GgufRow(entries, about).as_it_is()
+    return len(header_of(entries, about)) + sum(e.size for e in entries)
+
+
+def row_of(entries: Sequence[Entry], about: About) -> Row:
+    """The entries of a model in one order."""
+    return GgufRow(entries, about) if isinstance(about, GgufKeys) else Row(entries, about)
+
+
+def first_first(bins: list[Bin], limit: int, keys: GgufKeys) -> list[Bin]:
+    """The bins with one in front that has room for all keys, where there is one; see `GgufRow`."""
+    count, tensors = len(bins), sum(map(len, bins))
+    about = keys.part(0, count, tensors)
+    first = next((i for i, one in enumerate(bins) if file_size(one, about) <= limit), 0)
+    return [bins[first], *bins[:first], *bins[first + 1 :]]
 
 
 class Row:
@@ -96,6 +137,10 @@ class Row:
         sums = map(add, self._starts, self._texts)
         near = (i for i, (before, after) in enumerate(pairwise(sums)) if after - before > least)
         return tuple(i for i in near if self.size(i, i + 1) > limit)
+
+    def alone(self, number: int) -> int:
+        """The size of a file of that entry alone."""
+        return self.size(number, number + 1)
 
     def data(self, start: int, stop: int) -> int:
         """The bytes of the tensors of ``entries[start:stop]``."""
@@ -134,6 +179,53 @@ class Row:
         return low + bisect_right(ends, limit, key=lambda end: self.size(start, end))
 
 
+class GgufRow(Row):
+    """The same for GGUF, whose files have their tensors in any order, and padded.
+
+    The first entries share their file with all keys. Those in front that do not fit beside them count as large: each
+    gets a file of its own, and a later one becomes the first.
+    """
+
+    def __init__(self, entries: Sequence[Entry], keys: GgufKeys) -> None:
+        self.entries = entries
+        self._alignment = keys.alignment
+        self._starts = _sums(gguf.padded(entry.size, self._alignment) for entry in entries)
+        self._texts = _sums(gguf.entry_size(entry.name, entry.tensor.shape) for entry in entries)
+        self._keys = keys
+        parts = (keys.part(0, 1, 0), keys.part(0, 2, 0), keys.part(1, 2, 0))
+        self._whole, self._first, self._later = (gguf.keys_size(part.values) for part in parts)
+
+    def as_it_is(self) -> int:
+        """The size of a file of all entries with the very keys that were given."""
+        return self._file(gguf.keys_size(self._keys.values), 0, len(self.entries))
+
+    def _file(self, keys: int, start: int, stop: int) -> int:
+        header = keys + self._texts[stop] - self._texts[start]
+        return gguf.padded(header, self._alignment) + self.data(start, stop)
+
+    def large(self, limit: int) -> tuple[int, ...]:
+        numbers = range(len(self.entries))
+        if self.size(0, len(numbers)) <= limit:
+            return ()
+        large = {i for i in numbers if self.alone(i) > limit}
+        first = next((i for i in numbers if i not in large and self._file(self._first, i, i + 1) <= limit), 0)
+        return tuple(sorted(large.union(range(first))))
+
+    def alone(self, number: int) -> int:
+        return self._file(self._later, number, number + 1)
+
+    def size(self, start: int, stop: int) -> int:
+        if stop - start == len(self.entries):
+            return self._file(self._whole, start, stop)
+        return self._file(self._later if start else self._first, start, stop)
+
+    def in_order(self, start: int) -> int:
+        return len(self.entries)
+
+    def full(self, start: int, stop: int, limit: int) -> int:
+        return max(start + 1, super().full(start, stop, limit))  # where nothing fits beside the keys
+
+
 class _Column(NamedTuple):
     """The entries of one size of element: their numbers in the row, and the sums of their bytes."""
 
@@ -163,10 +255,10 @@ def _offset_digits(starts: array[int], first: int, last: int, position: int) -> 
 class _Packer:
     """Packs entries in their order, under several limits if need be. Files are stretches of a row."""
 
-    def __init__(self, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+    def __init__(self, entries: Sequence[Entry], about: About) -> None:
         self.entries = entries
-        self._metadata = metadata
-        self._rows: dict[tuple[int, ...], Row] = {(): Row(entries, metadata)}
+        self._about = about
+        self._rows: dict[tuple[int, ...], Row] = {(): row_of(entries, about)}
 
     def large(self, limit: int) -> tuple[int, ...]:
         """See `Row.large`."""
@@ -177,7 +269,7 @@ class _Packer:
         if large not in self._rows:
             last = set(large)
             rest = [entry for number, entry in enumerate(self.entries) if number not in last]
-            self._rows[large] = Row([*rest, *(self.entries[number] for number in large)], self._metadata)
+            self._rows[large] = row_of([*rest, *(self.entries[number] for number in large)], self._about)
         return self._rows[large]
 
     def greedy(self, limit: int) -> tuple[Row, list[range]]:
@@ -217,7 +309,7 @@ def _without_crumb(row: Row, files: list[range], limit: int) -> list[range]:
     return [*files[:-2], range(start, cut), range(cut, stop)]
 
 
-def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+def greedy(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     """Fill each file before the next is begun.
 
     An entry that is too large for any file gets one of its own. A file that is less than half full when such an entry
@@ -230,38 +322,41 @@ def greedy(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) ->
     >>> [[entry.name for entry in file] for file in greedy(rows, 1000, {})]
     [['large'], ['a', 'b'], ['c']]
     """
-    return _bins(*_Packer(entries, metadata).greedy(limit))
+    return _bins(*_Packer(entries, about).greedy(limit))
 
 
 def _bins(row: Row, files: Iterable[range]) -> list[Bin]:
     return [list(row.entries[file.start : file.stop]) for file in files]
 
 
-def balanced(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+def balanced(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     """As many files as ``greedy`` needs, and those as equal as their tensors allow.
 
     The smallest limit that still gives that number of files is searched for by halving.
     """
-    packer = _Packer(entries, metadata)
+    packer = _Packer(entries, about)
     best = packer.greedy(limit)
     low, high = sum(entry.size for entry in entries) // max(1, len(best[1])), limit
     for _ in range(BALANCE_STEPS):
         middle = (low + high) // 2
         row, files = packer.greedy(middle)
         # Beside tensors that are larger than the limit, a mean may be as well.
-        if len(files) <= len(best[1]) and all(len(f) == 1 or row.size(f.start, f.stop) <= limit for f in files):
+        alone = (len(f) == 1 and row.alone(f.start) > limit for f in files)
+        if len(files) <= len(best[1]) and all(
+            large or row.size(f.start, f.stop) <= limit for large, f in zip(alone, files, strict=True)
+        ):
             best, high = (row, files), middle
         else:
             low = middle
     return _bins(*best)
 
 
-def layers(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str]) -> list[Bin]:
+def layers(entries: Sequence[Entry], limit: int, about: About) -> list[Bin]:
     """Files that hold whole blocks, in the natural order of their names (``layers.2`` before ``layers.10``).
 
     A block that fits into a file is never divided over two; one that does not is cut as ``greedy`` cuts.
     """
-    packer = _Packer(sorted(entries, key=lambda e: natural(e.name)), metadata)
+    packer = _Packer(sorted(entries, key=lambda e: natural(e.name)), about)
     large = packer.large(limit)
     row, behind = packer.row(large), len(entries) - len(large)
     files: list[range] = []
@@ -319,26 +414,28 @@ def _natural_part(part: str) -> tuple[int, int, str]:
     return (0, int(part), "") if part.isdecimal() else (1, 0, part)
 
 
-Packing = Callable[[Sequence[Entry], int, Mapping[str, str]], list[Bin]]
+Packing = Callable[[Sequence[Entry], int, About], list[Bin]]
 PACKINGS: dict[str, Packing] = {"greedy": greedy, "balanced": balanced, "layers": layers}
 
 
-def check_size(entries: Sequence[Entry], limit: int, metadata: Mapping[str, str], oversize: str) -> list[Entry]:
+def check_size(entries: Sequence[Entry], limit: int, about: About, oversize: str) -> list[Entry]:
     """The entries that no file of ``limit`` bytes can hold; raises Oversize or SizeTooSmall where that is refused."""
     # More than its name escaped, its shape and all else takes: most entries need no closer look.
-    about = metadata_size(metadata) + 200
+    most = 200 + (
+        gguf.keys_size(about.values) + 2 * about.alignment if isinstance(about, GgufKeys) else metadata_size(about)
+    )
     large = [
         entry
         for entry in entries
         if _extent(entry.as_dtype, entry.tensor.shape)[1] + 6 * len(entry.name) + 21 * len(entry.tensor.shape)
-        > limit - about
+        > limit - most
     ]
-    too_large = [entry for entry in large if file_size([entry], metadata) > limit]
+    too_large = [entry for entry in large if file_size([entry], about) > limit]
     for entry in too_large:
-        header = len(header_of([entry], metadata))
+        header = len(header_of([entry], about))
         if header >= limit:
-            smallest = max(len(header_of([e], metadata)) for e in entries) + 1
+            smallest = max(len(header_of([e], about)) for e in entries) + 1
             raise SizeTooSmall(size=limit, tensor=entry.name, header=header, smallest=smallest)
         if oversize == "fail":
-            raise Oversize(tensor=entry.name, bytes=file_size([entry], metadata), size=limit)
+            raise Oversize(tensor=entry.name, bytes=file_size([entry], about), size=limit)
     return too_large

@@ -17,7 +17,7 @@ from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Tensor
+from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
 AUTO = "auto"
@@ -25,7 +25,7 @@ WantedDtype = Literal["keep", "float16", "bfloat16", "float32"]
 # The floating kinds by the names that configs have for them.
 _CONFIG_DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Kinds that hold packed or scaled values wherever they are weights; I64 and BOOL count and mask.
-_PACKED = frozenset(DTYPE_BITS) - {"BOOL", "F16", "BF16", "F32", "F64", "C64", "I64", "U64"}
+_PACKED = (DTYPE_BITS.keys() | BLOCKS.keys()) - {"BOOL", "F16", "BF16", "F32", "F64", "C64", "I64", "U64"}
 # What GPTQ, AWQ, bitsandbytes, compressed-tensors and the fp8 formats call the values beside packed ones, as in
 # `k_scale`, `weight_scale_inv`, `input_zero_point`, `SCB`.
 _COMPANION = re.compile(r"(?:[._]scales?(?:_inv|_2)?|[._]zero_points?|[._]q?zeros|[._]absmax|[._]quant_map|\.SCB)$")
@@ -56,6 +56,11 @@ class Selection:
     scales: frozenset[str] = frozenset()  # what is not written because the weights are no longer quantised
     renames: tuple[Change, ...] = ()  # what each rule of --rename did
     rearranged: bool = False  # whether --experts made other tensors
+
+    @property
+    def rules_used(self) -> Set[int]:
+        """The numbers of those of --rename that changed a name."""
+        return {number for number, change in enumerate(self.renames) if change.names}
 
 
 def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], config: str = "") -> Selection:

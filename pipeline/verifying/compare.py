@@ -23,7 +23,7 @@ from reshard.pipeline.tensors import Checkpoint, Name, Tensor
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
-from reshard.pipeline.verifying.structure import compare
+from reshard.pipeline.verifying.structure import compare, compare_keys
 
 # Of each checkpoint: parameter -> the one that it shares its bytes with.
 Ties = Mapping[Name, Mapping[str, str]]
@@ -51,6 +51,7 @@ def check_headers(theirs: OpenedSide, ours: OpenedSide, matched: Paired, ties: T
         copies |= dropped
         undeclared += len(dropped.keys() - _declared(pair.output).keys())
         findings += [str(d) for d in compare(source, output) if not (d.rule == "lost" and d.tensor in dropped)]
+        findings += map(str, compare_keys(pair.source.keys, pair.output.keys))
         both = source.keys() & output.keys()
         casts.update((source[name][0], output[name][0]) for name in both if source[name][0] != output[name][0])
     figures = {

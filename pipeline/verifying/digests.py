@@ -25,7 +25,7 @@ from reshard.pipeline.planning.pack import in_source_order
 from reshard.pipeline.planning.ranges import parts_of, read_segments
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.tensors import DTYPE_BITS, Checkpoint, Record, StoredFile
+from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Record, StoredFile
 
 # How an element is shown; kinds without an entry are shown as the byte that holds it.
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -132,10 +132,14 @@ def first_difference(first: Stored, second: Stored, tmpdir: Path | None = None) 
         return None
     at, byte, *sides = found
     as_dtype, shape = first.entry.as_dtype, first.entry.tensor.shape
-    bits = DTYPE_BITS[as_dtype]
-    element = (at + byte) * 8 // bits
+    bits = DTYPE_BITS.get(as_dtype, 8)
+    if as_dtype in BLOCKS:  # the first element of the block
+        elements, size = BLOCKS[as_dtype]
+        element, start = (at + byte) // size * elements, byte
+    else:
+        element = (at + byte) * 8 // bits
+        start = element * bits // 8 - at
     index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
-    start = element * bits // 8 - at
     return Difference(index, *(_shown(as_dtype, side[start : start + max(1, bits // 8)]) for side in sides))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from reshard.pipeline.check import Check
 from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight_index, read_file, set_name
-from reshard.pipeline.checkpoint.formats import dcp
+from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.open import read_header
@@ -135,7 +135,8 @@ def _unindexed(paths: list[str]) -> Iterator[Finding]:
         return
     stem = join(dirname(paths[0]), match["stem"])
     index = f"{stem}{match['suffix']}.index.json"
-    yield Finding("no_index", f"{stem} is in numbered files, and {index} is not there to name them", paths[0])
+    if match["suffix"] != gguf.SUFFIX:
+        yield Finding("no_index", f"{stem} is in numbered files, and {index} is not there to name them", paths[0])
     numbers = {int(found["number"]) for path in paths if (found := NUMBERED.fullmatch(basename(path)))}
     for number in sorted(set(range(1, int(match["count"]) + 1)) - numbers):
         text = f"number {number} of {int(match['count'])} of {match['stem']} is not there"
@@ -159,6 +160,9 @@ def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide 
     headers: dict[str, Header | CheckpointError] = dict(
         zip(safe, _each(lambda path: read_header(source, listing[path]), safe), strict=True)
     )
+    if _is_gguf(opened, safe):
+        files = sorted(path for path in listing if path.endswith(gguf.SUFFIX))
+        headers |= zip(files, _each(lambda path: gguf.read_header(source.read, listing[path]), files), strict=True)
     totals: dict[str, Total] = {}
     known = _opened_torch(opened)
     named = {path for index, content in indexes.items() for path in named_files(index, content)}
@@ -175,6 +179,11 @@ def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide 
         else:
             headers[path], totals[path] = content.header(), content.total()
     return Files(headers, totals)
+
+
+def _is_gguf(opened: OpenedSide | CheckpointError, safe: Sequence[str]) -> bool:
+    """Whether the weights are GGUF files, or, where they cannot be opened, may be."""
+    return not safe if isinstance(opened, CheckpointError) else any(s.format == "gguf" for s in opened.found.sets)
 
 
 def _each(read: Callable[[str], T], paths: Iterable[str]) -> Iterable[T | CheckpointError]:

@@ -8,7 +8,9 @@ from posixpath import join
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
-from reshard.pipeline.checkpoint.formats.safetensors import Header, parse_header
+from reshard.pipeline.checkpoint.formats.gguf import GgufHeader, Keys
+from reshard.pipeline.checkpoint.formats.headers import parse_header
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
@@ -19,8 +21,15 @@ from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
-from reshard.pipeline.verifying.structure import Signature, check_index, check_weight_files, compare, signature
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.structure import (
+    Signature,
+    check_index,
+    check_weight_files,
+    compare,
+    compare_keys,
+    signature,
+)
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
 _READ_BACK = "names, sizes, hashes, headers, indexes, manifest"
@@ -58,7 +67,10 @@ def check_structure(
             raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written, tied or a scale")
         return selection.entries
 
-    return _structure(plan, plan.shards, wanted)
+    def keys(number: int) -> Keys:
+        return opened.checkpoints[number].keys
+
+    return _structure(plan, plan.shards, wanted, keys)
 
 
 def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
@@ -70,8 +82,13 @@ def _planned(entries: Iterable[Entry]) -> Signature:
     return {tensor.name: (as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
 
 
-def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Sequence[Entry]]) -> Check:
-    """The check of every output of ``plan``, number ``n`` against ``wanted(n)``."""
+def _structure(
+    plan: Plan,
+    shards: Sequence[Shard],
+    wanted: Callable[[int], Sequence[Entry]],
+    keys: Callable[[int], Keys] = lambda n: {},
+) -> Check:
+    """The check of every output of ``plan``, number ``n`` against ``wanted(n)`` and, of GGUF, ``keys(n)``."""
     findings: list[str] = []
     tensors = 0
     for number, output in enumerate(plan.outputs):
@@ -79,6 +96,9 @@ def _structure(plan: Plan, shards: Sequence[Shard], wanted: Callable[[int], Sequ
         entries = wanted(number)
         tensors += len(entries)
         findings += map(str, compare(_planned(entries), signature(headers)))
+        if found := keys(number):
+            written = headers[shards[output.shards[0]].path]
+            findings += map(str, compare_keys(found, written.keys if isinstance(written, GgufHeader) else {}))
         del entries  # there may be 500,000, and the index names them as well
         if output.index:
             rules = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
@@ -148,6 +168,8 @@ def _cure(output: Output, why: str) -> dict[str, str]:
 def _ask_class(
     plan: Plan, shards: Sequence[Shard], output: Output, source: Source, meta_loader: MetaLoader
 ) -> ModelCheck:
+    if output.name.suffix != SUFFIX:
+        return ModelCheck("structural", "skipped", NO_CLASS)
     if output.config is None:
         return ModelCheck("structural", "skipped", "no config.json says which class loads it")
     edited = {edit.path: edit.content.encode() for edit in plan.edits}
@@ -195,8 +217,17 @@ def _weights_differ(there: Source, shards: Sequence[Shard], receipts: Mapping[st
             yield f"{wanted.path} is not there"
         elif not same_by_hash(found, wanted):
             yield f"{wanted.path} is another file than the one that was sent"
-        elif b"".join(there.read(found, 0, len(shard.header))) != shard.header:
+        elif not _begins_with(there, found, memoryview(shard.header)):
             yield f"{wanted.path} has another header than planned"
+
+
+def _begins_with(there: Source, file: StoredFile, header: memoryview) -> bool:
+    at = 0
+    for view in there.read(file, 0, len(header)):
+        if view != header[at : at + len(view)]:
+            return False
+        at += len(view)
+    return at == len(header)
 
 
 def _manifest_and_indexes_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: str | None) -> Iterator[str]:

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, load_json, read_file
-from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length, parse_header
+from reshard.pipeline.checkpoint.formats import gguf
+from reshard.pipeline.checkpoint.formats.headers import parse_header
+from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
@@ -147,7 +149,7 @@ def _index_findings(manifest: Manifest, indexes: Mapping[str, _Index]) -> Iterat
             yield f"{path} says {index.root or 'nothing'} of the manifest, whose root is {manifest.root}"
         if others := index.names - manifest.files.keys():
             yield f"{path} names {_example(others)}, of which {MANIFEST} says nothing"
-    if unnamed := {path for path in manifest.files if is_numbered(path)} - named:
+    if unnamed := {path for path in manifest.files if is_numbered(path) and path.endswith(SUFFIX)} - named:
         yield f"no index names {_example(unnamed)}, of a set that was published with one"
 
 
@@ -202,6 +204,8 @@ def _file_findings(output: Source, path: str, manifest: Manifest) -> list[str]:
 
 
 def _header(output: Source, file: StoredFile) -> bytes:
+    if file.path.endswith(gguf.SUFFIX):
+        return b"".join(output.read(file, 0, gguf.read_header(output.read, file).data_start))
     prefix = b"".join(output.read(file, 0, min(LENGTH_BYTES, file.size)))
     length = header_length(prefix, file=file.path, file_size=file.size)
     return b"".join(output.read(file, 0, LENGTH_BYTES + length))

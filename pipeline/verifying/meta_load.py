@@ -53,6 +53,9 @@ _OFFLINE = {
     "COLUMNS": "120",  # the loader's tables depend on the terminal's width
 }
 
+# Why the class of a GGUF model is not asked.
+NO_CLASS = "llama.cpp loads it by an architecture that its keys name, and has no class to ask"
+
 Level = Literal["model", "structural"]
 Result = Literal["clean", "report", "failed", "inconclusive", "skipped"]
 

@@ -18,6 +18,7 @@ from operator import eq
 from typing import Any, Literal, NamedTuple
 
 from reshard.pipeline.checkpoint.discover import leaves_folder, load_json
+from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
 from reshard.pipeline.checkpoint.formats.safetensors import Header
 from reshard.pipeline.errors import BadLength, CheckpointError
 
@@ -36,6 +37,8 @@ Rule = Literal[
     "no_total_size",  # the index has no sum
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
+    "split",  # GGUF: the split keys are not those of the parts
+    "keys",  # GGUF: a key or its value differs from the source's
     "format",  # no "format" in the file's `__metadata__`: transformers refuses it or guesses
     "unreadable",  # a file or index of another format that cannot be read, or is not safe to
     "lost",  # in the source, not in the output
@@ -107,6 +110,16 @@ def compare(source: Signature, output: Signature) -> Iterator[Finding]:
                 yield Finding("shape", text, tensor=name)
 
 
+def compare_keys(source: Keys, output: Keys) -> Iterator[Finding]:
+    """What became of the keys of a GGUF model, but for those that say how it is split."""
+    for key in sorted((source.keys() | output.keys()) - {*SPLIT_KEYS}):
+        if source.get(key) != output.get(key):
+            where = (
+                "not in the output" if key not in output else "not in the source" if key not in source else "changed"
+            )
+            yield Finding("keys", f"the key {key!r} is {where}")
+
+
 def check_weight_files(headers: Headers) -> Iterator[Finding]:
     """The rules of the files themselves, with or without an index."""
     for name, paths in _owners(headers).items() if _repeat_names(headers) else ():
@@ -116,8 +129,12 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
     for path, header in sorted(headers.items()):
         if isinstance(header, CheckpointError):
             yield Finding("length" if isinstance(header, BadLength) else "header", str(header), path)
-        elif not header.metadata.get("format"):
+        elif not isinstance(header, GgufHeader) and not header.metadata.get("format"):
             yield Finding("format", f'{path} has no "format" in its metadata, which transformers asks for', path)
+    parts = [header for _, header in sorted(headers.items()) if isinstance(header, GgufHeader)]
+    if len(parts) == len(headers):
+        for path, why in split_faults(parts):
+            yield Finding("split", f"{path}: {why}", path)
 
 
 def check_index(

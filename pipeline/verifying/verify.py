@@ -14,6 +14,7 @@ from typing import Any
 
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import read_file
+from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import BadExperts, BadRename, CheckpointError, RenameCollision
 from reshard.pipeline.limits import CONFIG_MAX
@@ -25,7 +26,7 @@ from reshard.pipeline.verifying.compare import check_bytes, check_headers, check
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
-from reshard.pipeline.verifying.meta_load import MetaLoader, ModelCheck
+from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
 
@@ -121,6 +122,8 @@ def _ask_class(
 
     Another config is a difference between files, and is reported there.
     """
+    if checkpoint.name.suffix == GGUF:
+        return ModelCheck("structural", "skipped", NO_CLASS)
     if side.found.stays_whole:
         return ModelCheck("structural", "skipped", "such weights have a loader of their own, for more than one model")
     path = join(checkpoint.name.folder, "config.json")

@@ -179,8 +179,8 @@ ROWS: dict[str, tuple[Spoil, str, int, str, str]] = {
         typed("--size", "1kB", "--oversize", "fail"), "usage.oversize", 2, "layer.0.weight", "--size",
     ),
     "no weights": (
-        lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p] and s.files.update({"model.gguf": b"GGUF"}),
-        "source.no_weights", 3, "GGUF", "these files were made from",
+        lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p] and s.files.update({"model.onnx": b"ONNX"}),
+        "source.no_weights", 3, "ONNX", "these files were made from",
     ),
     "an adapter alone": (
         lambda s: [s.files.pop(p) for p in list(s.files) if "model" in p]

@@ -12,6 +12,7 @@ from pathlib import Path
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 from tests.formats.cases import CASES
+from tests.formats.gguf_rows import gguf_rows
 from tests.formats.refused import refusals
 from tests.formats.run import run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
@@ -31,7 +32,7 @@ def main() -> None:
         os.environ |= {"HF_ENDPOINT": space.endpoint, "HF_TOKEN": space.token}
         rows = run_cases(arguments.names or list(CASES), space, Path(scratch))
     wrong = [f"{row.name}, {column}: {why}" for row in rows for column, why in row.wrong.items()]
-    text = rendered(rows, list(refusals()))
+    text = rendered(rows, list(refusals()), list(gguf_rows()))
     if wrong:
         sys.exit("\n".join(wrong))
     if arguments.write is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from reshard.pipeline.places import Folder
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from tests.support import ggufs
 from tests.support.canary import touch
 from tests.support.save_zero import Zero, model_path, optimizer_path, save, training
 
@@ -33,8 +35,24 @@ def _tensorflow(folder: Path) -> None:
     (folder / "flax_model.msgpack").write_bytes(b"\x00")
 
 
+def _onnx(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"ONNX")
+
+
 def _gguf(folder: Path) -> None:
-    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    ggufs.save(folder / "model-Q4_K_M.gguf", {f"blk.{i}.weight": ("Q4_K", (2, 256)) for i in range(4)}, per_file=2)
+    (folder / "model-Q4_K_M-00001-of-00002.gguf").unlink()
+
+
+def _renamed(folder: Path) -> None:
+    _gguf(folder)
+    (folder / "model-Q4_K_M-00002-of-00002.gguf").rename(folder / "model-Q4_K_M.gguf")
+
+
+def _nested(folder: Path) -> None:
+    array = struct.pack("<IQ", 9, 1 << 40) * 1000
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + array
+    (folder / "model.gguf").write_bytes(head)
 
 
 def _pointer(name: str) -> Callable[[Path], None]:
@@ -145,7 +163,7 @@ def _adapter(folder: Path) -> None:
 
 REFUSED: dict[str, Callable[[Path], None]] = {
     "only TensorFlow and Flax weights": _tensorflow,
-    "only GGUF": _gguf,
+    "only ONNX": _onnx,
     "an adapter without its model": _adapter,
     "a git-lfs pointer, safetensors": _pointer("model.safetensors"),
     "a git-lfs pointer, `.bin`": _pointer("pytorch_model.bin"),
@@ -169,6 +187,9 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "ZeRO, `latest` names a folder that is not there": _zero(_names_no_step),
     "ZeRO, a partition that calls a function": _zero(_runs_in_a_partition),
     "ranks of two models": _other_ranks,
+    "one of two parts of a GGUF model": _gguf,
+    "a part of a GGUF model, renamed": _renamed,
+    "a GGUF key of nested arrays": _nested,
 }
 
 

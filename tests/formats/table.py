@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tests.formats.cases import CASES
+from tests.formats.gguf_rows import GgufRow
 from tests.formats.refused import Refusal
 from tests.formats.run import COLUMNS, EQUAL, Row
 
@@ -15,7 +16,7 @@ END = "<!-- end -->\n"
 Cells = dict[str, dict[str, str]]  # case -> column -> cell
 
 
-def rendered(rows: Sequence[Row], refused: Sequence[Refusal]) -> str:
+def rendered(rows: Sequence[Row], refused: Sequence[Refusal], gguf: Sequence[GgufRow] = ()) -> str:
     """The markdown between the markers."""
     notes: dict[str, int] = {}
     lines = ["", *_heads("case", "", "saved as", *COLUMNS, "class")]
@@ -28,7 +29,10 @@ def rendered(rows: Sequence[Row], refused: Sequence[Refusal]) -> str:
     for row in rows:
         case = CASES[row.name]
         lines += [f"**{case.what}** (`{row.name}`): {row.plan[0]}", "", *(f"* {line}" for line in row.plan[1:]), ""]
-    lines += ["### Refused", "", *_heads("what", "error", "says")]
+    lines += ["### GGUF, read by llama.cpp's `gguf`", ""]
+    lines += _heads("what", "saved as", "cut by", "written", "tensors", "keys", "carried")
+    lines += [_line(*row) for row in gguf]
+    lines += ["", "### Refused", "", *_heads("what", "error", "says")]
     lines += [_line(r.what, f"`{r.code}`", r.message) for r in refused]
     return "\n".join(lines) + "\n\n"
 

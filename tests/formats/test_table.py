@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.formats.cases import CASES
+from tests.formats.gguf_rows import gguf_rows
 from tests.formats.refused import refusals
 from tests.formats.run import COLUMNS, EQUAL, Row, judged, run_cases
 from tests.formats.table import between, cells_of, falls, rendered, replaced
@@ -40,7 +41,7 @@ def test_equal_or_the_error_that_the_source_gives_too(rows: dict[str, Row], name
 
 
 def test_the_page_holds_the_table_of_this_run(rows: dict[str, Row]) -> None:
-    text = rendered(list(rows.values()), list(refusals()))
+    text = rendered(list(rows.values()), list(refusals()), list(gguf_rows()))
     assert falls(cells_of(between(PAGE.read_text())), cells_of(text)) == []
     assert between(PAGE.read_text()) == text, "run `python -m tests.formats --write docs/formats.md`"
 

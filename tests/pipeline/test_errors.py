@@ -36,7 +36,7 @@ def test_an_error_is_kept_whatever_its_facts_are(place: object) -> None:
 
 
 def test_what_has_no_weights_is_named_by_a_text(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.onnx").write_bytes(b"ONNX")
     with pytest.raises(NoWeights) as refused:
         find_checkpoints(FolderSource.open(Folder(path=str(tmp_path))))
     assert refused.value.facts["place"] == str(tmp_path)

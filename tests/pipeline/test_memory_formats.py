@@ -5,6 +5,7 @@ torch."""
 from __future__ import annotations
 
 import shutil
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reshard.pipeline.checkpoint.formats.gguf import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
 from tests.support.giants import save_sparse
 from tests.support.measured import Measured, measured
@@ -53,6 +55,32 @@ def test_a_torch_file_of_plain_and_transposed_tensors(room: Path, size: int) -> 
     cost = reshard(source, room / "out")
     assert cost.result["bytes"] == 8 * ROWS * columns * 4
     assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+def strings(texts: Iterator[str]) -> bytes:
+    raw = [text.encode() for text in texts]
+    return struct.pack("<IIQ", 9, 8, len(raw)) + b"".join(struct.pack("<Q", len(text)) + text for text in raw)
+
+
+@pytest.mark.parametrize("size", [200 * MB, *sizes(30_000 * MB)[1:]])
+def test_a_gguf_file_with_a_large_vocabulary(room: Path, size: int) -> None:
+    tokens = 262_144
+    keys = {
+        "general.architecture": struct.pack("<IQ", 8, 5) + b"llama",
+        "tokenizer.ggml.tokens": strings(f"token{i}" for i in range(tokens)),
+        "tokenizer.ggml.merges": strings(f"{i % 999} {i}" for i in range(2 * tokens)),
+    }
+    rows = size // 8 // 144
+    header = build_header(((f"blk.{i}.ffn_up.weight", "Q4_K", (rows, 256)) for i in range(8)), keys)
+    assert len(header) > 12 * MB
+    (room / "model").mkdir()
+    with (room / "model" / "model.gguf").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 8 * (rows * 144 + -rows * 144 % 32))
+    del header, keys
+    cost = reshard(room / "model", room / "out", size=max(size // 4, 40 * MB))
+    assert cost.result["bytes"] == 8 * rows * 144 and cost.result["shards"] >= 4
     assert cost.peak <= MEMORY_FLOOR
 
 

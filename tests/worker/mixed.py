@@ -224,7 +224,7 @@ def case(name: str) -> Model:
 
 MODELS: dict[str, Model] = {
     "single": Model(PUBLISHED, safetensors(1), short=True),
-    "gguf": Model("source.no_weights", file("model-Q4_K_M.gguf", b"GGUF"), short=True),
+    "onnx": Model("source.no_weights", file("model.onnx", b"ONNX"), short=True),
     "sharded": Model(PUBLISHED, safetensors(2, 3), short=True),
     "t5": case("t5"),
     "gated": Model("source.gated", safetensors(3), set_up=gated(), short=True),

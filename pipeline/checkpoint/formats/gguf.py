@@ -12,8 +12,9 @@ A model in several files has all keys in the first of them. Which part a file is
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from struct import Struct
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from reshard.pipeline.limits import (
     GGUF_ENTRIES_MAX,
     GGUF_HEADER_MAX,
     GGUF_NAME_MAX,
+    GGUF_READ,
     HEADER_READ,
 )
 from reshard.pipeline.tensors import StoredFile, size_in_bytes
@@ -38,7 +40,7 @@ ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 SPLIT_COUNT = "split.count"
 SPLIT_KEYS = ("split.no", "split.tensors.count", SPLIT_COUNT)  # in gguf-split's order
-SPLIT_COUNT_MAX = 65_535  # parts, which gguf-split counts in 16 bits
+PARTS_MAX = 65_535  # of a model, which gguf-split counts in 16 bits
 
 _TYPES = dict(
     enumerate(["F32", "F16", "Q4_0", "Q4_1", "", "", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
@@ -56,11 +58,17 @@ _SIGNED = {1: True, 3: True, _I32: True, 11: True, 0: False, _U16: False, _U32: 
 _INT32, _INT64 = Struct("<I"), Struct("<Q")
 
 
+Keys = Mapping[str, memoryview | bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class GgufHeader(Header):
-    """The header of one GGUF file; ``keys`` has each value with its type before it, as it stands in the file."""
+    """The header of one GGUF file; ``keys`` has each value with its type before it, as it stands in the file.
 
-    keys: dict[str, bytes]
+    They are views of what was read: a vocabulary is held once.
+    """
+
+    keys: Keys
     alignment: int
 
 
@@ -86,12 +94,13 @@ def read_header(read: Read, file: StoredFile) -> GgufHeader:
     Raises BadHeader, BadLength and LfsPointer.
     """
     data, stop = bytearray(), HEADER_READ
+    parser = _Parser(data, file.path, file.size)
     while True:
         data += read_bytes(read, file, len(data), min(stop, file.size))
         try:
-            return _Parser(data, file.path, file.size).header()
+            return parser.header()
         except _Short as short:
-            stop = max(short.stop, min(2 * len(data), GGUF_HEADER_MAX))
+            stop = max(short.stop, len(data) + min(len(data), GGUF_READ))
 
 
 def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> GgufHeader:
@@ -106,15 +115,18 @@ def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> Gguf
 
 
 class _Parser:
-    """Goes through a header once; nothing is held but names and, as they stand, the keys' values."""
+    """Goes through a header once; what it holds beside ``data``, which may grow between two tries, is names."""
 
     def __init__(self, data: bytes | bytearray | memoryview, file: str, file_size: int) -> None:
         self._data = data
         self._file = file
         self._size = file_size
         self._at = 0
+        self._spans: dict[str, tuple[int, int]] = {}  # of the keys' values
 
     def header(self) -> GgufHeader:
+        """The header; raises _Short where ``data`` ends before it does, to be called again with more."""
+        self._at = 0
         refuse_pointer(memoryview(self._data)[:64], self._file)
         if bytes(self._data[:4]) != MAGIC:
             raise self._bad("it does not begin as GGUF files do")
@@ -125,20 +137,23 @@ class _Parser:
         if version not in {2, 3}:
             raise self._bad(f"it has version {version}; 2 and 3 are known")
         tensors, keys = self._count("tensors"), self._count("keys")
-        values = self._keys(keys)
-        alignment = self._alignment(values)
-        return self._placed(self._tensors(tensors), values, alignment)
+        self._keys(keys)
+        raw = self._spans.get(ALIGNMENT_KEY)
+        alignment = DEFAULT_ALIGNMENT if raw is None else self._alignment(bytes(self._data[slice(*raw)]))
+        found = self._tensors(tensors)
+        view = memoryview(self._data)
+        return self._placed(found, {key: view[start:stop] for key, (start, stop) in self._spans.items()}, alignment)
 
-    def _keys(self, count: int) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        for _ in range(count):
+    def _keys(self, count: int) -> None:
+        if self._spans:  # of an earlier try
+            self._at = next(reversed(self._spans.values()))[1]
+        while len(self._spans) < count:
             key = self._name("a key")
-            if not key or key in found:
+            if not key or key in self._spans:
                 raise self._bad(f"it has the key {key[:100]!r} twice" if key else "it has a key without a name")
             start = self._at
             self._skip_value(key)
-            found[key] = bytes(self._data[start : self._at])
-        return found
+            self._spans[key] = start, self._at
 
     def _skip_value(self, key: str) -> None:
         kind, count = self._int32(), 1
@@ -163,10 +178,9 @@ class _Parser:
             at += _INT64.size + _INT64.unpack_from(self._data, at)[0]
         self._take(at - self._at)
 
-    def _alignment(self, keys: Mapping[str, bytes]) -> int:
-        raw = keys.get(ALIGNMENT_KEY)
-        alignment = DEFAULT_ALIGNMENT if raw is None else integer(raw)
-        if alignment is None or (raw is not None and raw[:4] != _INT32.pack(_U32)):
+    def _alignment(self, raw: bytes) -> int:
+        alignment = integer(raw)
+        if alignment is None or raw[:4] != _INT32.pack(_U32):
             raise self._bad(f"{ALIGNMENT_KEY} is not an unsigned integer of 32 bits")
         if not 0 < alignment <= GGUF_ALIGNMENT_MAX or alignment & (alignment - 1):
             raise self._bad(f"{ALIGNMENT_KEY} is {alignment:,}, and not a power of two up to {GGUF_ALIGNMENT_MAX:,}")
@@ -192,10 +206,10 @@ class _Parser:
         return found
 
     def _placed(
-        self, tensors: Mapping[str, tuple[str, tuple[int, ...], int]], keys: dict[str, bytes], alignment: int
+        self, tensors: Mapping[str, tuple[str, tuple[int, ...], int]], keys: Keys, alignment: int
     ) -> GgufHeader:
         """The header, each tensor where it lies; they follow each other as they are named, as llama.cpp asks."""
-        start = _padded(self._at, alignment)
+        start = padded(self._at, alignment)
         end, stop = start, self._at
         specs: dict[str, Spec] = {}
         for name, (dtype, shape, offset) in tensors.items():
@@ -209,7 +223,7 @@ class _Parser:
                 )
             stop = end + size
             specs[name] = Spec(dtype, shape, end, stop)
-            end = _padded(stop, alignment)
+            end = padded(stop, alignment)
         if not stop <= self._size <= end:  # some writers leave out the padding at the end
             raise BadLength(file=self._file, actual=self._size, expected=stop if self._size < stop else end)
         return GgufHeader(self._file, {}, specs, start, self._size, keys, alignment)
@@ -258,13 +272,13 @@ class _Parser:
         return BadHeader(file=self._file, why=why)
 
 
-def integer(raw: bytes) -> int | None:
+def integer(raw: memoryview | bytes) -> int | None:
     """The number that a key's value is, of any integer type; None for everything else."""
     kind = _INT32.unpack_from(raw)[0]
     return int.from_bytes(raw[4:], "little", signed=_SIGNED[kind]) if kind in _SIGNED else None
 
 
-def split_of(keys: Mapping[str, bytes]) -> Split | None:
+def split_of(keys: Keys) -> Split | None:
     """What the keys of a file say of its part in a model; None where they do not, or say that it is all of it."""
     number, tensors, count = (integer(keys[key]) if key in keys else None for key in SPLIT_KEYS)
     if not count:
@@ -272,19 +286,37 @@ def split_of(keys: Mapping[str, bytes]) -> Split | None:
     return Split(-1 if number is None else number, count, -1 if tensors is None else tensors)
 
 
+def split_faults(parts: Sequence[GgufHeader]) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong) where the split keys of the files of a model, in order, are not those of its parts."""
+    tensors = sum(len(part.tensors) for part in parts)
+    for number, part in enumerate(parts):
+        split = split_of(part.keys)
+        if split is None and len(parts) == 1:
+            continue
+        if split is None or split[:2] != (number, len(parts)):
+            says = f"number {split.number + 1} of {split.parts}" if split else "no part of anything"
+            yield part.file, f"its split keys say that it is {says}, and it is number {number + 1} of {len(parts)}"
+        elif split.tensors != tensors:
+            yield (
+                part.file,
+                f"its split keys say that all parts have {split.tensors:,} tensors, and they have {tensors:,}",
+            )
+
+
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def _padded(size: int, alignment: int) -> int:
+def padded(size: int, alignment: int) -> int:
+    """``size`` up to a multiple of ``alignment``."""
     return size + -size % alignment
 
 
-def alignment_of(keys: Mapping[str, bytes]) -> int:
+def alignment_of(keys: Keys) -> int:
     """What the tensors of a file with these keys are aligned to."""
     return (integer(keys[ALIGNMENT_KEY]) if ALIGNMENT_KEY in keys else None) or DEFAULT_ALIGNMENT
 
 
-def keys_of_part(keys: Mapping[str, bytes], number: int, count: int, tensors: int) -> dict[str, bytes]:
+def keys_of_part(keys: Keys, number: int, count: int, tensors: int) -> Keys:
     """The keys of part ``number`` (from 0) of ``count`` of a model that has ``keys`` and ``tensors``.
 
     The parts are gguf-split's, but for the alignment, which stands in each of them: gguf-split loses it. A whole has
@@ -300,20 +332,19 @@ def keys_of_part(keys: Mapping[str, bytes], number: int, count: int, tensors: in
     return kept | dict(zip(SPLIT_KEYS, made, strict=True))
 
 
-def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], keys: Mapping[str, bytes]) -> bytes:
+def build_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], keys: Keys) -> bytes:
     """Everything before the data, padding included, for (name, dtype, shape) in the order of the data."""
     alignment, offset, count = alignment_of(keys), 0, 0
-    made, infos = bytearray(), bytearray()
+    infos = bytearray()
     for name, dtype, shape in tensors:
         infos += _string(name) + _INT32.pack(len(shape)) + b"".join(map(_INT64.pack, reversed(shape)))
         infos += _INT32.pack(_NUMBERS[dtype]) + _INT64.pack(offset)
-        offset += _padded(size_in_bytes(dtype, shape), alignment)
+        offset += padded(size_in_bytes(dtype, shape), alignment)
         count += 1
-    made += MAGIC + _INT32.pack(3) + _INT64.pack(count) + _INT64.pack(len(keys))
-    for key, raw in keys.items():
-        made += _string(key) + raw
-    made += infos
-    return bytes(made.ljust(_padded(len(made), alignment), b"\0"))
+    size = keys_size(keys) + len(infos)
+    pairs = chain.from_iterable((_string(key), raw) for key, raw in keys.items())
+    counts = _INT32.pack(3) + _INT64.pack(count) + _INT64.pack(len(keys))
+    return b"".join([MAGIC, counts, *pairs, infos, bytes(padded(size, alignment) - size)])
 
 
 def _string(text: str) -> bytes:
@@ -321,7 +352,7 @@ def _string(text: str) -> bytes:
     return _INT64.pack(len(raw)) + raw
 
 
-def keys_size(keys: Mapping[str, bytes]) -> int:
+def keys_size(keys: Keys) -> int:
     """The bytes of a header without tensors, before it is padded."""
     return 24 + sum(_INT64.size + len(key.encode()) + len(raw) for key, raw in keys.items())
 

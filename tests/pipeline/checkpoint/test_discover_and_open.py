@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut, index_path, shard_path
+from reshard.pipeline.checkpoint.discover import find_checkpoints, find_uncut
+from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import open_checkpoints
 from reshard.pipeline.errors import (
     AmbiguousWeights,
@@ -148,9 +149,9 @@ def test_weights_that_are_never_cut_are_found_where_they_are_alone(folder: Path)
 
 def test_no_weights_says_what_is_there_instead(folder: Path) -> None:
     folder.mkdir()
-    (folder / "model.gguf").write_bytes(b"GGUF")
+    (folder / "model.onnx").write_bytes(b"ONNX")
     (folder / "tf_model.h5").write_bytes(b"HDF")
-    with pytest.raises(NoWeights, match="GGUF, TensorFlow files such as model.gguf"):
+    with pytest.raises(NoWeights, match="ONNX, TensorFlow files such as model.onnx"):
         checkpoints(folder)
 
 

@@ -38,7 +38,11 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
 
 
-def gguf(folder: Path) -> None:
+def onnx(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"ONNX")
+
+
+def cut_gguf(folder: Path) -> None:
     (folder / "model.gguf").write_bytes(b"GGUF")
 
 
@@ -95,7 +99,8 @@ def pickled_code(folder: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "an adapter alone": (adapter, "source.no_weights"),
-    "GGUF alone": (gguf, "source.no_weights"),
+    "ONNX alone": (onnx, "source.no_weights"),
+    "a GGUF file is cut short": (cut_gguf, "checkpoint.length"),
     "no weights": (config_alone, "source.no_weights"),
     "a file without a tensor": (no_tensor, "source.no_weights"),
     "a file is absent": (broken(without_a_file), "checkpoint.absent_file"),

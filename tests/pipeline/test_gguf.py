@@ -1,0 +1,254 @@
+"""GGUF to GGUF: what goes in comes out in files of the size that was asked for, for llama.cpp's own reader."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.pipeline.errors import (
+    AmbiguousWeights,
+    BadHeader,
+    BadIndex,
+    ModelCheckRequired,
+    NoWeights,
+    Oversize,
+    UsageError,
+)
+from reshard.pipeline.planning.codec import decode_head, decode_shard, encode
+from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.pack import PACKINGS, GgufKeys, file_size, first_first
+from reshard.pipeline.tensors import Piece, Tensor
+from tests.pipeline.conftest import Run, upload
+from tests.support import ggufs
+from tests.support.hub.fixtures import Namespace
+
+SIZE = 120_000  # bytes; the model has 590,000, 8,000 of them keys
+SPLIT = {"split.no", "split.count", "split.tensors.count"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    ggufs.save(folder / "tiny-Q4_K_M.gguf", ggufs.MODEL)
+    (folder / "README.md").write_text("# Tiny\n")
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.gguf"))}
+
+
+def tensors_of(folder: Path, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in folder.rglob(f"{prefix}*.gguf"):
+        tensors = ggufs.read(path).tensors
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
+
+
+def check_parts(folder: Path, source: Path, stem: str) -> int:
+    """Whether the files are parts as gguf-split makes them; returns how many."""
+    parts = sorted(folder.glob(f"{stem}-*-of-*.gguf"))
+    whole = ggufs.read(source)
+    names = [f"{stem}-{number:05d}-of-{len(parts):05d}.gguf" for number in range(1, len(parts) + 1)]
+    assert [path.name for path in parts] == names
+    for number, path in enumerate(parts):
+        found = ggufs.read(path)
+        assert {key: found.keys[key] for key in SPLIT} == {
+            "split.no": number,
+            "split.count": len(parts),
+            "split.tensors.count": len(whole.tensors),
+        }
+        rest = {key: value for key, value in found.keys.items() if key not in SPLIT}
+        aligned = {"general.alignment": whole.alignment} if whole.alignment != 32 else {}
+        assert rest == (whole.keys if number == 0 else aligned)
+        assert list(found.keys)[-3:] == ["split.no", "split.tensors.count", "split.count"]
+        assert found.alignment == whole.alignment and path.stat().st_size % whole.alignment == 0
+    assert tensors_of(folder, stem) == whole.tensors
+    return len(parts)
+
+
+@pytest.mark.parametrize("pack", PACKINGS)
+@pytest.mark.parametrize("alignment", [None, 64])
+def test_a_model_is_split_as_gguf_split_does_it(tmp_path: Path, go: Run, pack: str, alignment: int | None) -> None:
+    ggufs.save(tmp_path / "model" / "tiny.gguf", ggufs.MODEL, alignment=alignment)
+    go(tmp_path / "model", tmp_path / "out", size=SIZE, pack=pack)
+    assert check_parts(tmp_path / "out", tmp_path / "model" / "tiny.gguf", "tiny") >= 4
+    assert max(map(len, files_of(tmp_path / "out").values())) <= SIZE
+
+
+def test_a_plan_is_the_same_after_it_was_stored(model: Path, tmp_path: Path, go: Run) -> None:
+    plan = go(model, tmp_path / "out", size=SIZE).plan
+    stored = encode(plan)
+    again = replace(decode_head(stored.head), shards=tuple(map(decode_shard, stored.shards.values())))
+    assert again == plan and again.shards[0].alignment == 32
+
+
+def test_a_single_file_stays_byte_for_byte_what_it_is(model: Path, tmp_path: Path, go: Run) -> None:
+    report = go(model, tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(model)
+    (check,) = [check for check in report.checks if check.name.startswith("reload")]
+    assert (check.level, check.result) == ("structural", "skipped") and "llama.cpp" in check.reason
+
+
+def test_parts_are_merged_and_cut_anew_from_any_cut(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "parts", size=SIZE)
+    go(tmp_path / "parts", tmp_path / "finer", size=SIZE // 2)
+    assert check_parts(tmp_path / "finer", model / "tiny-Q4_K_M.gguf", "tiny-Q4_K_M") > len(
+        files_of(tmp_path / "parts")
+    )
+    go(tmp_path / "finer", tmp_path / "again", size=SIZE)
+    go(tmp_path / "finer", tmp_path / "one", size=1 << 62)
+    whole = ggufs.read(tmp_path / "one" / "tiny-Q4_K_M.gguf")
+    assert whole.tensors == ggufs.read(model / "tiny-Q4_K_M.gguf").tensors
+    assert whole.keys["split.count"] == whole.keys["split.no"] == 0, "as gguf-split merges"
+    ggufs.save(tmp_path / "theirs" / "tiny-Q4_K_M.gguf", ggufs.MODEL, per_file=4)
+    go(tmp_path / "theirs", tmp_path / "ours", size=1 << 62)
+    assert ggufs.read(tmp_path / "ours" / "tiny-Q4_K_M.gguf").tensors == whole.tensors
+
+
+def test_hub_and_folder_give_the_same_files(model: Path, tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    repo = upload(on_hub, "source", model)
+    go(repo, tmp_path / "a", size=SIZE)
+    go(model, tmp_path / "b", size=SIZE)
+    go(repo, on_hub.repo("target"), size=SIZE)
+    weights = files_of(tmp_path / "a")
+    assert len(weights) > 3 and files_of(tmp_path / "b") == weights
+    assert {path: on_hub.admin.read(on_hub.repo("target"), path) for path in weights} == weights
+
+
+def test_each_quantisation_is_a_set_and_what_belongs_to_them_is_carried(tmp_path: Path, go: Run) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    kinds = ("Q4_K", "Q8_0", "BF16")
+    for kind in kinds:
+        spec = {f"blk.{i}.weight": (kind, (64, 256)) for i in range(8)}
+        ggufs.save(folder / kind / f"m-{kind}.gguf", spec, per_file=3 if kind == "BF16" else 0)
+    ggufs.save(folder / "mmproj-F16.gguf", {f"v.blk.{i}.weight": ("F16", (64, 256)) for i in range(8)})
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    report = go(folder, out, size=SIZE)
+    for kind in kinds:
+        assert tensors_of(out / kind) == tensors_of(folder / kind)
+        assert len(list((out / kind).iterdir())) == {"Q4_K": 1, "Q8_0": 2, "BF16": 3}[kind]
+    assert (out / "mmproj-F16.gguf").read_bytes() == (folder / "mmproj-F16.gguf").read_bytes()
+    assert any("mmproj-F16.gguf stays whole" in note for note in report.plan.notes)
+    assert [str(output.name) for output in report.plan.outputs] == [f"{kind}/m-{kind}.gguf" for kind in sorted(kinds)]
+
+
+def test_a_new_cut_in_place_takes_the_old_parts_away(model: Path, go: Run) -> None:
+    go(model, model, size=SIZE)
+    old = files_of(model)
+    assert "tiny-Q4_K_M.gguf" not in old
+    go(model, model, size=SIZE // 2)
+    assert not old.keys() & files_of(model).keys()
+
+
+def test_of_parts_and_a_whole_of_the_same_tensors_the_whole_is_taken(model: Path, tmp_path: Path, go: Run) -> None:
+    ggufs.save(model / "tiny-Q4_K_M.gguf", ggufs.MODEL, per_file=5)
+    assert len(files_of(model)) == 4
+    report = go(model, tmp_path / "out", size=SIZE)
+    assert sorted(left.path for left in report.plan.left_out) == sorted(files_of(model).keys() - {"tiny-Q4_K_M.gguf"})
+    ggufs.save(model / "tiny-Q4_K_M.gguf", {"other": ("F32", (4,))})
+    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M"):
+        go(model, tmp_path / "out", size=SIZE, force=True)
+
+
+def test_gguf_beside_safer_weights_is_left_out_as_before(model: Path, tmp_path: Path, go: Run) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(4)}, model / "model.safetensors", {"format": "pt"})
+    shutil.copy(model / "tiny-Q4_K_M.gguf", model / "mmproj.gguf")
+    report = go(model, tmp_path / "out")
+    assert {left.path for left in report.plan.left_out} == {"tiny-Q4_K_M.gguf", "mmproj.gguf"}
+    go(model, tmp_path / "gguf", exclude=("*.safetensors",))
+    assert files_of(tmp_path / "gguf") == files_of(model)
+
+
+# --------------------------------------------------------------------------------------------------------- refused
+
+
+def test_a_part_that_is_missing_is_named(model: Path, tmp_path: Path, go: Run) -> None:
+    go(model, tmp_path / "out", size=SIZE)
+    next((tmp_path / "out").glob("*-00002-of-*.gguf")).unlink()
+    with pytest.raises(BadIndex, match="number 2 of [0-9]+ is missing"):
+        go(tmp_path / "out", tmp_path / "again")
+
+
+def test_names_and_keys_of_parts_must_agree(model: Path, tmp_path: Path, go: Run) -> None:
+    parts = tmp_path / "parts"
+    go(model, parts, size=SIZE)
+    first, second = sorted(parts.glob("*.gguf"))[:2]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(second, alone / "renamed.gguf")
+    with pytest.raises(BadIndex, match="renamed.gguf: its split keys say that it is number 2 of [0-9]+"):
+        go(alone, tmp_path / "out")
+    swapped = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(swapped)
+    with pytest.raises(BadIndex, match="say that it is number 2 of [0-9]+, and it is number 1 of [0-9]+"):
+        go(parts, tmp_path / "out")
+
+
+def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
+    with pytest.raises(UsageError, match="--dtype casts no GGUF"):
+        go(model, tmp_path / "out", dtype="float16")
+    with pytest.raises(ModelCheckRequired, match="llama.cpp"):
+        go(model, tmp_path / "out", require="model")
+    with pytest.raises(Oversize, match="token_embd"):
+        go(model, tmp_path / "out", size=30_000, oversize="fail")
+    (model / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(BadHeader, match=r"broken\.gguf"):
+        go(model, tmp_path / "out")
+    alone = tmp_path / "alone"
+    shutil.copytree(model, alone, ignore=lambda *_: ["tiny-Q4_K_M.gguf", "broken.gguf"])
+    ggufs.save(alone / "mmproj.gguf", {"v": ("F16", (4,))})
+    with pytest.raises(NoWeights, match=r"mmproj\.gguf"):
+        go(alone, tmp_path / "out")
+
+
+# ------------------------------------------------------------------------------------------------------- the sizes
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(200, 3000),
+    st.integers(0, 1500),
+    st.sampled_from([32, 256]),
+    st.sampled_from(sorted(PACKINGS)),
+)
+@settings(max_examples=200)
+def test_every_file_keeps_to_the_size_unless_one_tensor_is_larger(
+    lengths: list[int], limit: int, text: int, alignment: int, pack: str
+) -> None:
+    entries = [
+        Entry(Tensor(f"blk.{i // 3}.t{i}", "F32", (n * 4,), (Piece(0, i * 1000, (0,), (n * 4,)),)), "F32")
+        for i, n in enumerate(lengths)
+    ]
+    keys = GgufKeys(
+        {
+            "general.alignment": (4).to_bytes(4, "little") + alignment.to_bytes(4, "little"),
+            "text": (8).to_bytes(4, "little") + text.to_bytes(8, "little") + bytes(text),
+        }
+    )
+    bins = first_first(PACKINGS[pack](entries, limit, keys), limit, keys)
+    assert sorted(e.name for one in bins for e in one) == sorted(e.name for e in entries)
+    count = len(bins)
+    sizes = [file_size(one, keys.part(i, count, len(entries))) for i, one in enumerate(bins)]
+    assert all(bins)
+    assert all(size <= limit or len(one) == 1 for size, one in zip(sizes, bins, strict=True))
+    later = keys.part(1, 2, len(entries))
+    for one, size in list(zip(bins, sizes, strict=True))[1:]:
+        assert size <= limit or file_size(one, later) > limit
+    if sizes[0] > limit and count > 1:
+        beside = keys.part(0, count, len(entries))
+        assert all(file_size([e], beside) > limit for e in entries), "one that fits beside the keys comes first"
+    if file_size(entries, keys.part(0, 1, len(entries))) <= limit:
+        assert count == 1
