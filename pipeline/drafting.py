@@ -138,7 +138,8 @@ def _draft(
     keys = Keys(key, weights_key(found, listing, options))
     believed = None if drifted else believed
     same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
-    if meta_loader is not None and not same_weights and any(basename(path) == "config.json" for path in listing):
+    classes = any(part.format != "gguf" for part in found.sets) and any(basename(p) == "config.json" for p in listing)
+    if meta_loader is not None and not same_weights and classes:
         meta_loader.ahead()
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     found = found.without_maps()

@@ -194,7 +194,7 @@ class _Copier:
         with closing(Scales(self.disk, parts(shard))) as scales:
             for part in parts(shard):
                 one.copy(part, scales)
-                if padding := -part.entry.size % shard.alignment:
+                if padding := shard.padding(part.entry):
                     one.written.write(memoryview(bytes(padding)))
         one.written.finish()
         one.check(shard)

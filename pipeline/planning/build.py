@@ -357,6 +357,9 @@ def _groups(shards: Sequence[Shard], opened: Opened) -> tuple[Group, ...]:
         reads.append({piece.file: None for entry in shard.entries for piece in entry.pieces}.keys())
         for file in reads[-1]:
             holder.setdefault(file, first)
+    for checkpoint in opened.checkpoints:
+        if checkpoint.keys:  # of its first file, which may have no tensors
+            holder.setdefault(checkpoint.files[0], holder[checkpoint.tensors[0].pieces[0].file])
     attests: dict[int, list[int]] = {}
     summed = {r.file for c in opened.checkpoints for r in c.records if r.crc32 is not None}
     for file, first in holder.items():

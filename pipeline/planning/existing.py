@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from posixpath import basename
+from posixpath import basename, dirname
 
 from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index, parse_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -13,7 +13,7 @@ from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.planning.model import CARD, MANIFEST, Output
 from reshard.pipeline.request import Options
-from reshard.pipeline.tensors import Pin, StoredFile, same_by_hash
+from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Before:
 def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], options: Options) -> tuple[str, ...]:
     """What our commit removes: the weights it supersedes, what we published and no longer do, and with --prune all."""
     names = {output.name for output in outputs}
-    superseded = {path for path in before.files if any(is_path_of(path, name) for name in names) or path == MANIFEST}
+    superseded = {path for path in before.files if _belongs_to(path, names) or path == MANIFEST}
     for index, content in before.indexes.items():
-        if any(is_path_of(index, name) for name in names):
+        if _belongs_to(index, names):
             superseded |= _named_by(index, content)
     ours = set(before.published) & set(before.files)
     doomed = superseded | ours
@@ -50,6 +50,11 @@ def _named_by(index: str, content: bytes) -> set[str]:
         return set(parse_index(content, index)[0].values())
     except CheckpointError:
         return set()  # it is replaced, and what it named in vain stays where it is
+
+
+def _belongs_to(path: str, names: set[Name]) -> bool:
+    """Whether ``path`` is, by the names that loaders look for, part of one of the checkpoints that we write."""
+    return any(dirname(path) == name.folder and is_path_of(path, name) for name in names)
 
 
 def replaced(

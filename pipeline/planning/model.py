@@ -86,6 +86,10 @@ class Shard:
     digest: str
     alignment: int = 1
 
+    def padding(self, entry: Entry) -> int:
+        """The zeros behind ``entry``."""
+        return -entry.size % self.alignment
+
 
 class Cut(NamedTuple):
     """Where range ``number`` of a tensor of shard number ``shard`` lies, for a reader that only checks it."""

@@ -68,6 +68,6 @@ def upload(space: Namespace, name: str, folder: Path, **settings: Any) -> str:
         operations = [CommitOperationAdd(path, str(file)) for path, file in files.items()]
         HfApi(space.endpoint, space.token).create_commit(repo, operations, commit_message="upload")
     else:
-        heavy = [path for path in files if path.endswith((".safetensors", ".bin", ".distcp"))]
+        heavy = [path for path in files if path.endswith((".safetensors", ".bin", ".distcp", ".gguf"))]
         space.admin.put_files(repo, {path: file.read_bytes() for path, file in files.items()}, lfs=heavy)
     return repo

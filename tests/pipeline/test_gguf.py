@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import HfApi
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -24,6 +24,7 @@ from reshard.pipeline.errors import (
     NoWeights,
     Oversize,
     ProofError,
+    SourceCorrupt,
     TargetOccupied,
     UsageError,
 )
@@ -50,6 +51,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     ggufs.save(folder / "tiny-Q4_K_M.gguf", ggufs.MODEL)
     (folder / "README.md").write_text("# Tiny\n")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     return folder
 
 
@@ -154,6 +156,20 @@ def test_each_quantisation_is_a_set_and_what_belongs_to_them_is_carried(tmp_path
     assert [str(output.name) for output in report.plan.outputs] == [f"{kind}/m-{kind}.gguf" for kind in sorted(kinds)]
 
 
+def test_a_first_part_of_nothing_but_keys_is_read_and_attested(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    ggufs.save(tmp_path / "model" / "tiny.gguf", ggufs.MODEL, per_file=4, keys_alone=True)
+    first = sorted((tmp_path / "model").iterdir())[0]
+    assert ggufs.read(first).tensors == {}
+    repo = upload(on_hub, "source", tmp_path / "model")
+    report = go(repo, tmp_path / "out", size=1 << 62)
+    whole = ggufs.read(tmp_path / "out" / "tiny.gguf")
+    assert whole.tensors == tensors_of(tmp_path / "model") and whole.keys["general.name"] == "a model"
+    assert report.attested == {file.path: "checked" for file in report.plan.files}
+    on_hub.admin.corrupt(repo, first.name, first.read_bytes().index(b"a model"))
+    with pytest.raises(SourceCorrupt, match=first.name):
+        go(repo, tmp_path / "again", size=1 << 62)
+
+
 def test_a_new_cut_in_place_takes_the_old_parts_away(model: Path, go: Run) -> None:
     go(model, model, size=SIZE)
     old = files_of(model)
@@ -232,6 +248,7 @@ def test_of_parts_and_a_whole_of_the_same_tensors_the_whole_is_taken(model: Path
 
 
 def test_gguf_beside_safer_weights_is_left_out_as_before(model: Path, tmp_path: Path, go: Run) -> None:
+    (model / "config.json").unlink()
     save_file({"a": np.zeros(4)}, model / "model.safetensors", {"format": "pt"})
     shutil.copy(model / "tiny-Q4_K_M.gguf", model / "mmproj.gguf")
     report = go(model, tmp_path / "out")
@@ -293,6 +310,7 @@ def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path,
     st.sampled_from([32, 256]),
     st.sampled_from(sorted(PACKINGS)),
 )
+@example([3, 1, 1], 486, 214, 32, "balanced")
 @settings(max_examples=100)
 def test_every_file_keeps_to_the_size_unless_one_tensor_is_larger(
     lengths: list[int], limit: int, text: int, alignment: int, pack: str

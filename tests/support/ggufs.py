@@ -34,9 +34,13 @@ def save(
     alignment: int | None = None,
     keys: Mapping[str, int] | None = None,
     per_file: int = 0,
+    keys_alone: bool = False,
 ) -> dict[str, bytes]:
-    """Write a model of these (type, shape) to ``path``, or in parts of ``per_file`` tensors; returns their bytes."""
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=per_file)
+    """Write a model of these (type, shape) to ``path``, or in parts of ``per_file`` tensors; returns their bytes.
+
+    ``keys_alone``: the first part has no tensors.
+    """
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=per_file, small_first_shard=keys_alone)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     writer.add_name("a model")

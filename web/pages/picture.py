@@ -112,7 +112,7 @@ def _bands(plan: Plan, sources: Sequence[Box], targets: Sequence[Box]) -> Iterat
                     if last:
                         yield last
                     last = band
-            at += entry.size
+            at += entry.size + shard.padding(entry)
     if last:
         yield last
 

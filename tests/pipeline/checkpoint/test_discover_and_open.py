@@ -291,9 +291,10 @@ def test_a_header_longer_than_the_first_read_is_read_whole(folder: Path) -> None
             "unet/diffusion_pytorch_model.fp16-00002-of-00003.safetensors",
             "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
         ),
+        (Name("Q4_K", "model", suffix=".gguf"), "Q4_K/model-00002-of-00003.gguf", None),
     ],
 )
-def test_names_are_the_ones_that_loaders_look_for(name: Name, shard: str, index: str) -> None:
+def test_names_are_the_ones_that_loaders_look_for(name: Name, shard: str, index: str | None) -> None:
     assert shard_path(name, 2, 3) == shard
     assert index_path(name) == index
     assert "-of-" not in shard_path(name, 1, 1)
