@@ -121,9 +121,7 @@ class SourceGated(SourceError, code="source.gated"):
     hint = "sign in to {endpoint}/{repo} with the token's account and ask for access, then {again}"
 class NoWeights(SourceError, code="source.no_weights", cure="check that it is the place of a model"):
     message = "{place} has no weights that reshard reads{found}"
-    hint = (
-        "it reads .safetensors and .gguf files, files of torch.save, and checkpoints of FSDP, verl and DeepSpeed; {cure}"
-    )
+    hint = "it reads .safetensors, .gguf and torch.save files, and checkpoints of FSDP, verl and DeepSpeed; {cure}"
 class SourceChanged(SourceError, code="source.changed"):
     message = "{place} changed since it was planned: {what}"
     hint = "{anew}: it plans from the current state"

@@ -67,7 +67,7 @@ from reshard.pipeline.planning.pack import (
     in_source_order,
 )
 from reshard.pipeline.planning.ranges import cuts_of
-from reshard.pipeline.planning.select import edited_config, select
+from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
 from reshard.pipeline.text import printable, unsafe_path
@@ -130,10 +130,10 @@ def make_plan(known: Known) -> Plan:
         is_gguf = checkpoint.name.suffix == gguf.SUFFIX
         made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         shards += made.shards
-        unused -= made.rules_used
-        same_experts = same_experts and not made.rearranged
+        unused -= made.selection.rules_used
+        same_experts = same_experts and not made.selection.rearranged
         config = None if is_gguf else _config(checkpoint.name, known.listing)
-        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.ties))
+        outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.selection.ties))
         notes += [*checkpoint.notes, *made.notes]
         notes += [] if is_gguf else _config_note(checkpoint.name, config, known.listing)
     if same_experts:
@@ -247,10 +247,8 @@ class _Made:
     shards: list[Shard]
     numbers: tuple[int, ...]
     index: Index | None
-    ties: tuple[tuple[str, ...], ...]
     notes: list[str]
-    rules_used: Set[int]
-    rearranged: bool  # by --experts
+    selection: Selection
 
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
@@ -278,8 +276,7 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         about = {"total_size": sum(shard.size - len(shard.header) for shard in shards), **selection.dropped}
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
         index = Index(path, numbers, kept | about)
-    told = [*selection.notes, *_large_notes(too_large)]
-    return _Made(shards, numbers, index, selection.ties, told, selection.rules_used, selection.rearranged)
+    return _Made(shards, numbers, index, [*selection.notes, *_large_notes(too_large)], selection)
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:
@@ -311,15 +308,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         notes.append(
             f"{shards[0].path} has all keys, and with one tensor {shards[0].size:,} bytes, more than --size allows"
         )
-    return _Made(
-        shards,
-        tuple(range(first, first + len(shards))),
-        None,
-        (),
-        [*selection.notes, *notes],
-        selection.rules_used,
-        False,
-    )
+    return _Made(shards, tuple(range(first, first + len(shards))), None, [*selection.notes, *notes], selection)
 
 
 def _shard(entries: Bin, path: str, about: About, files: Sequence[StoredFile], pin: Pin) -> Shard:
