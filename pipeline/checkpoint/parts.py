@@ -11,7 +11,7 @@ from typing import Literal
 from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
-Format = Literal["safetensors", "torch", "distributed", "ranks", "zero"]
+Format = Literal["safetensors", "torch", "distributed", "ranks", "zero", "gguf"]
 WHOLE: frozenset[Format] = frozenset({"safetensors", "torch"})  # the others hold parts
 Listing = Mapping[str, StoredFile]
 Text = Callable[[StoredFile], bytes]  # the content of a small file
