@@ -26,6 +26,7 @@ from tests.formats import saving
 from tests.formats.cases import CASES
 from tests.formats.child import described
 from tests.formats.saving import State
+from tests.support import ggufs
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.admin import HubAdmin, HubRefused
 from tests.support.hub.process import ROOT, HubProcess
@@ -118,6 +119,14 @@ def file(name: str, content: bytes) -> Callable[[Path], Built]:
         return {}
 
     return build
+
+
+def gguf(folder: Path) -> Built:
+    """Two quantisations, one of them in parts; the jobs check what they hold, as this reader knows no GGUF."""
+    for kind, per_file in (("Q4_K", 0), ("Q8_0", 3)):
+        spec = {f"blk.{i}.weight": (kind, (16, 256)) for i in range(8)}
+        ggufs.save(folder / f"m-{kind}.gguf", spec, per_file=per_file)
+    return {}
 
 
 def nothing(folder: Path) -> Built:
@@ -224,6 +233,7 @@ def case(name: str) -> Model:
 
 MODELS: dict[str, Model] = {
     "single": Model(PUBLISHED, safetensors(1), short=True),
+    "gguf": Model(PUBLISHED, gguf, short=True),
     "onnx": Model("source.no_weights", file("model.onnx", b"ONNX"), short=True),
     "sharded": Model(PUBLISHED, safetensors(2, 3), short=True),
     "t5": case("t5"),
