@@ -101,7 +101,7 @@ class Dequantizer:
         scale = self._box(matrix, row // height, (row + rows - 1) // height, left, (column + width - 1) // length)
         scale = scale[np.arange(row, row + rows) // height - row // height]
         if scale.shape[1] > 1:
-            scale = np.repeat(scale, length, axis=1)[:, column - left * length :][:, :width]
+            scale = scale.take(np.arange(column, column + width) // length - left, axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
             made: _Array = values * scale
         if np.isinf(made).any():

@@ -21,6 +21,7 @@ _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
 # A config's key, at any depth, and the dtype that some quantised models name there.
 _SETTINGS = "quantization_config"
 _SETTINGS_KEY = re.compile(rf'"{_SETTINGS}"\s*:\s*')
+_COMMA = re.compile(r"\s*,\s*")
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*")float8_\w+(")')
 
 
@@ -129,7 +130,8 @@ def _grids(weight: tuple[int, ...], known: _Known) -> Iterator[tuple[tuple[int, 
         if stacked:  # FBGEMM has the first matrices of experts transposed
             yield (*stacked, 1, columns), (height, 1)
     if len(weight) > 1 and known.block:
-        yield (*stacked, -(-rows // known.block[0]), -(-columns // known.block[1])), known.block
+        high, wide = known.block
+        yield (*stacked, -(-rows // high), -(-columns // wide)), (min(high, height), min(wide, width))
 
 
 def _with_dimensions(tensor: Tensor, count: int) -> Tensor:
@@ -178,8 +180,8 @@ def _of_groups(groups: object) -> _Known:
     weights = [one for one in found if isinstance(one, dict)]
     each = {str(one.get("strategy")) for one in weights}
     blocks = {_block_size(one.get("block_structure"), "block_structure") for one in weights} - {None}
-    kinds = {(one.get("type"), one.get("num_bits")) for one in weights}
-    if kinds != {("float", 8)} or not each <= {"tensor", "channel", "block"} or len(blocks) != ("block" in each):
+    in_fp8 = all((one.get("type"), one.get("num_bits")) == ("float", 8) for one in weights)
+    if not (each and in_fp8 and each <= {"tensor", "channel", "block"} and len(blocks) == ("block" in each)):
         raise NotDequantised(why=f"config_groups in config.json are {groups!r:.200}, of which only fp8 is known here")
     return _Known(frozenset(each), next(iter(blocks), None))
 
@@ -219,14 +221,19 @@ def _notes(entries: Sequence[Entry], as_dtype: str, others: int) -> list[str]:
 
 def plain_config(text: str, wanted: str) -> str:
     """A config.json without its ``quantization_config``, and with ``wanted`` in place of an fp8 dtype."""
-    while match := _SETTINGS_KEY.search(text):
+    kept, at = "", 0
+    made = [kept]
+    while match := _SETTINGS_KEY.search(text, at):
         try:
             _, end = json.JSONDecoder().raw_decode(text, match.end())
         except (ValueError, RecursionError):  # what is no JSON stays what it is
             break
-        before, after = text[: match.start()], text[end:]
-        if (rest := after.lstrip()).startswith(","):
-            text = before + rest[1:].lstrip()
+        made.append(text[at : match.start()])
+        if comma := _COMMA.match(text, end):
+            at = comma.end()
         else:  # the last of its object
-            text = before.rstrip().removesuffix(",") + after
-    return _CONFIG_DTYPE.sub(rf"\g<1>{wanted}\g<2>", text)
+            while made and not (kept := made.pop().rstrip()):
+                pass
+            made.append(kept.removesuffix(","))
+            at = end
+    return _CONFIG_DTYPE.sub(rf"\g<1>{wanted}\g<2>", "".join([*made, text[at:]]))

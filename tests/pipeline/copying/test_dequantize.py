@@ -189,6 +189,12 @@ def test_ranges_of_a_weight_and_its_scale_say_which_file() -> None:
     assert [place for part in parts_of([entry]) for place in part.places] == [ByteRange(1, 0, 4), ByteRange(0, 0, 16)]
 
 
+def test_blocks_may_be_longer_than_what_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dequantize, "DEQUANTIZE_BLOCK", 16)
+    weight, scale = every_byte(torch.float8_e4m3fn, 3, 100), scales_of(torch.float32, 3, 2)
+    same(made(weight, scale, (1, 60), torch.bfloat16)[0], reference(weight, scale, (1, 60)).bfloat16())
+
+
 def test_more_scales_than_are_held_are_read_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequantize, "SCALES_HELD", 3)
     weight, scale = every_byte(torch.float8_e4m3fn, 2 * 40, 30).reshape(2, 40, 30), scales_of(torch.float32, 2, 5, 4)

@@ -69,6 +69,7 @@ STACKED = ("F8_E4M3", (3, 6, 4))
         (SQUARE, (6, 1), compressed("channel", "tensor", format="naive-quantized"), (6, 1), (1, 4)),
         (SQUARE, (), compressed("channel", "tensor"), (1, 1), (6, 4)),
         (SQUARE, (3, 2), compressed("block", block_structure=[2, 3]), (3, 2), (2, 3)),
+        (SQUARE, (1, 4), {"quant_method": "fp8", "weight_block_size": [10**30, 1]}, (1, 4), (6, 1)),
         (STACKED, (), None, (1, 1), (18, 4)),
         (STACKED, (3,), None, (3, 1, 1), (6, 4)),
         (STACKED, (3, 1, 1), {"quant_method": "fp8", "weight_block_size": None}, (3, 1, 1), (6, 4)),
@@ -150,6 +151,7 @@ def test_scales_and_weights_that_do_not_fit_are_named(changes: dict[str, Any], s
         (compressed("group"), "config_groups in config.json are .*'group'"),
         (compressed("channel", type="int"), "of which only fp8 is known here"),
         (compressed("channel", num_bits=4), "of which only fp8 is known here"),
+        (compressed("channel", type=["float"]), "of which only fp8 is known here"),
         (compressed("block"), "of which only fp8 is known here"),
         (compressed("block", block_structure="128x128"), "block_structure in config.json is '128x128'"),
         (compressed("block", "channel", block_structure=[8, 8]) | {"config_groups": [1]}, r"config_groups .* \[1\]"),
@@ -214,6 +216,11 @@ def test_a_config_that_is_no_json_is_refused_and_stays(text: str) -> None:
     assert plain_config(text, "bfloat16") == text
 
 
+def test_a_config_that_repeats_its_settings_is_edited_in_one_pass() -> None:
+    text = "{" + ", ".join(['"quantization_config": 1'] * 300_000) + "}"
+    assert plain_config(text, "bfloat16") == "{}"
+
+
 SETTINGS = '"quantization_config": {"quant_method": "fp8", "x": {"y": [1, "}"]}}'
 
 
@@ -224,6 +231,8 @@ SETTINGS = '"quantization_config": {"quant_method": "fp8", "x": {"y": [1, "}"]}}
         (f'{{\n  {SETTINGS},\n  "b": 2\n}}', '{\n  "b": 2\n}'),
         (f'{{\n  "a": 1,\n  {SETTINGS}\n}}', '{\n  "a": 1\n}'),
         (f"{{{SETTINGS}}}", "{}"),
+        (f'{{"a": 1, {SETTINGS}, {SETTINGS}}}', '{"a": 1}'),
+        (f'{{"t": {{{SETTINGS}}}, "u": {{{SETTINGS}}}}}', '{"t": {}, "u": {}}'),
         (f'{{"t": {{"a": 1, {SETTINGS}}}, {SETTINGS}}}', '{"t": {"a": 1}}'),
         (r'{"a": "\"quantization_config\": 1", "b": "quantization_config"}', None),
         ('{"torch_dtype": "float8_e4m3fn", "dtype": "float32"}', '{"torch_dtype": "bfloat16", "dtype": "float32"}'),
