@@ -51,6 +51,11 @@ def test_a_folder_is_its_objects_and_not_those_of_a_longer_name(bucket: S3, cont
     assert "run/b/c.bin" in whole.files() and "run-2/other.bin" in whole.files()
 
 
+def test_a_name_that_looks_like_a_way_out_is_only_a_name(bucket: S3, context: Context) -> None:
+    url = bucket.put("%2e%2e/other", {"a%2fb.bin": b"12"})
+    assert read(opened(url, context), "a%2fb.bin", 1) == b"2"
+
+
 def test_googles_interface_is_read_alike(
     bucket: S3, s3_server: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
