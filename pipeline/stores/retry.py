@@ -150,7 +150,8 @@ class Retry:
             return  # the limiter holds back the next request, and everybody else's
         wait = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** (self._failed - 1))
         what = "unreachable" if isinstance(problem, httpx2.TransportError) else f"answers {problem.status_code}"
-        why = f"{self._endpoint} {what}, try {self._failed + 1} of {self._attempts}"
+        host = self._asked(problem) if isinstance(problem, httpx2.TransportError) else self._endpoint
+        why = f"{host} {what}, try {self._failed + 1} of {self._attempts}"
         self._limiter.sleep(wait * random.uniform(0.5, 1.5), why)
 
     def _given_up(self, problem: httpx2.TransportError | httpx2.Response, asked: float | None) -> HubError:
@@ -160,7 +161,15 @@ class Retry:
             if problem.status_code == 429:
                 return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX), **request)
             return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}", **request)
-        return HubUnreachable(endpoint=self._endpoint, what=f"{describe(problem)}, after {tried}")
+        return HubUnreachable(endpoint=self._asked(problem), what=f"{describe(problem)}, after {tried}")
+
+    def _asked(self, problem: httpx2.TransportError) -> str:
+        """The Hub, or the host that it had led to: whichever did not answer. Of its URL no more is told."""
+        try:
+            url = problem.request.url
+        except RuntimeError:  # it was sent by nobody
+            return self._endpoint
+        return self._endpoint if own(self._endpoint, str(url)) else f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def request_id(problem: httpx2.TransportError | httpx2.Response, endpoint: str) -> dict[str, str]:

@@ -69,6 +69,22 @@ def test_it_gives_up_after_so_many_attempts_in_a_row(
     assert type(given_up.value) is error and given_up.value.retryable
 
 
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("https://hub/api/models/a", "https://hub cannot"),
+        ("https://cdn.hub:8443/x?key=secret", "https://cdn.hub:8443 c"),
+    ],
+)
+def test_the_host_that_does_not_answer_is_named_and_no_more_of_its_address(
+    pace: Impatient, url: str, named: str
+) -> None:
+    retry = Retry("https://hub", pace, attempts=1)
+    with pytest.raises(HubUnreachable) as given_up:
+        retry.after(httpx2.ConnectError("no route", request=httpx2.Request("GET", url)))
+    assert str(given_up.value).startswith(named) and "secret" not in str(given_up.value)
+
+
 def test_progress_begins_a_new_row(pace: Impatient) -> None:
     retry = Retry("https://hub", pace)
     for _ in range(3 * ATTEMPTS):
