@@ -6,15 +6,18 @@ import resource
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from reshard.pipeline.copying.loop import Stopped
+from reshard.pipeline.copying.loop import Moved, Stopped, copy
 from reshard.pipeline.limits import MIB
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.estimate import forecast
+from reshard.pipeline.planning.model import Receipt
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Watcher, draft, run
 from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.stores.folder.sink import FolderSink
 
 
 def request_of(source: str, target: str, options: dict[str, Any]) -> Request:
@@ -29,6 +32,35 @@ def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
         "bytes": sum(entry.size for shard in report.plan.shards for entry in shard.entries),
         "torch": "torch" in sys.modules,
     }
+
+
+def do_copy_away(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A copy into a folder's sink whose files are removed once they are sealed."""
+    request, context = request_of(source, target, options), Context.from_env()
+    opened = open_source(request.source, context)
+    plan = draft(request, opened, open_target(request.target, request.options, context))
+    staging = Path(target)
+    made = 0
+
+    def claim() -> Path:
+        (staging / "objects").mkdir(parents=True, exist_ok=True)
+        return staging
+
+    def sealed(receipts: list[Receipt], moved: Moved) -> None:
+        nonlocal made
+        made += sum(
+            entry.size
+            for shard in plan.shards
+            for entry in shard.entries
+            if shard.digest in {r.shard for r in receipts}
+        )
+        for file in (staging / "objects").iterdir():
+            file.unlink()
+
+    for group in plan.groups:
+        sink = FolderSink(staging, claim)
+        copy(plan, group, dict(enumerate(plan.shards)), opened, sink, {}, sealed, lambda count: None, context.disk)
+    return {"bytes": made, "torch": "torch" in sys.modules}
 
 
 def do_begin(source: str, target: str, options: dict[str, Any], most: int) -> dict[str, Any]:

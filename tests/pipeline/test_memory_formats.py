@@ -4,10 +4,12 @@ torch."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 
 from reshard.pipeline.checkpoint.formats.gguf import build_header
 from reshard.pipeline.limits import GB, MB, MEMORY_FLOOR
-from tests.support.giants import save_sparse
+from tests.support.giants import Spec, save_sparse
 from tests.support.measured import Measured, measured
 from tests.support.save_zero import Zero
 
@@ -116,4 +118,54 @@ def test_a_cast(room: Path, size: int) -> None:
     cost = reshard(room / "model", room / "out", dtype="bfloat16")
     assert cost.result["bytes"] == 6 * ROWS * shape[1] * 2
     assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+BECOMES = {"F8_E4M3": 2, "U8": 4}  # bytes of plain weights for each byte
+
+
+def in_fp8(size: int) -> Iterator[Spec]:
+    """Weights of 500 MB at most, each before its scale, so that it waits on disk."""
+    count = 1 + size // (500 * MB)
+    columns = size // count // ROWS
+    for i in range(count):
+        yield f"layer.{i}.weight", "F8_E4M3", (ROWS, columns)
+        yield f"layer.{i}.weight_scale_inv", "F32", (-(-ROWS // 128), -(-columns // 128))
+
+
+def in_mxfp4(size: int) -> Iterator[Spec]:
+    """The same of matrices as gpt-oss' experts have."""
+    count = 1 + size // (500 * MB)
+    shape = (size // count // (5760 * 90 * 17), 5760, 90)
+    for i in range(count):
+        yield f"layer.{i}.gate_up_proj_blocks", "U8", (*shape, 16)
+        yield f"layer.{i}.gate_up_proj_scales", "U8", shape
+
+
+def quantised(folder: Path, specs: Sequence[Spec], method: str) -> int:
+    """Saves the model; returns how many bytes its plain weights have."""
+    save_sparse(folder, iter(specs), 2)
+    settings = {"quant_method": method, "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return sum(prod(shape) * BECOMES[dtype] for name, dtype, shape in specs if "scale" not in name)
+
+
+def test_a_quantised_model_made_plain(room: Path) -> None:
+    plain = quantised(room / "model", [*in_mxfp4(100 * MB)], "mxfp4")
+    cost = reshard(room / "model", room / "out", dtype="bfloat16", dequantize=True)
+    assert cost.result["bytes"] == plain
+    assert not cost.result["torch"]
+    assert cost.peak <= MEMORY_FLOOR
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("specs", "method"), [(in_fp8(20 * GB), "fp8"), (in_mxfp4(5 * GB), "mxfp4")])
+def test_a_large_quantised_model_made_plain(room: Path, specs: Iterator[Spec], method: str) -> None:
+    """The 40 and 19 GB that it becomes go as soon as the sink has them, so that they need little disk."""
+    plain = quantised(room / "model", [*specs], method)
+    wishes = {"size": 2 * GB, "dtype": "bfloat16", "dequantize": True}
+    env = {"RESHARD_TMPDIR": str(room)}
+    cost = measured(f"{JOBS}:do_copy_away", str(room / "model"), str(room / "out"), wishes, env=env, timeout=3500)
+    assert cost.result == {"bytes": plain, "torch": False}
     assert cost.peak <= MEMORY_FLOOR
