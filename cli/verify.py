@@ -80,11 +80,16 @@ def verify(
     rules = read_rules(rename) if rename else ()
     left_out = tuple(exclude or ())
     changes = Options(
-        dtype=dtype, dequantize=dequantize, strip_prefix=strip_prefix, rename=rules, experts=experts, exclude=left_out
+        dtype=dtype,
+        dequantize=dequantize,
+        strip_prefix=strip_prefix,
+        rename=rules,
+        experts=experts,
+        exclude=left_out,
     )
     if against is None and (changes != Options() or config_from):
-        names = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --exclude and --config-from"
-        raise UsageError(what=f"{names} need --against")
+        what = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --exclude and --config-from need --against"
+        raise UsageError(what=what)
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

@@ -73,12 +73,10 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], co
     rearranged = False
     if options.experts != "keep":
         if options.dequantize:
-            raise BadExperts(layer=checkpoint.name, why="--dequantize needs them as they are; use one after the other")
+            raise BadExperts(layer="the model", why="--dequantize changes their bytes; do one after the other")
         given, tensors = tensors, arranged(tensors, options.experts)
         if rearranged := tensors is not given:
-            notes.append(
-                f"--experts {options.experts}: {len(given):,} tensors become {len(tensors):,}, of the same bytes"
-            )
+            notes.append(f"--experts {options.experts}: {len(given):,} tensors become {len(tensors):,}")
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")

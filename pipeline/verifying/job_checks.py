@@ -55,14 +55,13 @@ def check_structure(
         checkpoint = opened.checkpoints[number]
         config = configs.get(join(checkpoint.name.folder, "config.json"), "")
         selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}), config)
-        if plan.options.experts == "keep":
-            written = len(selection.entries) + len(selection.dropped) + len(selection.scales)
-            whole = written == len(checkpoint.tensors)
-        else:  # as many bytes, in other tensors
-            named = plan.options.model_copy(update={"rename": ()})
-            dropped = select(checkpoint, named, ties.get(checkpoint.name, {}), config).dropped
-            written = sum(entry.tensor.size for entry in selection.entries)
-            whole = written == sum(tensor.size for tensor in checkpoint.tensors if tensor.name not in dropped)
+        if selection.rearranged:  # to others, of the same bytes
+            sizes = {entry.name: entry.tensor.size for entry in selection.entries}
+            moved = sum(sizes.values()) + sum(sizes[kept] for kept in selection.dropped.values())
+            whole = moved == sum(tensor.size for tensor in checkpoint.tensors)
+        else:
+            kept = len(selection.entries) + len(selection.dropped) + len(selection.scales)
+            whole = kept == len(checkpoint.tensors)
         if not whole:
             raise ProofError(what=f"{checkpoint.name}: not every tensor of the source is written, tied or a scale")
         return selection.entries

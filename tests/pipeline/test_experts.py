@@ -152,6 +152,12 @@ def test_experts_that_are_no_plain_stack_are_refused(
         go(tmp_path, tmp_path.with_name(f"{tmp_path.name}-out"), experts=experts)
 
 
+def test_quantised_weights_are_made_plain_in_a_run_of_their_own(tmp_path: Path, go: Run) -> None:
+    save_file({name: torch.zeros(shape) for name, shape in STACK.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(BadExperts, match="one after the other"):
+        go(tmp_path, tmp_path.with_name("out"), experts="separate", dequantize=True, dtype="bfloat16")
+
+
 def test_a_manifest_that_says_otherwise_is_found_out(tmp_path: Path, go: Run, meta_loader: MetaLoader) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()

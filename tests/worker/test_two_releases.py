@@ -60,9 +60,10 @@ def test_no_default_has_changed() -> None:
     """What is stored without them means the same to every release; give an option that differs a new name."""
     assert Options().model_dump() == {
         "size": 5_000_000_000, "oversize": "own-shard", "pack": "greedy", "dtype": "keep", "strict_dtype": False,
-        "ties": "keep", "strip_prefix": None, "experts": "keep", "rename": (), "config_from": None, "include": (),
-        "exclude": (), "branch": None, "pr": False, "visibility": "as-source", "prune": False, "overwrite": False,
-        "lineage": False, "manifest": True, "force": False, "require": "any", "transport": "auto", "dequantize": False,
+        "ties": "keep", "strip_prefix": None, "rename": (), "config_from": None, "include": (), "exclude": (),
+        "branch": None, "pr": False, "visibility": "as-source", "prune": False, "overwrite": False, "lineage": False,
+        "manifest": True, "force": False, "require": "any", "transport": "auto", "dequantize": False,
+        "experts": "keep",
     }  # fmt: skip
     assert Request(source=Hub(repo="a/b"), target=Hub(repo="a/c")).priority == "interactive"
 
