@@ -12,7 +12,7 @@ from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
 Format = Literal["safetensors", "torch", "distributed", "ranks", "zero", "gguf"]
-WHOLE: frozenset[Format] = frozenset({"safetensors", "torch"})  # the others hold parts
+WHOLE: frozenset[Format] = frozenset({"safetensors", "torch", "gguf"})  # the others hold parts
 Listing = Mapping[str, StoredFile]
 Text = Callable[[StoredFile], bytes]  # the content of a small file
 

@@ -294,9 +294,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     too_large = check_size(entries, options.size, keys.part(1, 2, count), options.oversize)
     bins = first_first(PACKINGS[options.pack](entries, options.size, keys), options.size, keys)
     if len(bins) > gguf.PARTS_MAX:
-        raise BadSize(
-            value=options.size, why=f"{len(bins):,} files are more than the {gguf.PARTS_MAX:,} of a GGUF model"
-        )
+        raise BadSize(value=options.size, why=f"a GGUF model has at most {gguf.PARTS_MAX:,} files")
     shards = [
         _shard(b, shard_path(checkpoint.name, i + 1, len(bins)), keys.part(i, len(bins), count), files, known.pin)
         for i, b in enumerate(bins)
@@ -305,9 +303,7 @@ def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     if shards[0].size > options.size and bins[0][0] not in too_large:
         if options.oversize == "fail":
             raise Oversize(tensor=f"{bins[0][0].name} with all keys", bytes=shards[0].size, size=options.size)
-        notes.append(
-            f"{shards[0].path} has all keys, and with one tensor {shards[0].size:,} bytes, more than --size allows"
-        )
+        notes.append(f"{shards[0].path} has all keys and one tensor, {shards[0].size:,} bytes: more than --size allows")
     return _Made(shards, tuple(range(first, first + len(shards))), None, [*selection.notes, *notes], selection)
 
 

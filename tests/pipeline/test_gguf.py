@@ -221,7 +221,7 @@ def test_a_plan_that_loses_what_the_keys_say_is_refused(loss: str, model: Path) 
     opened = open_checkpoints(source, find_checkpoints(source))
     request = Request.of(str(model), f"{model}-out", size=SIZE)
     plan = draft(request, source, open_target(request.target, request.options, Context.from_env()))
-    check_structure(plan, opened, {})
+    check_structure(plan, opened, {}, {})
     first, second, *rest = plan.shards
     (checkpoint,) = opened.checkpoints
     keys = dict(checkpoint.keys)
@@ -234,7 +234,7 @@ def test_a_plan_that_loses_what_the_keys_say_is_refused(loss: str, model: Path) 
     else:
         keys["general.name"] = b"\x08\0\0\0" + bytes(8)
     with pytest.raises(ProofError, match="split keys" if loss == "a part's number" else "the key '"):
-        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, keys=keys),)), {})
+        check_structure(plan, replace(opened, checkpoints=(replace(checkpoint, keys=keys),)), {}, {})
 
 
 def test_of_parts_and_a_whole_of_the_same_tensors_the_whole_is_taken(model: Path, tmp_path: Path, go: Run) -> None:
