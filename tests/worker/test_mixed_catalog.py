@@ -137,5 +137,5 @@ def test_each_model_ends_as_the_table_says(night: Night, hub: HubProcess, tmp_pa
     assert page.count("/commit/") == list(table(names).values()).count(PUBLISHED)
 
 
-def test_there_are_sixty() -> None:
-    assert len(MODELS) == 60
+def test_there_are_at_least_sixty() -> None:
+    assert len(MODELS) >= 60
