@@ -39,7 +39,7 @@ def checked(name: str, scratch: Path, meta_loader: MetaLoader, told: bool) -> li
     run(request, context, meta_loader=meta_loader)
     theirs = open_source(source, context)
     against = Borrowing(theirs, open_source(lender, context)) if lender else theirs
-    wishes = {key: case.options[key] for key in ("dtype", "strip_prefix") if told and key in case.options}
+    wishes = {key: case.options[key] for key in ("dtype", "dequantize", "strip_prefix") if told and key in case.options}
     return verify(open_source(target, context), against, meta_loader, deep=True, changes=Options(**wishes))
 
 
