@@ -6,10 +6,10 @@ For every value that is not a NaN the result is what transformers makes of it on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from reshard.pipeline.copying.casts import Caster
@@ -21,20 +21,6 @@ from reshard.pipeline.planning.model import Entry, Scale
 from reshard.pipeline.tensors import DTYPE_BITS
 
 _Array = np.ndarray[Any, Any]
-_BYTES = np.arange(256, dtype=np.uint8)
-# What each byte stands for, or each half of one.
-_VALUES: dict[str, _Array] = {
-    "F8_E4M3": _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
-    "F8_E5M2": _BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32),
-    "F4": _BYTES[:16].view(ml_dtypes.float4_e2m1fn).astype(np.float32) * 2,
-}
-_SCALES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "U8": np.dtype(np.uint8),
-}
 # The exponent of two that a byte of 0 stands for. With fp8 the last, 128, is infinite, as for transformers; not with
 # mxfp4: as float32 has no such number, its values are doubled above, and its exponents are one less.
 _FIRST_EXPONENT = {"F8_E4M3": -127, "F8_E5M2": -127, "F4": -128}
@@ -47,12 +33,31 @@ def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster |
     return Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=strict) if entry.cast else None
 
 
+@cache
+def _meanings(dtype: str) -> _Array:
+    """What each byte of a weight stands for, or each half of one."""
+    import ml_dtypes  # 4 MB that copies without scales do without
+
+    types = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F4": ml_dtypes.float4_e2m1fn}
+    codes = np.arange(16 if dtype == "F4" else 256, dtype=np.uint8)
+    meanings: _Array = codes.view(types[dtype]).astype(np.float32)
+    return meanings * 2 if dtype == "F4" else meanings
+
+
+@cache
+def _scale_dtype(dtype: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    plain = {"F32": "<f4", "F16": "<f2", "U8": "u1"}
+    return np.dtype(plain.get(dtype) or {"BF16": ml_dtypes.bfloat16, "F8_E8M0": ml_dtypes.float8_e8m0fnu}[dtype])
+
+
 def _values(dtype: str, codes: _Array, row: int) -> _Array:
     """What ``codes`` stand for, whose first is of that row: each is a value, or has one in the half for its row."""
     if dtype == "F4":
         halves = (np.arange(row, row + len(codes)) % 2 * 4).astype(np.uint8)
         codes = codes >> halves[:, None] & 0xF
-    return _VALUES[dtype][codes]
+    return _meanings(dtype)[codes]
 
 
 class Dequantizer:
@@ -123,7 +128,7 @@ class Dequantizer:
         at = (*(int(i) for i in np.unravel_index(matrix, self._matrices)), top, left) if self._matrices else (top, left)
         window = Window(at, (*(1 for _ in self._matrices), *box))
         into = bytearray(prod(box) * DTYPE_BITS[tensor.dtype] // 8)
-        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _SCALES[tensor.dtype]).reshape(box)
+        packed = np.frombuffer(gather(tensor, window, scratch.read_into, into), _scale_dtype(tensor.dtype)).reshape(box)
         if tensor.dtype == "U8":
             with np.errstate(over="ignore"):
                 return np.ldexp(np.float32(1), packed.astype(np.int32) + _FIRST_EXPONENT[self._entry.tensor.dtype])
