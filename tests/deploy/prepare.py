@@ -71,7 +71,7 @@ def wheels() -> Path:
         pytest.skip("the image and the units take torch for processors, and here is one for CUDA: install torch+cpu")
     folder, ready = KEPT / "wheels", KEPT / "wheels.ready"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [project["optional-dependencies"][name] for name in ("model", "worker", "web", "otel")]
+    extras = [project["optional-dependencies"][name] for name in ("model", "worker", "web", "otel", "cloud")]
     lines = [*project["dependencies"], *(line for extra in extras for line in extra), "setuptools>=77"]
     names = [line for line in lines if not line.startswith("reshard[")]
     names.append("async-timeout")  # of redis-py with the Python of bookworm, which is 3.11.2
