@@ -290,6 +290,14 @@ def _(folder: Path) -> Built:
     return one(by_fsdp(model, folder / "pytorch_model_fsdp_0", "nested"), model)
 
 
+def _lender(folder: Path, model: Any) -> State:
+    """Config and tokenizer of ``model`` beside ``folder``, for --config-from; its state dict with every name."""
+    lender = folder.parent / "lender"
+    lender.mkdir()
+    tokenizers.llama(lender)
+    return saving.configured(model, lender)
+
+
 @case(
     "fsdp-wrapped",
     "Llama, FSDP2, compiled and wrapped, weights only",
@@ -299,10 +307,7 @@ def _(folder: Path) -> Built:
 )
 def _(folder: Path) -> Built:
     model = model_of("LlamaForCausalLM", torch.bfloat16)
-    lender = folder.parent / "lender"
-    lender.mkdir()
-    tokenizers.llama(lender)
-    saving.configured(model, lender)
+    _lender(folder, model)
     return one(by_fsdp(model, folder, "wrapped"), model)
 
 
@@ -314,10 +319,7 @@ def _(folder: Path) -> Built:
 )
 def _(folder: Path) -> Built:
     model = model_of("LlamaForCausalLM", torch.bfloat16)
-    lender = folder.parent / "lender"
-    lender.mkdir()
-    tokenizers.llama(lender)
-    saving.configured(model, lender)
+    _lender(folder, model)
     return one(by_fsdp(model, folder, "ranks"), model)
 
 
@@ -344,10 +346,7 @@ def _(folder: Path) -> Built:
 )
 def _(folder: Path) -> Built:
     model = model_of("LlamaForCausalLM", tie_word_embeddings=True)
-    lender = folder.parent / "lender"
-    lender.mkdir()
-    tokenizers.llama(lender)
-    return one(by_zero(saving.configured(model, lender), folder, 3), model)
+    return one(by_zero(_lender(folder, model), folder, 3), model)
 
 
 @case("zero-universal", "Llama fine-tuned with DeepSpeed", "a universal checkpoint")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from reshard.pipeline.tensors import DTYPE_BITS, StoredFile, Tensor
 
@@ -81,3 +82,13 @@ def flat_memory(limit: int) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert peak <= limit, f"{peak} bytes were held at once, {limit} expected"
+
+
+def assert_holds(
+    tensors: Sequence[Tensor], files: Sequence[StoredFile], folder: Path, expected: Mapping[str, torch.Tensor]
+) -> None:
+    """``tensors``, pieces of ``files``, are those expected: names, shapes and bytes."""
+    assert {t.name: t.shape for t in tensors} == {name: tuple(t.shape) for name, t in expected.items()}
+    for tensor in tensors:
+        wanted = expected[tensor.name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert content(tensor, files, folder) == wanted, tensor.name

@@ -33,7 +33,7 @@ def by_rows(name: str, tensor: torch.Tensor) -> Sequence[Placement] | None:
 
 def by_rows_in_replicas(name: str, tensor: torch.Tensor) -> Sequence[Placement] | None:
     """As FSDP divides over a mesh of two dimensions: the first repeats."""
-    return [Replicate(), *by_rows(name, tensor)] if tensor.ndim else None  # type: ignore[misc]
+    return [Replicate(), Shard(0)] if tensor.ndim else None
 
 
 def part_of(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None) -> torch.Tensor:

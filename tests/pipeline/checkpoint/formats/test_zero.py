@@ -30,7 +30,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.planning.ranges import runs
 from reshard.pipeline.tensors import StoredFile
 from tests.support.canary import touch
-from tests.support.pieces import Disk, content, flat_memory, stored
+from tests.support.pieces import Disk, assert_holds, content, flat_memory, stored
 from tests.support.save_zero import Zero, model_path, optimizer_path, save, training
 
 MIB = 1 << 20
@@ -45,10 +45,7 @@ def opened(folder: Path, disk: Disk | None = None) -> tuple[Contents, list[Store
 
 def assert_equal(folder: Path, expected: dict[str, torch.Tensor]) -> Contents:
     contents, files = opened(folder)
-    assert {t.name: t.shape for t in contents.tensors} == {name: tuple(t.shape) for name, t in expected.items()}
-    for tensor in contents.tensors:
-        wanted = expected[tensor.name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        assert content(tensor, files, folder) == wanted, tensor.name
+    assert_holds(contents.tensors, files, folder, expected)
     return contents
 
 
