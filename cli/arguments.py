@@ -19,10 +19,10 @@ from typer import Argument, Option, Typer
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
-from reshard.pipeline.errors import BadPlace, NoTarget, UsageError
-from reshard.pipeline.limits import DEFAULT_SIZE
+from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError
+from reshard.pipeline.limits import DEFAULT_SIZE, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import NOWHERE, AnyPlace, Folder, Hub, check_credential, parse_place, parse_target
-from reshard.pipeline.renaming import read_rules
+from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
 PLACE = "user/repo, user/repo@revision, a URL of the Hub, a folder (./path, /path), or s3://, gs://, az://."
@@ -87,6 +87,16 @@ def _of_options() -> Iterator[Parameter]:
             kind: Any = Annotated[type_, of_options(name)]
             default = None if repeated else field.default
             yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def read_rules(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file; raises BadRename."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(RENAME_RULES_MAX * 2 * RENAME_TEXT_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRename(rules=path, why=error.strerror if isinstance(error, OSError) else "it is not UTF-8") from error
+    return parse_rules(text, str(path))
 
 
 def read_request(

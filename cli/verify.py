@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from reshard.cli.arguments import PLACE, argument, flag, read_output, takes, value
+from reshard.cli.arguments import PLACE, argument, flag, read_output, read_rules, takes, value
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.renaming import read_rules
 from reshard.pipeline.request import DType, Experts, Options, parse_size
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError, WithJsonSchema
@@ -61,16 +60,6 @@ Rules = tuple[
     ],
     ...,
 ]
-
-
-def read_rules(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file; raises BadRename."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(RENAME_RULES_MAX * 2 * RENAME_TEXT_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRename(rules=path, why=error.strerror if isinstance(error, OSError) else "it is not UTF-8") from error
-    return parse_rules(text, str(path))
 
 
 def parse_rules(text: str, where: str) -> tuple[Rule, ...]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
 from reshard.pipeline.checkpoint.prefixes import wrappers_in
-from reshard.pipeline.errors import BadExperts
+from reshard.pipeline.errors import BadExperts, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.scales import dequantised, plain_config
@@ -100,6 +100,9 @@ def _renamed(selection: Selection, rules: Sequence[Rule], checkpoint: str) -> Se
     """The same by other names, last of all: quantisers and the model's class know the old ones."""
     names = [*(entry.name for entry in selection.entries), *selection.dropped]
     new, changes = renamed(names, rules, checkpoint)
+    for old, name in new.items():
+        if name in selection.scales:  # which are read under their names, and told apart by them
+            raise RenameCollision(tensor=name, first=name, second=old, checkpoint=checkpoint)
     told = [
         f"--rename {rule}: {count:,} of {len(names):,} names, as {before} to {after}"
         for rule, (count, before, after) in zip(rules, changes, strict=True)

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from reshard.cli.arguments import read_output, read_plan, read_request, takes
+from reshard.cli.arguments import read_output, read_plan, read_request, read_rules, takes
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.catalogs.definition import Cut
-from reshard.pipeline.errors import BadPlace, BadSize, UsageError
+from reshard.pipeline.errors import BadPlace, BadRename, BadSize, UsageError
 from reshard.pipeline.places import NOWHERE, Folder, Hub
 from reshard.pipeline.request import SINGLE, Options, Request
 
@@ -140,3 +140,11 @@ def test_a_catalog_takes_every_option_but_those_of_one_job() -> None:
     assert Options.model_fields.keys() - keys == {"config_from", "force"}
     for name in Options.model_fields.keys() & keys:
         assert Cut.model_fields[name].description == Options.model_fields[name].description
+
+
+def test_a_file_of_rules_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRename, match="gone.yaml: No such file"):
+        read_rules(tmp_path / "gone.yaml")
+    (tmp_path / "latin").write_bytes(b"- \xe9: a")
+    with pytest.raises(BadRename, match="not UTF-8"):
+        read_rules(tmp_path / "latin")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadRename, RenameCollision
 from reshard.pipeline.limits import RENAME_NAME_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
-from reshard.pipeline.renaming import Change, Rule, parse_rules, read_rules, renamed
+from reshard.pipeline.renaming import Change, Rule, parse_rules, renamed
 from reshard.pipeline.request import Options, Request
 
 
@@ -81,14 +80,6 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
 def test_rules_that_are_none_are_refused_with_the_place_and_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadRename, match=rf"rules\.yaml: .*{why}"):
         parse_rules(text, "rules.yaml")
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadRename, match="gone.yaml: No such file"):
-        read_rules(tmp_path / "gone.yaml")
-    (tmp_path / "latin").write_bytes(b"- \xe9: a")
-    with pytest.raises(BadRename, match="not UTF-8"):
-        read_rules(tmp_path / "latin")
 
 
 @pytest.mark.parametrize("rule", [Rule("x*", "y" * 400), Rule(".+", "")])

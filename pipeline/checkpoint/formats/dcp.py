@@ -276,7 +276,7 @@ def _chunks_of(
 def _piece(held: _Held, file: StoredFile, number: int, tensor: _Tensor, chunk: Chunk) -> tuple[Piece, Record]:
     what = f"{label((tensor.name,))} at {list(chunk.box.at)}"
     archive = TorchZip(held.fetch, file, number, Span(chunk.offset, chunk.offset + chunk.length), BLOB_EDGE)
-    if type(archive.root) is not Made or not is_tensor(archive.root):
+    if not is_tensor(archive.root):
         raise BadArchive(file=file.path, why=f"the chunk of {what} is not a tensor")
     view = view_of(archive.root, what, file.path)
     if view.dtype != tensor.dtype or view.shape != chunk.box.shape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from reshard.pipeline.checkpoint.formats import torch_names
 from reshard.pipeline.checkpoint.formats.nesting import Branch, Leaf, Other, label, weights_of
@@ -75,7 +75,7 @@ def pairs_of(value: object) -> Sequence[tuple[object, object]] | None:
     return None
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeGuard[Made]:
     return type(value) is Made and (
         str(value.kind) in torch_names.TENSOR_KINDS or str(value.kind) in torch_names.FOREIGN_KINDS
     )
@@ -266,7 +266,6 @@ def _unwrapped(made: Made, what: str, file: str) -> Made:
             return made
         if not is_tensor(inner):
             raise BadPickle(file=file, why=f"{what} is a parameter without a tensor")
-        assert type(inner) is Made
         made = inner
     raise BadPickle(file=file, why=f"{what} is wrapped more than {NESTING_MAX} times")
 

@@ -89,7 +89,7 @@ def read_partition(read: Read, file: StoredFile, number: int) -> Partition:
         raise BadPickle(file=file.path, why="its partitions are not those of one set of ranks")
     tensors = {}
     for i, group in enumerate(groups):
-        if type(group) is not Made or not is_tensor(group):
+        if not is_tensor(group):
             raise BadPickle(file=file.path, why=f"group {i} is not a tensor")
         tensors[f"group {i}"] = group
     found, records = _tensors(archive, tensors, file)
@@ -127,7 +127,7 @@ def _step(read: Read, archive: TorchZip, optimizer: Mapping[str, object], file: 
         for key, step in pairs_of(state) or ():
             if type(key) is not str or key != "step":
                 continue
-            if type(step) is Made and is_tensor(step):
+            if is_tensor(step):
                 view = view_of(step, "a step", file.path)
                 (record,) = archive.storages([view]).values()
                 if view.shape or record.stop - record.start > 8:
@@ -155,8 +155,8 @@ def read_model(read: Read, file: StoredFile, number: int) -> Model:
     module = _named_or_none(root.get("module"), "module", file)
     fragments = _named_or_none(root.get("frozen_param_fragments"), "frozen_param_fragments", file)
     shared = _named_or_none(root.get("shared_params"), "shared_params", file)
-    left_out = [name for name, value in module.items() if not _is_made(value)]
-    tensors, records = _tensors(archive, {name: value for name, value in module.items() if _is_made(value)}, file)
+    left_out = [name for name, value in module.items() if not is_tensor(value)]
+    tensors, records = _tensors(archive, {name: value for name, value in module.items() if is_tensor(value)}, file)
     pieces, more = _tensors(archive, fragments, file)
     return Model(
         step=root.get("global_steps"),
@@ -196,17 +196,13 @@ def read_stored(read: Read, file: StoredFile, number: int) -> Stored:
     return Stored(found["param"], flat, about.get("vocab_tensor") is True, records[0])
 
 
-def _is_made(value: object) -> bool:
-    return type(value) is Made and is_tensor(value)
-
-
 def _tensors(
     archive: TorchZip, values: Mapping[str, object], file: StoredFile
 ) -> tuple[dict[str, Tensor], tuple[Record, ...]]:
     """Each as a tensor of one piece, and where their storages are."""
     pickled = {}
     for name, value in values.items():
-        if type(value) is not Made or not is_tensor(value):
+        if not is_tensor(value):
             raise BadPickle(file=file.path, why=f"{label((name,))} is not a tensor")
         pickled[name] = value
     views = views_of(pickled, file.path)

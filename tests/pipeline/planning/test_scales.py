@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reshard.pipeline.errors import BadScale, NotDequantised
+from reshard.pipeline.errors import BadScale, NotDequantised, RenameCollision
 from reshard.pipeline.planning.scales import plain_config
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import Options
@@ -242,3 +242,13 @@ def test_the_config_loses_its_settings_and_nothing_else(text: str, wanted: str |
     made = edited_config(text, Options(dtype="bfloat16", dequantize=True))
     assert made == (text if wanted is None else wanted)
     json.loads(made)
+
+
+def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> None:
+    specs: Specs = {**A, "b.weight": ("BF16", (2,))}
+    tensors = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, (dtype, shape) in specs.items()]
+    rename = [{r"b\.weight": "a.weight_scale_inv"}]
+    options = Options.model_validate({"dtype": "bfloat16", "dequantize": True, "rename": rename})
+    config = json.dumps({"quantization_config": FP8})
+    with pytest.raises(RenameCollision, match="makes a.weight_scale_inv of two names"):
+        select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, config)
