@@ -196,11 +196,12 @@ class Machine:
         return process
 
     def await_sign_of(self, process: Proc) -> None:
+        """It is announced, and has its children: a worker is announced while it still starts them."""
         with JobStore.at(self._url) as store:
 
             def there() -> bool:
                 assert process.alive(), f"{process.name} ended:\n{process.said()[-3000:]}"
-                return any(found.pid == process.pid for found in store.processes())
+                return any(found.pid == process.pid for found in store.processes()) and " is running" in process.said()
 
             wait_for(there, f"{process.name}'s first sign of life", START)
 

@@ -258,14 +258,8 @@ def started(site: Site, tmp_path: Path, way: str, faulty: int) -> list[Proc]:
 
 def test_workers_at_fault_rest_fail_no_job_and_come_back(site: Site, tmp_path: Path) -> None:
     faulty, _ = started(site, tmp_path, "folder", 1)
-    jobs: list[str] = []
-
-    def rest() -> Any:
-        if all(site.store.get(job).state.ended for job in jobs):  # the good one may have been there first each time
-            jobs.extend(site.submit(f"out{len(jobs) + i}") for i in range(6))
-        return fault(site, faulty)
-
-    wait_for(rest, "its rest", 60)
+    jobs = [site.submit(f"out{i}") for i in range(6)]
+    wait_for(lambda: fault(site, faulty), "its rest", 60)
     said = site.machine.run("fleet", "status").stdout
     assert said.count("resting") == 1 and "the temporary folder" in said
     ended = [site.ended(job, 120) for job in jobs]
