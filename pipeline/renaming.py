@@ -35,7 +35,8 @@ class Rule(NamedTuple):
     replacement: str
 
     def __str__(self) -> str:
-        return f"{self.pattern!r} -> {self.replacement!r}"
+        shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) for text in self)
+        return "'{}' -> '{}'".format(*shown)
 
 
 def _rule(value: object) -> Rule:

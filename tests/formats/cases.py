@@ -42,9 +42,10 @@ class Case:
     saved: str  # shown in the table
     build: Callable[[Path], Built]
     options: dict[str, Any] = field(default_factory=dict)
-    place: Literal["hub", "folder", "cache"] = "hub"
+    place: Literal["hub", "folder", "cache", "bucket"] = "hub"
     expect: tuple[str, ...] = ()  # carried files that the target must have, byte for byte
     home: str = "source"  # the folder beside it that has config and tokenizer: the source's own, or a lender's
+    peer: str = "source"  # the folder beside it whose weights the loaders are asked of, where the model is not enough
 
 
 CASES: dict[str, Case] = {}
@@ -403,3 +404,55 @@ _plain("fp8-tensor-plain", "Llama, fp8 with a scale a tensor", quantized.fp8_ten
 _plain("fp8-channel-plain", "Llama, compressed-tensors fp8", quantized.fp8_channel, quantized.plain_fp8)
 _quantized("mxfp4", "gpt-oss, mxfp4", quantized.mxfp4, "GptOssForCausalLM")
 _plain("mxfp4-plain", "gpt-oss, mxfp4", quantized.mxfp4, quantized.plain_mxfp4, "GptOssForCausalLM")
+
+
+# ------------------------------------------------------------------------------- other names, other places of experts
+
+
+@case(
+    "renamed",
+    "Mistral, saved below a module of one's own",
+    r"safetensors; `--rename`: `^backbone[.](model[.]|lm_head)` becomes `\1`",
+    options={"rename": [{r"^backbone[.](model[.]|lm_head)": r"\1"}]},
+)
+def _(folder: Path) -> Built:
+    model = model_of("MistralForCausalLM", torch.bfloat16)
+    tokenizers.llama(folder)
+    state = saving.configured(model, folder)
+    saving.as_safetensors({f"backbone.{name}": tensor for name, tensor in state.items()}, folder, 2)
+    return one(state, model)
+
+
+@case(
+    "experts-fused",
+    "Mixtral",
+    "safetensors, one tensor for each expert; `--experts fused`, `--rename`",
+    options={"experts": "fused", "rename": [{"[.]block_sparse_moe[.]": ".mlp."}]},
+)
+def _(folder: Path) -> Built:
+    model = model_of("MixtralForCausalLM", torch.bfloat16)
+    tokenizers.llama(folder)
+    saving.by_save_pretrained(model, folder)
+    return one(dict(model.state_dict()), model)
+
+
+@case(
+    "experts-separate",
+    "DeepSeek-V3",
+    "safetensors, the experts of a layer stacked; `--experts separate`",
+    options={"experts": "separate"},
+    peer="saved",
+)
+def _(folder: Path) -> Built:
+    model = model_of("DeepseekV3ForCausalLM", torch.bfloat16)
+    tokenizers.fast(folder)
+    saving.as_safetensors(saving.configured(model, folder), folder, 2)
+    # What transformers makes of it; accelerate knows no other names than the model's in memory.
+    return one(saving.by_save_pretrained(model, folder.parent / "saved"), model)
+
+
+@case("bucket", "Llama", "safetensors in a bucket, `s3://`", place="bucket")
+def _(folder: Path) -> Built:
+    model = model_of("LlamaForCausalLM", torch.bfloat16)
+    tokenizers.llama(folder)
+    return one(saving.by_save_pretrained(model, folder), model)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from tests.formats.cases import CASES, Case
 from tests.support.checker import Tensors, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
+from tests.support.s3 import S3, in_s3, s3_served
 
 COLUMNS = ("tensors", "tokenizer", "transformers", "accelerate", "disk offload")
 LOADERS = COLUMNS[1:]
@@ -60,13 +61,14 @@ class _Done:
 
     def original(self, loader: str) -> Path:
         """Where that loader finds what was resharded."""
-        return self.folder / (CASES[self.name].home if loader == "tokenizer" else "source")
+        case = CASES[self.name]
+        return self.folder / (case.home if loader == "tokenizer" else case.peer)
 
 
 def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row]:
     """The rows of those cases; ``space`` is a user on the Hub on loopback, ``HF_ENDPOINT`` and ``HF_TOKEN`` are its."""
-    with closing(MetaLoader()) as meta_loader, _Loaders(scratch) as loaders:
-        done = [_reshard(name, scratch / name, space, meta_loader) for name in _built(names, scratch)]
+    with closing(MetaLoader()) as meta_loader, _Loaders(scratch) as loaders, _bucket() as bucket:
+        done = [_reshard(name, scratch / name, space, meta_loader, bucket) for name in _built(names, scratch)]
         asked = [(d, loader) for d in done for loader in LOADERS]
         said = loaders.ask([(loader, d.target, "auto") for d, loader in asked])
         found = {(d.name, loader): answer for (d, loader), answer in zip(asked, said, strict=True)}
@@ -77,6 +79,12 @@ def run_cases(names: Sequence[str], space: Namespace, scratch: Path) -> list[Row
         )
     sources = {(d.name, loader): answer for (d, loader), answer in zip(unsure, said, strict=True)}
     return [_row(d, found, sources) for d in done]
+
+
+@contextmanager
+def _bucket() -> Iterator[S3]:
+    with s3_served() as endpoint, in_s3(endpoint) as bucket:
+        yield bucket
 
 
 def _built(names: Sequence[str], scratch: Path) -> Iterator[str]:
@@ -99,10 +107,10 @@ def _environment(scratch: Path) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------- through the product
 
 
-def _reshard(name: str, folder: Path, space: Namespace, meta_loader: MetaLoader) -> _Done:
+def _reshard(name: str, folder: Path, space: Namespace, meta_loader: MetaLoader, bucket: S3) -> _Done:
     case, target = CASES[name], space.repo(f"{name}-resharded")
     transport = "xet" if list(CASES).index(name) % 2 else "http"
-    source = _publish(case, name, folder, space, transport)
+    source = _publish(case, name, folder, space, transport, bucket)
     space.admin.create_repo(target)
     lender = None if case.home == "source" else parse_place(str(folder / case.home))
     options = Options(**case.options, config_from=lender, transport=transport, visibility="public")
@@ -112,14 +120,16 @@ def _reshard(name: str, folder: Path, space: Namespace, meta_loader: MetaLoader)
     return _Done(name, folder, Path(there), report, _trouble(case, folder, Path(there), space, target, report.plan))
 
 
-def _publish(case: Case, name: str, folder: Path, space: Namespace, transport: str) -> str:
+def _publish(case: Case, name: str, folder: Path, space: Namespace, transport: str, bucket: S3) -> str:
     """Where the product finds the source."""
     local = folder / "source"
     if case.place == "folder":
         return str(local)
+    files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
+    if case.place == "bucket":
+        return bucket.put(name, {path: file.read_bytes() for path, file in files.items()})
     repo = space.repo(name)
     space.admin.create_repo(repo)
-    files = {path.relative_to(local).as_posix(): path for path in sorted(local.rglob("*")) if path.is_file()}
     if transport == "xet":
         operations = [CommitOperationAdd(path, str(file)) for path, file in files.items()]
         HfApi(space.endpoint, space.token).create_commit(repo, operations, commit_message="upload")

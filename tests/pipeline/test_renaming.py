@@ -111,3 +111,8 @@ def test_a_job_keeps_rules_as_data_and_no_other_request_gets_another_key() -> No
     assert asked.options.weights()["rename"] == (Rule("^a", "b"),)
     with pytest.raises(ValidationError, match="rename"):
         Options(rename=rules * (RENAME_RULES_MAX + 1))
+
+
+def test_a_rule_is_shown_as_it_was_typed_and_moves_no_cursor() -> None:
+    assert str(Rule(r"^a\.(\w+)", r"\1")) == r"'^a\.(\w+)' -> '\1'"
+    assert str(Rule("\x1b[2Jä\n", "")) == r"'\x1b[2Jä\n' -> ''"

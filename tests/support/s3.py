@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -38,8 +39,9 @@ class S3:
         return f"{self.url}/{folder}"
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+@contextmanager
+def s3_served() -> Iterator[str]:
+    """The endpoint of a server of moto's."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -47,16 +49,29 @@ def s3_server() -> Iterator[str]:
     server.stop()
 
 
+@contextmanager
+def in_s3(endpoint: str) -> Iterator[S3]:
+    """A bucket of its own, in this process's environment."""
+    env = ENV | {"AWS_ENDPOINT_URL": endpoint}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", region_name="us-east-1")
+        name = f"own{uuid4().hex[:12]}"  # obstore escapes hyphens for Google, and moto finds no bucket by that
+        client.create_bucket(Bucket=name)
+        yield S3(f"s3://{name}", env, client)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    with s3_served() as endpoint:
+        yield endpoint
+
+
 @pytest.fixture
-def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> S3:
-    """A bucket of this test's own, in this process's environment."""
-    env = ENV | {"AWS_ENDPOINT_URL": s3_server}
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3", region_name="us-east-1")
-    name = f"own{uuid4().hex[:12]}"  # obstore escapes hyphens for Google, and moto finds no bucket by that
-    client.create_bucket(Bucket=name)
-    return S3(f"s3://{name}", env, client)
+def bucket(s3_server: str) -> Iterator[S3]:
+    with in_s3(s3_server) as made:
+        yield made
 
 
 class OddStore(ThreadingHTTPServer):
