@@ -11,7 +11,7 @@ import pytest
 from reshard.cli.job_text import SHORT_ROWS, describe, in_short, into, page, summary, took, undo_rows
 from reshard.cli.jobs import _row
 from reshard.client.queue import Queue, waits
-from reshard.pipeline.errors import NoWeights
+from reshard.pipeline.errors import HubUnreachable, NoWeights
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.queue.jobs import Claim, Job
@@ -119,6 +119,21 @@ def test_a_failed_job_is_listed_with_its_error_code() -> None:
     error = NoWeights(place="them/m", found="").to_dict()
     job = Job("id", JobState.failed, Request.of("them/m", "us/m"), created=0, since=0, error=error)
     assert _row(job)[:2] == ("id", "failed, source.no_weights")
+
+
+def test_a_job_between_two_tries_says_when_the_next_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000.0)
+    error = HubUnreachable(endpoint="http://hub", what="it is away").to_dict()
+    told = Job("id", JobState.copying, Request.of("them/m", "us/m"), created=0, since=0, last_error=error)
+
+    def trouble(**facts: float) -> str:
+        return dict(describe(replace(told, last_error=error | {"facts": error["facts"] | facts})))["trouble"]
+
+    assert trouble(retry_at=1_090.0).endswith(
+        " (tried again in 1 min 30 s; at once after `reshard cancel id` and `reshard retry id`)"
+    )
+    assert trouble(retry_at=999.0).endswith(" (tried again)")
+    assert trouble().endswith(" (tried again)"), "a job of an older release"
 
 
 def claim(waits: str) -> Claim:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from unittest.mock import ANY
 
 import pytest
 
@@ -194,14 +196,16 @@ def test_a_failed_unit_waits_and_keeps_its_error(store: JobStore, leases: Leases
     job = store.submit(ask()).id
     leases.again(claimed(leases, job, "plan"), TROUBLE, 60)
     wakes.take()
-    assert store.get(job).last_error == TROUBLE
+    trouble = TROUBLE | {"facts": TROUBLE["facts"] | {"retry_at": ANY}}
+    assert (seen := store.get(job).last_error) == trouble
+    assert seen is not None and 0 < seen["facts"]["retry_at"] - time.time() <= 60
     age(store, job, 59)
     assert leases.claim(job) is None
     assert leases.due() == 0
     age(store, job, 1.1)
     assert leases.due() == 1
     again = claimed(leases, job, "plan")
-    assert (again.attempts, again.last_error, again.dead) == (2, TROUBLE, None)
+    assert (again.attempts, again.last_error, again.dead) == (2, trouble, None)
 
 
 def test_a_final_error_ends_the_job(store: JobStore, leases: Leases) -> None:

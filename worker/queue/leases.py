@@ -8,6 +8,7 @@ says to which queue a wake is to go (wakes.py).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -154,7 +155,8 @@ class Leases(Wakes):
 
     def again(self, lease: Lease, error: Mapping[str, Any], after: float) -> Answer:
         """The unit failed and may be tried again ``after`` so many seconds."""
-        return self._fail(lease, error, "retry", after)
+        facts = error["facts"] | {"retry_at": time.time() + after}  # for people, so by any clock
+        return self._fail(lease, {**error, "facts": facts}, "retry", after)
 
     def fail(self, lease: Lease, error: Mapping[str, Any], unsure: bool = False) -> Answer:
         """The job ends with this error; ``unsure`` when nobody knows whether its commit stands."""
