@@ -19,31 +19,52 @@ __all__ = ["hub_process"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
-# One run for all of them; it takes 60 s of processor time.
+# One run for all that are asked for; of all of them it takes minutes of processor time.
 pytestmark = pytest.mark.timeout(900)
+
+# One of each way to save, place, cast and error of a loader; `make test-all` has every one.
+QUICK = {
+    "t5-ties", "gpt2", "gptj", "chatglm-int4", "mistral", "llama-cache", "deepseek", "stray", "sentence-transformers",
+    "fsdp-wrapped", "verl", "zero-3", "gptq", "fp8-plain", "mxfp4-plain", "renamed", "experts-fused", "bucket",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def rows(hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+def rows(
+    request: pytest.FixtureRequest, hub_process: HubProcess, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Row]:
+    """The lines of the cases whose tests are in this run."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    asked = {item.callspec.params.get("name") for item in items if item.path == request.path} & CASES.keys() or QUICK
     admin: HubAdmin = hub_process.admin
     space = Namespace(hub_process.endpoint, admin, admin.create_user("formats"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", space.endpoint)
         patch.setenv("HF_TOKEN", space.token)
-        found = run_cases(list(CASES), space, tmp_path_factory.mktemp("formats"))
+        found = run_cases([name for name in CASES if name in asked], space, tmp_path_factory.mktemp("formats"))
     return {row.name: row for row in found}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_equal_or_the_error_that_the_source_gives_too(rows: dict[str, Row], name: str, column: str) -> None:
     assert column not in rows[name].wrong, rows[name].wrong[column]
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_table_of_this_run(rows: dict[str, Row]) -> None:
     text = rendered(list(rows.values()), list(refusals()), list(gguf_rows()))
     assert falls(cells_of(between(PAGE.read_text())), cells_of(text)) == []
     assert between(PAGE.read_text()) == text, "run `python -m tests.formats --write docs/formats.md`"
+
+
+def test_no_line_of_the_page_is_better_than_this_run(rows: dict[str, Row]) -> None:
+    page, found = cells_of(between(PAGE.read_text())), cells_of(rendered(list(rows.values()), []))
+    assert page.keys() == CASES.keys() and found
+    assert falls({name: page[name] for name in found}, found) == []
+    assert between(PAGE.read_text()).endswith(
+        rendered([], list(refusals()), list(gguf_rows())).partition("### GGUF")[2]
+    )
 
 
 def test_tensors_and_tokenizers_are_never_anything_but_equal(rows: dict[str, Row]) -> None:
@@ -82,7 +103,7 @@ def test_a_cell_that_falls_and_a_case_that_goes_are_told() -> None:
 def test_a_table_that_was_written_reads_back(rows: dict[str, Row]) -> None:
     text = rendered(list(rows.values()), [])
     found = cells_of(between(replaced("before\n" + PAGE.read_text(), text)))
-    assert found.keys() == CASES.keys()
+    assert found.keys() == rows.keys()
     assert {name for name, cells in found.items() if cells["transformers"] == EQUAL} == {
         name for name, row in rows.items() if row.cells["transformers"] == EQUAL
     }
