@@ -120,15 +120,14 @@ class BucketSource:
 
     def _chunks(self, path: str, at: int, stop: int) -> Iterator[memoryview]:
         etag = self._etags[path]
-        options = {"range": (at, stop), **({"if_match": f'"{etag}"'} if etag else {})}
-        got = self._obstore.get(self._store, path, options=options)
+        got = self._obstore.get(self._store, path, options={"range": (at, stop), "if_match": f'"{etag}"'})
         # A store that knows no If-Match answers all the same.
-        if (_bare(got.meta["e_tag"]) if etag else etag, got.range) != (etag, (at, stop)):
+        if (_bare(got.meta["e_tag"]), got.range) != (etag, (at, stop)):
             raise SourceChanged(place=self.place, what=f"{path} is another object now")
         for chunk in got.stream(min_chunk_size=CHUNK):
             yield memoryview(chunk)
 
-    def _list(self, most: int) -> dict[str, tuple[int, str | None]]:
+    def _list(self, most: int) -> dict[str, tuple[int, str]]:
         """Size and ETag of every object by path, sorted, but for those that only stand for a folder."""
         retry = self._retry()
         while True:
@@ -143,13 +142,16 @@ class BucketSource:
             raise BucketNotFound(place=self.place, why="it lists no object")
         return listed
 
-    def _listed(self, most: int) -> dict[str, tuple[int, str | None]]:
-        found: dict[str, tuple[int, str | None]] = {}
+    def _listed(self, most: int) -> dict[str, tuple[int, str]]:
+        found: dict[str, tuple[int, str]] = {}
         for some in self._obstore.list(self._store, chunk_size=1000):
             for item in some:
                 if item["path"] and (why := unsafe_path(item["path"], published=False)):
                     raise UnsafePath(file=self.place, path=repr(item["path"])[:300], why=why)
-                found[item["path"]] = (item["size"], _bare(item["e_tag"]))
+                if not (etag := _bare(item["e_tag"])):
+                    why = f"{item['path']!r} has no ETag, without which nobody sees that it changed"
+                    raise HubRefused(endpoint=self.place, what="a listing", why=why)
+                found[item["path"]] = (item["size"], etag)
             if len(found) > most:
                 why = f"it has more than {most:,} objects; name the folder of the checkpoint"
                 raise HubRefused(endpoint=self.place, what="a listing", why=why)
@@ -167,9 +169,9 @@ class BucketSource:
         retry.after(httpx2.Response(status) if status else httpx2.TransportError(_told(error)))
 
 
-def _bare(etag: str | None) -> str | None:
-    """An ETag without its quotes, which Azure's lists leave out."""
-    return etag.strip('"') if etag else None
+def _bare(etag: str | None) -> str:
+    """An ETag without its quotes, which Azure's lists leave out; empty where there is none."""
+    return (etag or "").strip('"')
 
 
 def _status(error: Exception) -> int | None:

@@ -72,6 +72,12 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
         BucketSource.open(Bucket(url="s3://odd"), pace, most=1)
 
 
+def test_a_store_that_gives_no_etags_is_refused(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
+    odd_store.objects["model.safetensors"] = (DATA, "")
+    with pytest.raises(HubRefused, match=r"'model\.safetensors' has no ETag"):
+        BucketSource.open(Bucket(url="s3://odd"), pace)
+
+
 @pytest.mark.parametrize("heeds_match", [True, False])
 def test_an_object_that_was_written_again_is_another(odd: Source, odd_store: OddStore, heeds_match: bool) -> None:
     """Also where the store knows no If-Match, and where only the rest of a broken read would be of the new one."""
