@@ -2,8 +2,8 @@
 
 `model_world_size_4_rank_2.pt` is a state dict of DTensors: each is this rank's part, with the mesh of ranks and how the
 tensor is divided over it (`torch/distributed/tensor/_dtensor_spec.py`, `placement_types.py`,
-`torch/distributed/device_mesh.py`). What is no DTensor is the same in every rank. Both are read as data: no class of
-torch is ever made.
+`torch/distributed/device_mesh.py`). What is no DTensor has to be the same in every rank. Both are read as data: no
+class of torch is ever made.
 """
 
 from __future__ import annotations
@@ -154,9 +154,20 @@ def _used(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> lis
     if not agree:
         odd = next((file for part, file in zip(parts, files, strict=True) if part.whole != whole), files[0])
         raise BadTiling(file=odd.path, tensor=label((name,)), why="the ranks do not describe one tensor on one mesh")
-    return [
-        part for part in parts if all(not at for at, dim in zip(part.at, whole.divided, strict=True) if dim is None)
-    ] or [parts[0]]
+    used: dict[tuple[int, ...], _Part] = {}
+    for part in parts:
+        place = tuple(at for at, dim in zip(part.at, whole.divided, strict=True) if dim is not None)
+        first = used.setdefault(place, part)
+        if _content(part) != _content(first):
+            why = f"{files[first.piece.file].path} has other values of the same part, and nothing says which count"
+            raise BadTiling(file=files[part.piece.file].path, tensor=label((name,)), why=why)
+    return list(used.values())
+
+
+def _content(part: _Part) -> tuple[object, ...]:
+    """Equal for two ranks' copies of one part; by the checksums that their archives keep, so nothing is read."""
+    piece, record = part.piece, part.record
+    return record.crc32, record.stop - record.start, piece.offset - record.start, piece.strides
 
 
 def _tensor(name: str, parts: Sequence[_Part], files: Sequence[StoredFile]) -> Tensor:

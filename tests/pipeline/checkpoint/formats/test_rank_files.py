@@ -73,6 +73,17 @@ def test_what_is_repeated_comes_from_the_first_rank_and_is_noted(tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("placed", [None, Replicate()])
+def test_copies_that_differ_are_refused(placed: Placement | None, tmp_path: Path) -> None:
+    for rank in range(2):
+        with as_rank(rank, (2,)) as mesh:
+            mine = torch.full((4, 4), float(rank))
+            state = {"w": mine if placed is None else part_of(mine, mesh, [placed]), "same": torch.ones(3)}
+            torch.save(state, rank_path(tmp_path, rank, 2))
+    with pytest.raises(BadTiling, match=r"rank_1\.pt: the parts of w .*rank_0\.pt has other values of the same part"):
+        opened(tmp_path)
+
+
 def test_any_one_dimension_may_be_divided(tmp_path: Path) -> None:
     save_ranks(tmp_path, STATE, (2,), lambda name, t: [Shard(t.ndim - 1)] if t.ndim else None)
     assert_equal(tmp_path, STATE)
