@@ -37,6 +37,7 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
 # obstore has some answers as classes of their own, and names the status of all others in its text.
 _STATUS_OF = {
     "FileNotFoundError": 404,
@@ -78,6 +79,9 @@ class BucketSource:
             from obstore import store as stores
         except ImportError as error:
             raise CloudExtraMissing(place=place) from error
+        for name, value in os.environ.items():
+            if name.startswith(_PREFIXES) and not value.isprintable():
+                raise BucketRefused(place=place, why=f"{name} has a line break or another control character in it")
         kind, _, rest = place.url.partition("://")
         bucket, _, prefix = rest.partition("/")
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
@@ -90,9 +94,15 @@ class BucketSource:
         kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
         try:
             store = kinds[kind](bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0})
+            return cls(place, obstore, store, limiter, most)
         except (exceptions.BaseError, ValueError) as error:
             raise BucketRefused(place=place, why=_told(error)) from error
-        return cls(place, obstore, store, limiter, most)
+        except BaseException as error:
+            # obstore panics where no request can be made of what the environment says, such as an endpoint that is no address.
+            if type(error).__name__ != "PanicException":
+                raise
+            why = "no request can be made of the region, the endpoint and the credentials that its environment names"
+            raise BucketRefused(place=place, why=why) from None
 
     def files(self) -> Mapping[str, StoredFile]:
         return self._files

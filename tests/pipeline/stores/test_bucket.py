@@ -72,6 +72,21 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
         BucketSource.open(Bucket(url="s3://odd"), pace, most=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID has a line break"),
+        ("AWS_ENDPOINT_URL", "not a url", "no request can be made of the region, the endpoint"),
+    ],
+)
+def test_an_environment_that_obstore_panics_at_is_an_error(
+    name: str, value: str, why: str, bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BucketRefused, match=why):
+        opened(bucket.url, context)
+
+
 def test_a_store_that_gives_no_etags_is_refused(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
     odd_store.objects["model.safetensors"] = (DATA, "")
     with pytest.raises(HubRefused, match=r"'model\.safetensors' has no ETag"):
