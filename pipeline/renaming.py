@@ -22,6 +22,7 @@ from reshard.pipeline.limits import (
     RENAME_RULES_MAX,
     RENAME_TEXT_MAX,
 )
+from reshard.pipeline.text import printable
 from reshard.pipeline.validation import first_problem
 
 # What a replacement says beside plain text: `\1`, `\g<name>`, `\\`.
@@ -35,8 +36,7 @@ class Rule(NamedTuple):
     replacement: str
 
     def __str__(self) -> str:
-        shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) for text in self)
-        return "'{}' -> '{}'".format(*shown)
+        return "'{}' -> '{}'".format(*map(printable, self))
 
 
 def _rule(value: object) -> Rule:
@@ -49,6 +49,8 @@ def _rule(value: object) -> Rule:
             raise ValueError("a rule is one regular expression and its replacement, as in `- '^encoder[.]': model.`")
     if not pattern or max(map(len, rule)) > RENAME_TEXT_MAX:
         raise ValueError(f"either side of a rule has at most {RENAME_TEXT_MAX} characters, and the left one some")
+    if any("\ud800" <= letter <= "\udfff" for letter in pattern + replacement):
+        raise ValueError(f"{rule} is not Unicode")
     _compiled(rule)
     return rule
 
@@ -90,8 +92,8 @@ def _compiled(rule: Rule) -> Callable[[str], str]:
     options.max_mem, options.log_errors = RENAME_MEMORY, False
     try:
         pattern = re2.compile(rule.pattern, options)
-    except (re2.error, UnicodeEncodeError) as error:
-        why = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not Unicode"
+    except re2.error as error:
+        why = error.args[0].decode(errors="replace")
         raise ValueError(f"{rule.pattern!r}: {why} (the syntax is RE2's)") from None
     finally:
         re2.purge()  # it would keep what it compiled, and what that has learnt, for good
@@ -148,6 +150,8 @@ def renamed(
                 what = f"{name[:100]!r} of {checkpoint} comes to {len(new):,} characters"
                 raise BadRename(rules=rules[number], why=f"{what}, and a name has 1 to {RENAME_NAME_MAX:,}")
             if new != before:
+                if new == "__metadata__" or printable(new) != new:
+                    raise BadRename(rules=rules[number], why=f"{name[:100]!r} comes to {new[:100]!r}, which is no name")
                 last = changes[number]
                 changes[number] = last._replace(names=last.names + 1) if last.names else Change(1, before, new)
         if time.thread_time() > until:

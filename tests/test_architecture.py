@@ -87,8 +87,8 @@ ROOMS = {
         {"planning", "stores"},
         {"checkpoint", "request"},
         {"check", "protocols"},
-        {"places", "tensors", "text", "renaming"},
-        {"validation"},
+        {"places", "tensors", "renaming"},
+        {"validation", "text"},
         {"limits", "errors"},
     ],
     "client": [

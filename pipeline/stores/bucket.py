@@ -98,7 +98,7 @@ class BucketSource:
         except (exceptions.BaseError, ValueError) as error:
             raise BucketRefused(place=place, why=_told(error)) from error
         except BaseException as error:
-            # obstore panics where no request can be made of what the environment says, such as an endpoint that is no address.
+            # obstore panics where no request can be made of that, as of an endpoint that is no address.
             if type(error).__name__ != "PanicException":
                 raise
             why = "no request can be made of the region, the endpoint and the credentials that its environment names"

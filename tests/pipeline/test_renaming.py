@@ -72,6 +72,8 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
         ("- a", "one regular expression and its replacement"),
         ("- a:", "one regular expression and its replacement"),
         ("- 1: b", "one regular expression and its replacement"),
+        (r'- "a": "\ud800"', "is not Unicode"),
+        (r'- "\udfff": a', "is not Unicode"),
         ("- a: b\n- [a", "not YAML, line 2"),
         ("[" * 2000, "not YAML"),
         ("- !!python/object/apply:os.system [id]", "not YAML"),
@@ -80,6 +82,12 @@ def test_two_names_that_become_one_are_an_error_that_names_both() -> None:
 def test_rules_that_are_none_are_refused_with_the_place_and_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadRename, match=rf"rules\.yaml: .*{why}"):
         parse_rules(text, "rules.yaml")
+
+
+@pytest.mark.parametrize("new", ["__metadata__", "\x1b[31mx", "a\u202eb"])
+def test_a_name_that_no_file_or_screen_takes_is_refused(new: str) -> None:
+    with pytest.raises(BadRename, match=r"'x\.weight' comes to .*, which is no name"):
+        renamed(["x.weight"], [Rule("^x.weight$", new)], "model")
 
 
 @pytest.mark.parametrize("rule", [Rule("x*", "y" * 400), Rule(".+", "")])
@@ -115,4 +123,4 @@ def test_a_job_keeps_rules_as_data_and_no_other_request_gets_another_key() -> No
 
 def test_a_rule_is_shown_as_it_was_typed_and_moves_no_cursor() -> None:
     assert str(Rule(r"^a\.(\w+)", r"\1")) == r"'^a\.(\w+)' -> '\1'"
-    assert str(Rule("\x1b[2Jä\n", "")) == r"'\x1b[2Jä\n' -> ''"
+    assert str(Rule("\x1b[2Jä\n", "")) == r"'\x1b[2Jä\x0a' -> ''"
