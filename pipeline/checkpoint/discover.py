@@ -61,6 +61,9 @@ _TRAINERS = (
     "extra_state_*",
 )  # fmt: skip
 
+# What gpt-oss has beside its safetensors for GPUs of Apple's: its own format under a name of torch's.
+_METAL = "metal/model.bin"
+
 # Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
 FOREIGN = {
     ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".ckpt": "PyTorch", ".distcp": "PyTorch distributed",
@@ -101,6 +104,8 @@ def foreign_format(path: str) -> str | None:
     """The kind of weights in another format that ``path`` holds, by its name; None for everything else."""
     if basename(path) == DISTRIBUTED_METADATA:
         return FOREIGN[".distcp"]
+    if path == _METAL:
+        return "Metal"
     return FOREIGN.get(_suffix(path).lower())
 
 
@@ -300,7 +305,8 @@ class _Finder:
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
     def _torch_files(self) -> list[str]:
-        return [path for path in self._listing if _suffix(path) in _TORCH and not _matches(path, _TRAINERS)]
+        torch = [path for path in self._listing if _suffix(path) in _TORCH and path != _METAL]
+        return [path for path in torch if not _matches(path, _TRAINERS)]
 
 
 def _format(suffixes: set[str]) -> Format:

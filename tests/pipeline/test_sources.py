@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from reshard.pipeline.errors import DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
+from reshard.pipeline.errors import BadArchive, DiskFull, LfsPointer, NoWeights, SourceCorrupt, UnsafePickle
 from reshard.pipeline.places import parse_place
 from tests.pipeline.conftest import Run, upload
 from tests.support.canary import touch
@@ -200,6 +200,17 @@ def test_of_two_formats_the_safetensors_are_taken(folder: Path, tmp_path: Path, 
     report = go(folder, tmp_path / "out", size=SIZE)
     assert_same(output(tmp_path / "out"), {"a": torch.ones(3)})
     assert "pytorch_model.bin" in {item.path for item in report.plan.left_out}
+
+
+def test_the_copy_of_gpt_oss_for_other_gpus_is_left_out(folder: Path, tmp_path: Path, go: Run) -> None:
+    save_file({"a": torch.ones(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "metal").mkdir()
+    (folder / "metal" / "model.bin").write_bytes(b"GPT-OSS v1.0\0" + bytes(500))
+    report = go(folder, tmp_path / "out", size=SIZE)
+    assert "Metal" in dict(report.plan.left_out)["metal/model.bin"]
+    (folder / "metal").rename(folder / "other")
+    with pytest.raises(BadArchive, match=r"other/model\.bin: .*; --exclude other/model\.bin leaves it out"):
+        go(folder, tmp_path / "again", size=SIZE)
 
 
 def test_what_a_trainer_leaves_behind_is_no_weights(folder: Path, tmp_path: Path, go: Run) -> None:

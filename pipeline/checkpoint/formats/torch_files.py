@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from reshard.pipeline.checkpoint.formats import torch_legacy, torch_zip
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
@@ -27,4 +29,6 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")
-    raise BadArchive(file=file.path, why="torch.save did not write this file")
+    raise BadArchive(
+        file=file.path, why=f"torch.save did not write this file; --exclude {quote(file.path)} leaves it out"
+    )

@@ -98,7 +98,7 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
         if kept in found and name not in found:
             found[name] = found[kept]._replace(name=name)
     notes = [
-        f"{dirname(model_files[0])}: a checkpoint of DeepSpeed ZeRO ({what}): the optimizers' weights are put together"
+        f"{dirname(model_files[0]) or '.'}: a checkpoint of DeepSpeed ZeRO ({what}): the optimizers' weights are put together"
     ]
     rest = _rest(models[0], found, model_files[0], stage_3)
     if unheld := [name for name in rest if name not in models[0].buffers]:
