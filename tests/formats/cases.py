@@ -412,8 +412,8 @@ _plain("mxfp4-plain", "gpt-oss, mxfp4", quantized.mxfp4, quantized.plain_mxfp4, 
 @case(
     "renamed",
     "Mistral, saved below a module of one's own",
-    r"safetensors; `--rename`: `^backbone[.](model[.]|lm_head)` becomes `\1`",
-    options={"rename": [{r"^backbone[.](model[.]|lm_head)": r"\1"}]},
+    r"safetensors; `--rename`: `^backbone\.(model\.|lm_head)` becomes `\1`",
+    options={"rename": [{r"^backbone\.(model\.|lm_head)": r"\1"}]},
 )
 def _(folder: Path) -> Built:
     model = model_of("MistralForCausalLM", torch.bfloat16)

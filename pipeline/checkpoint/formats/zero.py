@@ -97,9 +97,8 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
     for name, kept in models[0].shared.items():
         if kept in found and name not in found:
             found[name] = found[kept]._replace(name=name)
-    notes = [
-        f"{dirname(model_files[0]) or '.'}: a checkpoint of DeepSpeed ZeRO ({what}): the optimizers' weights are put together"
-    ]
+    where = dirname(model_files[0]) or "."
+    notes = [f"{where}: a checkpoint of DeepSpeed ZeRO ({what}): the optimizers' weights are put together"]
     rest = _rest(models[0], found, model_files[0], stage_3)
     if unheld := [name for name in rest if name not in models[0].buffers]:
         such = f"such as {label((unheld[0],))}"
