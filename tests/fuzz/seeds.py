@@ -24,6 +24,11 @@ STATE = {
     "count": torch.tensor(3),
 }
 
+RULES = rb"""
+- '^model\.layers\.(\d+)\.(?P<rest>mlp.*)$': 'h.\1.\g<rest>'
+- "\u00c4|(lm_head)": "head\\1"
+"""
+
 
 def _saved(value: object, zipped: bool = True) -> bytes:
     buffer = io.BytesIO()
@@ -78,5 +83,6 @@ def seeds() -> dict[str, list[bytes]]:
         "distributed": [_metadata()],
         "ranks": [_ranks()],
         "zero": [_zero(kind) for kind in ZERO_FILES],
+        "rules": [RULES, json.dumps([{"^lm_": "x."}, ["mlp", ""]]).encode()],
         "index": [json.dumps(index).encode(), json.dumps(index["weight_map"]).encode()],
     }

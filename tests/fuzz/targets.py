@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import safetensors
+from pydantic import TypeAdapter
 
 from reshard.pipeline.checkpoint.discover import parse_index
 from reshard.pipeline.checkpoint.formats import gguf
@@ -16,7 +17,9 @@ from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.checkpoint.formats.zero import read_zero
-from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.errors import CheckpointError, UsageError
+from reshard.pipeline.limits import RENAME_NAME_MAX
+from reshard.pipeline.renaming import Rules, parse_rules, renamed
 from reshard.pipeline.tensors import DTYPE_BITS, StoredFile
 
 CHUNKS = 4096  # bytes of the one file that fuzzed metadata may speak of
@@ -107,6 +110,17 @@ def index(data: bytes) -> None:
             raise Broken(f"{path} leaves the folder")
 
 
+def rules(data: bytes) -> None:
+    names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight", "Ä"]
+    parsed = parse_rules(data.decode(errors="replace"), "rules.yaml")
+    kept = TypeAdapter(Rules).validate_json(TypeAdapter(Rules).dump_json(parsed))
+    if kept != parsed:
+        raise Broken(f"a job would keep {kept}")
+    made, _ = renamed(names, parsed, "model")
+    if len({*made.values()}) < len(names) or not all(0 < len(n) <= RENAME_NAME_MAX for n in made.values()):
+        raise Broken(f"the names become {made}")
+
+
 TARGETS: dict[str, Target] = {
     "pickle": pickle,
     "zip": zip_directory,
@@ -116,14 +130,15 @@ TARGETS: dict[str, Target] = {
     "ranks": ranks,
     "zero": zero,
     "index": index,
+    "rules": rules,
 }
 
 
 def tried(target: Target, data: bytes) -> bool:
-    """Whether ``target`` accepts ``data``; whatever is no CheckpointError is raised."""
+    """Whether ``target`` accepts ``data``; whatever is no refusal is raised."""
     try:
         target(data)
-    except CheckpointError:
+    except (CheckpointError, UsageError):
         return False
     return True
 
