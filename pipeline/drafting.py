@@ -32,10 +32,12 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
 from reshard.pipeline.places import Folder, Hub, resolved
-from reshard.pipeline.planning.build import Known, excluded, make_plan, request_key, weights_key
+from reshard.pipeline.planning.beside import excluded
+from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.existing import Before, drift
 from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
+from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.protocols import Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
@@ -143,7 +145,9 @@ def _draft(
         meta_loader.ahead()
     opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
     found = found.without_maps()
-    configs = _configs(source, opened)
+    configs = _configs(source, found)
+    settings = _configs(source, found, MODELOPT) if options.dequantize else {}
+    texts = {} if options.dtype == "keep" else {**configs, **settings}
     known = Known(
         request,
         source.pin,
@@ -156,7 +160,7 @@ def _draft(
         Transports(source.transport, _transport(request, target, state)),
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
-        configs={} if options.dtype == "keep" else {path: text.decode() for path, text in configs.values()},
+        configs={path: text.decode() for path, text in texts.items()},
         notes=() if state.exists else _created(request, source),
     )
     made = _held_against_others(request, make_plan(known), target, last, replaces)
@@ -224,27 +228,26 @@ def _nothing(
     return make_plan(known), known
 
 
-def _configs(source: Source, opened: Opened) -> dict[Name, tuple[str, bytes]]:
-    """The path and content of the config that says how each checkpoint is loaded, where there is one."""
+def _configs(source: Source, found: Found, name: str = "config.json") -> dict[str, bytes]:
+    """The content, by path, of what says how each checkpoint is loaded, where there is one."""
     listing = source.files()
-    paths = {c.name: join(c.name.folder, "config.json") for c in opened.checkpoints}
-    return {
-        name: (path, read_file(source, listing[path], CONFIG_MAX)) for name, path in paths.items() if path in listing
-    }
+    paths = {join(part.name.folder, name) for part in found.sets} & listing.keys()
+    return {path: read_file(source, listing[path], CONFIG_MAX) for path in sorted(paths)}
 
 
 def _ties(
-    opened: Opened, configs: Mapping[Name, tuple[str, bytes]], meta_loader: MetaLoader | None
+    opened: Opened, configs: Mapping[str, bytes], meta_loader: MetaLoader | None
 ) -> dict[Name, Mapping[str, str]]:
     """Of each model whose file stores names once: which parameter each of the others is tied to."""
-    tied = [c for c in opened.checkpoints if c.ties and c.name in configs]
+    paths = {c.name: join(c.name.folder, "config.json") for c in opened.checkpoints if c.ties}
+    tied = [c for c in opened.checkpoints if paths.get(c.name) in configs]
     if not tied:
         return {}
     if meta_loader is None:
         with closing(MetaLoader()) as ours:
             return _ties(opened, configs, ours)
     names = {c.name: {t.name: (t.dtype, t.shape) for t in c.tensors} for c in tied}
-    return {name: meta_loader.check(configs[name][1], tensors).ties for name, tensors in names.items()}
+    return {name: meta_loader.check(configs[paths[name]], tensors).ties for name, tensors in names.items()}
 
 
 def _last_publication(target: Target, head: str) -> publication.Publication | None:

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from posixpath import basename, dirname, join
+from posixpath import dirname, join
 
-from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.discover import Found, is_weight_index
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.errors import (
     BadExperts,
     BadSize,
@@ -33,6 +32,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
+from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.model import (
@@ -47,7 +47,6 @@ from reshard.pipeline.planning.model import (
     Group,
     Index,
     Keys,
-    LeftOut,
     Output,
     Plan,
     Shard,
@@ -253,8 +252,7 @@ class _Made:
 
 def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     options, files = known.request.options, known.opened.files
-    config = known.configs.get(join(checkpoint.name.folder, "config.json"), "")
-    selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), config)
+    selection = select(checkpoint, options, known.ties.get(checkpoint.name, {}), known.configs)
     entries = in_source_order(selection.entries)
     metadata = {"format": "pt"} | checkpoint.file_metadata
     too_large = check_size(entries, options.size, metadata, options.oversize)
@@ -396,51 +394,3 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX
     ]
-
-
-# -------------------------------------------------------------------------------- what is carried, deleted and kept
-
-
-def excluded(options: Options, path: str) -> bool:
-    """Whether a source file is not even looked at."""
-    return _unwanted(path, options) is not None
-
-
-def _unwanted(path: str, options: Options) -> str | None:
-    """Why ``path`` is left out whatever it holds; None for what its kind decides on."""
-    if is_tool_file(path):
-        return "it belongs to the repository and not to the model"
-    if any(fnmatchcase(path, pattern) for pattern in options.exclude):
-        return "excluded"
-    why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
-    return why and f"{why}; --include {path!r} carries it"
-
-
-def sort_out(
-    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options
-) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
-    """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path."""
-    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD, MANIFEST}) - opened.duplicates.keys()
-    carried, left_out = [], []
-    for path in sorted(listing.keys() - rewritten):
-        why = _why_not(path, found, opened.duplicates, options)
-        if why is None:
-            carried.append(listing[path])
-        else:
-            left_out.append(LeftOut(path, why))
-    return tuple(carried), tuple(left_out)
-
-
-def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
-    if why := _unwanted(path, options):
-        return why
-    if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
-        return None
-    if path in duplicates:
-        return duplicates[path]
-    kind = foreign_format(path)
-    if kind is not None:
-        return f"weights or data in another format ({kind}); --include {basename(path)!r} carries it"
-    if is_weight_index(path):
-        return "an index of weights that are not carried"
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from posixpath import basename, dirname
+from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index, parse_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
@@ -12,6 +12,7 @@ from reshard.pipeline.checkpoint.names import is_path_of
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.planning.model import CARD, MANIFEST, Output
+from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Name, Pin, StoredFile, same_by_hash
 
@@ -39,6 +40,8 @@ def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], optio
         if _belongs_to(index, names):
             superseded |= _named_by(index, content)
     ours = set(before.published) & set(before.files)
+    if options.dequantize:  # of what these weights were, or those that they take the place of
+        superseded |= {join(name.folder, MODELOPT) for name in names} & before.files.keys()
     doomed = superseded | ours
     if options.prune:
         doomed |= {path for path in before.files if not is_tool_file(path)}

@@ -18,10 +18,13 @@ _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last two are expo
 # What goes with the weights' scales: those of activations and caches, of no use to plain weights.
 _OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|[qkv])_scale(?:_ub)?|input_zero_point)$")
 _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
-# A config's key, at any depth, and the dtype that some quantised models name there.
-_SETTINGS = "quantization_config"
-_SETTINGS_KEY = re.compile(rf'"{_SETTINGS}"\s*:\s*')
+# A config's keys, at any depth; compressed-tensors wrote the second at first, and vLLM reads both.
+_SETTINGS = ("quantization_config", "compression_config")
+_SETTINGS_KEY = re.compile(rf'"(?:{"|".join(_SETTINGS)})"\s*:\s*')
+# What ModelOpt says instead, in a file beside the config.
+MODELOPT = "hf_quant_config.json"
 _COMMA = re.compile(r"\s*,\s*")
+# The dtype that some quantised models name in their configs.
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*")float8_\w+(")')
 
 
@@ -33,14 +36,17 @@ class Dequantised(NamedTuple):
     notes: tuple[str, ...]
 
 
-def dequantised(tensors: Sequence[Tensor], config: str, as_dtype: str | None) -> Dequantised:
+def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as_dtype: str | None) -> Dequantised:
     """``tensors`` with plain weights, of ``as_dtype``, in place of quantised ones and their scales.
 
-    ``config`` says how they were quantised. Raises NotDequantised for what is not known here, and BadScale.
+    ``config`` and, where there is one, ``modelopt`` say how they were quantised. Raises NotDequantised for what is not
+    known here, and BadScale.
     """
     if as_dtype is None:
         raise NotDequantised(why="it needs --dtype, which is what the weights become", cure="add --dtype bfloat16")
     known = _known(_settings(config))
+    if modelopt is not None:
+        _refuse_other_than_fp8(modelopt)
     named = {tensor.name: tensor for tensor in tensors}
     scaled = {
         tensor.name: Entry(tensor, as_dtype, _scale_of(tensor, named, known))
@@ -188,15 +194,27 @@ def _of_groups(groups: object) -> _Known:
 
 def _settings(config: str) -> Mapping[str, Any]:
     """What the config says of how weights are quantised; nothing where they are not."""
-    try:
-        raw = json.loads(config or "{}")
-    except (ValueError, RecursionError) as error:
-        raise NotDequantised(why=f"config.json is no JSON ({error})") from None
-    inner = [raw, *raw.values()] if isinstance(raw, dict) else []
-    found: Any = next((one[_SETTINGS] for one in inner if isinstance(one, dict) and one.get(_SETTINGS) is not None), {})
+    raw = _json(config or "{}", "config.json")
+    inner = [one for one in (raw, *raw.values()) if isinstance(one, dict)] if isinstance(raw, dict) else []
+    key, found = next(((k, one[k]) for k in _SETTINGS for one in inner if one.get(k) is not None), ("", {}))
     if not isinstance(found, dict):
-        raise NotDequantised(why=f"{_SETTINGS} in config.json is no JSON object")
+        raise NotDequantised(why=f"{key} in config.json is no JSON object")
     return found
+
+
+def _refuse_other_than_fp8(modelopt: str) -> None:
+    raw = _json(modelopt, MODELOPT)
+    settings = raw.get("quantization") if isinstance(raw, dict) else None
+    algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
+    if algorithm != "FP8":
+        raise NotDequantised(why=f"{MODELOPT} names {algorithm!r:.100}, and of ModelOpt's only 'FP8' is known here")
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NotDequantised(why=f"{name} is no JSON ({error})") from None
 
 
 def _block_size(value: object, name: str) -> tuple[int, int] | None:

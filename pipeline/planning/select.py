@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
+from posixpath import join
 from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
@@ -14,7 +15,7 @@ from reshard.pipeline.checkpoint.prefixes import wrappers_in
 from reshard.pipeline.errors import BadExperts, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
-from reshard.pipeline.planning.scales import dequantised, plain_config
+from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor
@@ -63,11 +64,14 @@ class Selection:
         return {number for number, change in enumerate(self.renames) if change.names}
 
 
-def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], config: str = "") -> Selection:
+def select(
+    checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], configs: Mapping[str, str] | None = None
+) -> Selection:
     """The entries of ``checkpoint``; ``tied`` says of a model's parameters which one each shares its bytes with.
 
-    ``config`` is the text that says how its weights are quantised. Raises DuplicateTensor when two names become one
-    without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantised, BadScale.
+    ``configs`` are the texts, by path, that say how weights are quantised. Raises DuplicateTensor when two names become
+    one without their prefixes, RenameCollision when they do by the rules, BadRename, BadExperts, NotDequantised,
+    BadScale.
     """
     tensors, ties, notes = _unwrapped(checkpoint, options)
     rearranged = False
@@ -84,7 +88,9 @@ def select(checkpoint: Checkpoint, options: Options, tied: Mapping[str, str], co
     notes += [f"{name} is not written: it is tied to {kept}" for name, kept in dropped.items()]
     scales: frozenset[str] = frozenset()
     if options.dequantize:
-        plain = dequantised(kept, config, None if options.dtype == "keep" else _CONFIG_DTYPES[options.dtype])
+        as_dtype = None if options.dtype == "keep" else _CONFIG_DTYPES[options.dtype]
+        texts = [(configs or {}).get(join(checkpoint.name.folder, name)) for name in ("config.json", MODELOPT)]
+        plain = dequantised(kept, texts[0] or "", texts[1], as_dtype)
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
     else:

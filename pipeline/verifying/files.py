@@ -9,7 +9,7 @@ from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, s
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.build import sort_out
+from reshard.pipeline.planning.beside import sort_out
 from reshard.pipeline.planning.model import CARD, MANIFEST
 from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from posixpath import join
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
@@ -53,8 +52,7 @@ def check_structure(
 
     def wanted(number: int) -> Sequence[Entry]:
         checkpoint = opened.checkpoints[number]
-        config = configs.get(join(checkpoint.name.folder, "config.json"), "")
-        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}), config)
+        selection = select(checkpoint, plan.options, ties.get(checkpoint.name, {}), configs)
         if selection.rearranged:  # to others, of the same bytes
             sizes = {entry.name: entry.tensor.size for entry in selection.entries}
             moved = sum(sizes.values()) + sum(sizes[kept] for kept in selection.dropped.values())

@@ -15,8 +15,9 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.open import Opened, open_checkpoints
 from reshard.pipeline.errors import BadIndex, CheckpointError, NoWeights
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.build import excluded
+from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.model import Entry
+from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options
@@ -79,10 +80,11 @@ class OpenedSide:
         return kinds | {name: (entry.as_dtype, entry.tensor.shape) for name, entry in changed.items()}
 
 
-def _settings(source: Source, name: Name, changes: Options) -> str:
-    """The config that says how the weights are quantised, where they are to be compared as plain ones."""
-    file = source.files().get(join(name.folder, "config.json"))
-    return read_file(source, file, CONFIG_MAX).decode("utf-8", "replace") if file and changes.dequantize else ""
+def _settings(source: Source, name: Name, changes: Options) -> dict[str, str]:
+    """The texts that say how the weights are quantised, where they are to be compared as plain ones."""
+    paths = [join(name.folder, file) for file in ("config.json", MODELOPT)] if changes.dequantize else []
+    found = [file for path in paths if (file := source.files().get(path))]
+    return {file.path: read_file(source, file, CONFIG_MAX).decode("utf-8", "replace") for file in found}
 
 
 class Pair(NamedTuple):

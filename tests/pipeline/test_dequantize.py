@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import save_file
 
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
-from reshard.pipeline.errors import BadScale
+from reshard.pipeline.errors import BadScale, NotDequantised
 from reshard.pipeline.places import Folder
 from reshard.pipeline.planning.codec import decode_shard, encode
 from reshard.pipeline.planning.estimate import forecast, needs
@@ -249,3 +249,28 @@ def test_a_scale_that_was_lost_ends_it_before_a_byte_is_read(tmp_path: Path, go:
         go(source, tmp_path / "out", **WISHES)
     assert not (tmp_path / "out").exists()
     assert go(source, tmp_path / "out").plan.shards, "without --dequantize it is bytes like any other"
+
+
+@pytest.mark.parametrize("on_hub", ["http"], indirect=True)
+def test_nothing_says_any_longer_that_it_is_quantised(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    """Not the first name of compressed-tensors' settings, nor ModelOpt's file; nor when only other files follow."""
+    state = {"a.weight": torch.ones(4, 6).to(torch.float8_e4m3fn), "a.weight_scale": torch.tensor(0.5)}
+    weights = {"type": "float", "num_bits": 8, "strategy": "tensor"}
+    groups = {"group_0": {"weights": weights}}
+    about = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    source = write(tmp_path / "source", state, by_name, {"hidden_size": 6, "compression_config": about})
+    told = source / "hf_quant_config.json"
+    told.write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}')
+    repo, out = upload(on_hub, "told-twice", source), tmp_path / "out"
+    out.mkdir()
+    (out / told.name).write_bytes(told.read_bytes())
+    report = go(repo, out, overwrite=True, **WISHES)
+    assert (told.name, "the weights are no longer quantised") in report.plan.left_out
+    on_hub.admin.put_files(repo, {"tokenizer.json": b"{}"})
+    again = go(repo, out, **WISHES)
+    assert (again.plan.shards, (out / "tokenizer.json").exists()) == ((), True), "the weights stay"
+    assert json.loads((out / "config.json").read_text()) == {"hidden_size": 6}
+    assert not (out / told.name).exists()
+    told.write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(NotDequantised, match="NVFP4"):
+        go(source, tmp_path / "refused", **WISHES)

@@ -26,11 +26,13 @@ def compressed(*strategies: str, format: str = "float-quantized", **more: object
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
 
 
-def chosen(specs: Specs, settings: object = FP8, dtype: str = "bfloat16") -> Selection:
+def chosen(
+    specs: Specs, settings: object = FP8, dtype: str = "bfloat16", key: str = "quantization_config", **more: str
+) -> Selection:
     tensors = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, (dtype, shape) in specs.items()]
-    config = json.dumps({"quantization_config": settings} if settings is not None else {})
+    texts = {"config.json": json.dumps({key: settings} if settings is not None else {}), **more}
     options = Options.model_validate({"dtype": dtype, "dequantize": True})
-    return select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, config)
+    return select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, texts)
 
 
 A: Specs = {"a.weight": ("F8_E4M3", (300, 260)), "a.weight_scale_inv": ("F32", (3, 3))}
@@ -169,6 +171,32 @@ def test_other_ways_to_quantise_are_refused(settings: object, says: str) -> None
         chosen(A, settings)
 
 
+def test_what_compressed_tensors_wrote_at_first_is_read_as_what_it_writes_now() -> None:
+    rows: Specs = {"a.weight": SQUARE, "a.weight_scale": ("F32", (6, 1))}
+    (entry,) = chosen(rows, compressed("channel"), key="compression_config").entries
+    assert entry.scale and entry.scale.block == (1, 4)
+    with pytest.raises(BadScale, match="a.weight_scale: its shape is"):
+        chosen(rows, compressed("tensor"), key="compression_config")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"quantization": {"quant_algo": "NVFP4"}}', "hf_quant_config.json names 'NVFP4', and .* only 'FP8'"),
+        ('{"quantization": {"quant_algo": null}}', "hf_quant_config.json names None"),
+        ('{"quantization": []}', "hf_quant_config.json names None"),
+        ("[]", "hf_quant_config.json names None"),
+        ("", "hf_quant_config.json is no JSON"),
+    ],
+)
+def test_of_modelopts_ways_only_fp8_is_known(text: str, says: str) -> None:
+    specs: Specs = {"a.weight": SQUARE, "a.weight_scale": ("F32", ()), "a.input_scale": ("F32", ())}
+    known = chosen(specs, None, **{"hf_quant_config.json": '{"quantization": {"quant_algo": "FP8"}}'})
+    assert [entry.name for entry in known.entries] == ["a.weight"]
+    with pytest.raises(NotDequantised, match=says):
+        chosen(specs, None, **{"hf_quant_config.json": text})
+
+
 MXFP4: Specs = {"e.up_blocks": ("U8", (2, 6, 3, 16)), "e.up_scales": ("U8", (2, 6, 3)), "e.up_bias": ("BF16", (2, 6))}
 
 
@@ -212,7 +240,7 @@ def test_a_dtype_is_needed() -> None:
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a": NaN'])
 def test_a_config_that_is_no_json_is_refused_and_stays(text: str) -> None:
     with pytest.raises(NotDequantised, match="no JSON"):
-        select(Checkpoint(Name("", "model"), (0,), ()), Options(dtype="bfloat16", dequantize=True), {}, text)
+        chosen({}, **{"config.json": text})
     assert plain_config(text, "bfloat16") == text
 
 
@@ -231,6 +259,7 @@ SETTINGS = '"quantization_config": {"quant_method": "fp8", "x": {"y": [1, "}"]}}
         (f'{{\n  {SETTINGS},\n  "b": 2\n}}', '{\n  "b": 2\n}'),
         (f'{{\n  "a": 1,\n  {SETTINGS}\n}}', '{\n  "a": 1\n}'),
         (f"{{{SETTINGS}}}", "{}"),
+        (SETTINGS.replace("quantization", "compression").join("{}"), "{}"),
         (f'{{"a": 1, {SETTINGS}, {SETTINGS}}}', '{"a": 1}'),
         (f'{{"t": {{{SETTINGS}}}, "u": {{{SETTINGS}}}}}', '{"t": {}, "u": {}}'),
         (f'{{"t": {{"a": 1, {SETTINGS}}}, {SETTINGS}}}', '{"t": {"a": 1}}'),
@@ -249,6 +278,6 @@ def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> No
     tensors = [Tensor(n, dtype, shape, (Piece(0, 0, (0,) * len(shape), shape),)) for n, (dtype, shape) in specs.items()]
     rename = [{r"b\.weight": "a.weight_scale_inv"}]
     options = Options.model_validate({"dtype": "bfloat16", "dequantize": True, "rename": rename})
-    config = json.dumps({"quantization_config": FP8})
+    texts = {"config.json": json.dumps({"quantization_config": FP8})}
     with pytest.raises(RenameCollision, match="makes a.weight_scale_inv of two names"):
-        select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, config)
+        select(Checkpoint(Name("", "model"), (0,), tuple(tensors)), options, {}, texts)

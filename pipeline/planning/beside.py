@@ -1,0 +1,62 @@
+"""Which files beside the weights are carried, and why the others are left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from posixpath import basename
+
+from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.open import Opened
+from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
+from reshard.pipeline.planning.model import CARD, MANIFEST, LeftOut
+from reshard.pipeline.planning.scales import MODELOPT
+from reshard.pipeline.request import Options
+from reshard.pipeline.tensors import StoredFile
+
+
+def excluded(options: Options, path: str) -> bool:
+    """Whether a source file is not even looked at."""
+    return _unwanted(path, options) is not None
+
+
+def _unwanted(path: str, options: Options) -> str | None:
+    """Why ``path`` is left out whatever it holds; None for what its kind decides on."""
+    if is_tool_file(path):
+        return "it belongs to the repository and not to the model"
+    if any(fnmatchcase(path, pattern) for pattern in options.exclude):
+        return "excluded"
+    if options.dequantize and basename(path) == MODELOPT:
+        return "the weights are no longer quantised"
+    why = None if any(fnmatchcase(path, pattern) for pattern in options.include) else leftover(path)
+    return why and f"{why}; --include {path!r} carries it"
+
+
+def sort_out(
+    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options
+) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
+    """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path."""
+    rewritten = ({file.path for file in found.files} | {*found.indexes, CARD, MANIFEST}) - opened.duplicates.keys()
+    carried, left_out = [], []
+    for path in sorted(listing.keys() - rewritten):
+        why = _why_not(path, found, opened.duplicates, options)
+        if why is None:
+            carried.append(listing[path])
+        else:
+            left_out.append(LeftOut(path, why))
+    return tuple(carried), tuple(left_out)
+
+
+def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Options) -> str | None:
+    if why := _unwanted(path, options):
+        return why
+    if path in found.uncut or any(fnmatchcase(path, pattern) for pattern in options.include):
+        return None
+    if path in duplicates:
+        return duplicates[path]
+    kind = foreign_format(path)
+    if kind is not None:
+        return f"weights or data in another format ({kind}); --include {basename(path)!r} carries it"
+    if is_weight_index(path):
+        return "an index of weights that are not carried"
+    return None
