@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from reshard.pipeline.check import first
 from reshard.pipeline.errors import BadScale, NotDequantised
 from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
 from reshard.pipeline.tensors import Piece, Tensor
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last two are exponents of two
-# What goes with the weights' scales: those of activations and caches, of no use to plain weights.
-_OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|[qkv])_scale(?:_ub)?|input_zero_point)$")
+# What goes with the weights' scales: those of activations and caches, of no use to plain weights. They are single
+# numbers; what has more elements under such a name is a parameter that was learned.
+_OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|output|activation|kv|[qkv])_scale(?:_ub)?|input_zero_point)$")
 _OF_WEIGHTS = re.compile(r"_scale_inv$|[._]weight_scale$")
 # A config's keys, at any depth; compressed-tensors wrote the second at first, and vLLM reads both.
 _SETTINGS = ("quantization_config", "compression_config")
@@ -56,7 +58,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
     if "mxfp4" in known.each:
         scaled |= _of_mxfp4(named, as_dtype)
     scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
-    others = {name for name in named if scaled and _OF_ACTIVATIONS.search(name)}
+    others = {n for n, tensor in named.items() if scaled and prod(tensor.shape) == 1 and _OF_ACTIVATIONS.search(n)}
     for name in sorted(named.keys() - scales - others):
         if _OF_WEIGHTS.search(name) or (scaled and name.endswith("_scale") and name.removesuffix("_scale") in named):
             raise BadScale(tensor=name, why="there is no fp8 weight that this is the scale of")
@@ -65,7 +67,7 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
         for tensor in tensors
         if tensor.name not in scales and tensor.name not in others
     )
-    return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, len(others))))
+    return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, sorted(others))))
 
 
 def _of_mxfp4(named: Mapping[str, Tensor], as_dtype: str) -> dict[str, Entry]:
@@ -227,14 +229,14 @@ def _block_size(value: object, name: str) -> tuple[int, int] | None:
             raise NotDequantised(why=f"{name} in config.json is {other!r:.100}, and not two numbers")
 
 
-def _notes(entries: Sequence[Entry], as_dtype: str, others: int) -> list[str]:
+def _notes(entries: Sequence[Entry], as_dtype: str, others: Sequence[str]) -> list[str]:
     made = Counter(entry.tensor.dtype for entry in entries if entry.scale)
     notes = [
         f"{n:,} weights of {was} become {as_dtype}; their scales are not written" for was, n in sorted(made.items())
     ]
     if not made:
         notes.append("--dequantize finds no quantised weight")
-    return notes + ([f"{others:,} scales of activations and caches are not written"] if others else [])
+    return notes + ([f"scales of activations and caches are not written: {first(others)}"] if others else [])
 
 
 def plain_config(text: str, wanted: str) -> str:

@@ -40,14 +40,16 @@ A: Specs = {"a.weight": ("F8_E4M3", (300, 260)), "a.weight_scale_inv": ("F32", (
 
 def test_weights_take_the_dtype_their_scales_go_and_all_else_stays() -> None:
     others: Specs = {"a.bias": ("F32", (300,)), "gate.bias": ("F32", (4,)), "h.weight": ("F64", (2,))}
-    activations: Specs = {f"a.{name}_scale": ("F32", (1,)) for name in ("input", "k", "v", "output")}
+    others |= {"a.q_scale": ("F32", (64,)), "a.input_scale": ("F32", (2,))}  # parameters, as by their sizes
+    activations: Specs = {f"b.{name}_scale": ("F32", (1,)) for name in ("input", "k", "kv", "v", "output")}
+    activations["c.k_scale"] = ("F32", ())
     selection = chosen({**A, **others, **activations})
     made = {entry.name: (entry.as_dtype, entry.scale and entry.scale.block) for entry in selection.entries}
     assert made == {"a.weight": ("BF16", (128, 128)), **{name: (kind, None) for name, (kind, _) in others.items()}}
     assert selection.scales == {"a.weight_scale_inv", *activations}
     assert selection.notes == (
         "1 weights of F8_E4M3 become BF16; their scales are not written",
-        "4 scales of activations and caches are not written",
+        "scales of activations and caches are not written: b.input_scale and 5 more",
     )
 
 
