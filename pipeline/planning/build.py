@@ -191,9 +191,10 @@ def _reused(known: Known) -> tuple[str, ...]:
 
 
 def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
-    options = known.request.options
-    texts = {path: edited_config(text, options) for path, text in sorted(known.configs.items()) if path in carried}
-    return tuple(Edit(path, text) for path, text in texts.items() if text != known.configs[path])
+    options, listing = known.request.options, known.listing
+    texts = {path: text for path, text in sorted(known.configs.items()) if path in carried}
+    edited = [Edit(path, edited_config(path, text, options, listing)) for path, text in texts.items()]
+    return tuple(edit for edit in edited if edit.content != texts[edit.path])
 
 
 def _check_paths(shards: Sequence[str], written: set[str], on_hub: bool) -> None:

@@ -26,8 +26,8 @@ _SETTINGS_KEY = re.compile(rf'"(?:{"|".join(_SETTINGS)})"\s*:\s*')
 # What ModelOpt says instead, in a file beside the config.
 MODELOPT = "hf_quant_config.json"
 _COMMA = re.compile(r"\s*,\s*")
-# The dtype that some quantised models name in their configs.
-_CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*")float8_\w+(")')
+# The dtype in a config; of a quantised model the one that its weights were made of, or an fp8 one.
+_CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*")(b?float\d+(?:_\w+)?)(")')
 
 
 class Dequantised(NamedTuple):
@@ -239,8 +239,11 @@ def _notes(entries: Sequence[Entry], as_dtype: str, others: Sequence[str]) -> li
     return notes + ([f"scales of activations and caches are not written: {first(others)}"] if others else [])
 
 
-def plain_config(text: str, wanted: str) -> str:
-    """A config.json without its ``quantization_config``, and with ``wanted`` in place of an fp8 dtype."""
+def plain_config(text: str, wanted: str, quantised: bool) -> str:
+    """A config.json without its ``quantization_config``, and with ``wanted`` as the dtype of what was ``quantised``.
+
+    It also was where the text says so.
+    """
     kept, at = "", 0
     made = [kept]
     while match := _SETTINGS_KEY.search(text, at):
@@ -256,4 +259,7 @@ def plain_config(text: str, wanted: str) -> str:
                 pass
             made.append(kept.removesuffix(","))
             at = end
-    return _CONFIG_DTYPE.sub(rf"\g<1>{wanted}\g<2>", "".join([*made, text[at:]]))
+    plain = "".join([*made, text[at:]])
+    if quantised or at or any(dtype.startswith("float8_") for _, dtype, _ in _CONFIG_DTYPE.findall(plain)):
+        plain = _CONFIG_DTYPE.sub(rf"\g<1>{wanted}\g<3>", plain)
+    return plain

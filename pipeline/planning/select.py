@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from posixpath import join
+from posixpath import dirname, join
 from typing import Literal
 
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
@@ -183,9 +183,11 @@ def _is_companion(entry: Entry, fixed: Set[str], wanted: WantedDtype) -> bool:
     return entry.name in fixed and cast_dtype(entry.tensor.dtype, wanted) != entry.tensor.dtype
 
 
-def edited_config(text: str, options: Options) -> str:
+def edited_config(path: str, text: str, options: Options, listing: Container[str]) -> str:
     """A config.json that follows the weights; nothing else of the text changes."""
-    return plain_config(text, options.dtype) if options.dequantize else _retyped_config(text, options.dtype)
+    if options.dequantize:
+        return plain_config(text, options.dtype, join(dirname(path), MODELOPT) in listing)
+    return _retyped_config(text, options.dtype)
 
 
 def _retyped_config(text: str, wanted: WantedDtype) -> str:

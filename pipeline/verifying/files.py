@@ -108,7 +108,7 @@ def _difference(
     if was.path.endswith(".json") and max(was.size, is_.size) <= CONFIG_MAX:
         before, after = (b"".join(side.read(file, 0, file.size)) for side, file in ((source, was), (output, is_)))
         if basename(was.path) == "config.json" and changes.dtype != "keep":
-            before = edited_config(before.decode("utf-8", "replace"), changes).encode()
+            before = edited_config(was.path, before.decode("utf-8", "replace"), changes, source.files()).encode()
         return None if before == after else json_difference(before, after, config=named_like(was.path, _CONFIGS))
     if was.size != is_.size:
         return Difference(False, f"has {is_.size:,} bytes, and the source's has {was.size:,}")

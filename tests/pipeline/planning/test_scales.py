@@ -243,12 +243,12 @@ def test_a_dtype_is_needed() -> None:
 def test_a_config_that_is_no_json_is_refused_and_stays(text: str) -> None:
     with pytest.raises(NotDequantised, match="no JSON"):
         chosen({}, **{"config.json": text})
-    assert plain_config(text, "bfloat16") == text
+    assert plain_config(text, "bfloat16", quantised=True) == text
 
 
 def test_a_config_that_repeats_its_settings_is_edited_in_one_pass() -> None:
     text = "{" + ", ".join(['"quantization_config": 1'] * 300_000) + "}"
-    assert plain_config(text, "bfloat16") == "{}"
+    assert plain_config(text, "bfloat16", quantised=True) == "{}"
 
 
 SETTINGS = '"quantization_config": {"quant_method": "fp8", "x": {"y": [1, "}"]}}'
@@ -266,13 +266,24 @@ SETTINGS = '"quantization_config": {"quant_method": "fp8", "x": {"y": [1, "}"]}}
         (f'{{"t": {{{SETTINGS}}}, "u": {{{SETTINGS}}}}}', '{"t": {}, "u": {}}'),
         (f'{{"t": {{"a": 1, {SETTINGS}}}, {SETTINGS}}}', '{"t": {"a": 1}}'),
         (r'{"a": "\"quantization_config\": 1", "b": "quantization_config"}', None),
-        ('{"torch_dtype": "float8_e4m3fn", "dtype": "float32"}', '{"torch_dtype": "bfloat16", "dtype": "float32"}'),
+        ('{"torch_dtype": "float8_e4m3fn", "dtype": "float32"}', '{"torch_dtype": "bfloat16", "dtype": "bfloat16"}'),
+        (f'{{"dtype": "float16", {SETTINGS}}}', '{"dtype": "bfloat16"}'),
+        ('{"dtype": "float32", "kv_dtype": "float16"}', None),
     ],
 )
 def test_the_config_loses_its_settings_and_nothing_else(text: str, wanted: str | None) -> None:
-    made = edited_config(text, Options(dtype="bfloat16", dequantize=True))
+    made = edited_config("config.json", text, Options(dtype="bfloat16", dequantize=True), ())
     assert made == (text if wanted is None else wanted)
     json.loads(made)
+
+
+def test_a_config_beside_modelopts_settings_has_the_dtype_that_its_weights_become() -> None:
+    for path in ("config.json", "text/config.json"):
+        made = [
+            edited_config(path, '{"torch_dtype": "bfloat16"}', Options(dtype="float32", dequantize=True), listing)
+            for listing in ({path.replace("config", "hf_quant_config")}, {path})
+        ]
+        assert made == ['{"torch_dtype": "float32"}', '{"torch_dtype": "bfloat16"}']
 
 
 def test_no_weight_is_renamed_to_a_scale_that_is_read_under_its_own_name() -> None:
