@@ -57,6 +57,9 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
     }
     if "mxfp4" in known.each:
         scaled |= _of_mxfp4(named, as_dtype)
+    elif packed := [name for name in named if _has_blocks_and_scales(name, named)]:
+        why = f"{min(packed)} and its scales look like mxfp4, and no config says what they are"
+        raise NotDequantised(why=why, cure="bring the config of the same model: --config-from REPO")
     scales = {entry.scale.tensor.name for entry in scaled.values() if entry.scale}
     others = {n for n, tensor in named.items() if scaled and prod(tensor.shape) == 1 and _OF_ACTIVATIONS.search(n)}
     for name in sorted(named.keys() - scales - others):
@@ -68,6 +71,11 @@ def dequantised(tensors: Sequence[Tensor], config: str, modelopt: str | None, as
         if tensor.name not in scales and tensor.name not in others
     )
     return Dequantised(entries, frozenset(scales | others), tuple(_notes(entries, as_dtype, sorted(others))))
+
+
+def _has_blocks_and_scales(name: str, named: Mapping[str, Tensor]) -> bool:
+    both = name, f"{name.removesuffix('_blocks')}_scales"
+    return name.endswith("_blocks") and all(one in named and named[one].dtype == "U8" for one in both)
 
 
 def _of_mxfp4(named: Mapping[str, Tensor], as_dtype: str) -> dict[str, Entry]:

@@ -230,8 +230,13 @@ def test_blocks_and_scales_of_mxfp4_that_do_not_fit_are_named(changes: dict[str,
         chosen(specs, {"quant_method": "mxfp4"})
 
 
-def test_blocks_that_no_config_calls_mxfp4_stay() -> None:
-    assert [entry.name for entry in chosen(MXFP4, None).entries] == [*MXFP4]
+@pytest.mark.parametrize("settings", [None, FP8])
+def test_blocks_that_no_config_calls_mxfp4_are_refused_and_others_stay(settings: object) -> None:
+    with pytest.raises(NotDequantised, match="e.up_blocks and its scales look like mxfp4") as refused:
+        chosen(MXFP4, settings)
+    assert "--config-from" in refused.value.next_step
+    for others in ({"e.up_blocks": MXFP4["e.up_blocks"]}, MXFP4 | {"e.up_scales": ("F32", (2, 6, 3))}):
+        assert [entry.name for entry in chosen(others, settings).entries] == [*others]
 
 
 def test_a_dtype_is_needed() -> None:
