@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     BadSize,
     CarriedTooLarge,
     NameTooLong,
+    NotDequantised,
     Oversize,
     PathTaken,
     RenameUnused,
@@ -285,6 +286,9 @@ def _large_notes(too_large: Sequence[Entry]) -> list[str]:
 def _cut_gguf(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     """The same for GGUF, whose parts are found by their names and keys, without an index; nothing of it is cast."""
     options, files, keys = known.request.options, known.opened.files, GgufKeys(checkpoint.keys)
+    if options.dequantize:
+        cure = "leave out --dequantize and --dtype, and its quantised tensors are taken over as they are"
+        raise NotDequantised(why=f"{checkpoint.name} is a GGUF model, and no plain ones are made of those", cure=cure)
     if options.dtype != "keep":
         raise UsageError(what=f"{checkpoint.name}: --dtype casts no GGUF, which says by itself how it is quantised")
     selection = select(checkpoint, options, {})

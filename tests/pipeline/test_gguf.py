@@ -21,6 +21,7 @@ from reshard.pipeline.errors import (
     BadHeader,
     BadIndex,
     ModelCheckRequired,
+    NotDequantised,
     NoWeights,
     Oversize,
     ProofError,
@@ -286,6 +287,10 @@ def test_names_and_keys_of_parts_must_agree(model: Path, tmp_path: Path, go: Run
 def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path, go: Run) -> None:
     with pytest.raises(UsageError, match="--dtype casts no GGUF"):
         go(model, tmp_path / "out", dtype="float16")
+    for dtype in ("keep", "float16"):
+        with pytest.raises(NotDequantised, match="is a GGUF model") as refused:
+            go(model, tmp_path / "out", dtype=dtype, dequantize=True)
+        assert "leave out --dequantize and --dtype" in refused.value.next_step
     with pytest.raises(ModelCheckRequired, match="llama.cpp"):
         go(model, tmp_path / "out", require="model")
     with pytest.raises(Oversize, match="token_embd"):
