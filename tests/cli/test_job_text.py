@@ -89,6 +89,16 @@ def test_a_few_lines_follow_and_a_folder_has_neither_uploads_nor_a_branch() -> N
     assert len(in_short(Hub(repo="us/m"), published, moved, levels, SKIPPED * 9)) == SHORT_ROWS
 
 
+def test_the_end_tells_what_a_cast_made_infinite_and_no_other_reason_of_what_passed() -> None:
+    clean = {"name": "reload model", "result": "passed", "reason": "Llama takes every tensor and lacks none"}
+    lost = {"name": "read back", "result": "passed", "reason": "values that the cast made infinite: 3; tensors: 1"}
+    target, published = Folder(path="/out"), {"ref": "", "found": False, "commit": ""}
+    assert in_short(target, published, (0, 0, 0), {}, [clean, *PASSED]) == []
+    rows = in_short(target, published, (0, 0, 0), {}, [clean, *SKIPPED * 9, lost])
+    assert rows[0] == ("read back", "passed: values that the cast made infinite: 3; tensors: 1")
+    assert len(rows) == SHORT_ROWS
+
+
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [
