@@ -140,11 +140,14 @@ def _draft(
     keys = Keys(key, weights_key(found, listing, options))
     believed = None if drifted else believed
     same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
-    classes = any(part.format != "gguf" for part in found.sets) and any(basename(p) == "config.json" for p in listing)
+    is_gguf = any(part.format == "gguf" for part in found.sets)
+    classes = not is_gguf and any(basename(p) == "config.json" for p in listing)
     if meta_loader is not None and not same_weights and classes:
         meta_loader.ahead()
-    opened = Opened((), (), {}) if same_weights else open_checkpoints(source, found)
-    found = found.without_maps()
+    # Of GGUF files only the keys say which of them are carried.
+    opened = open_checkpoints(source, found) if is_gguf or not same_weights else Opened((), (), {})
+    found = found.without_maps().carrying(opened.uncut)
+    opened = Opened((), (), {}) if same_weights else opened
     configs = _configs(source, found)
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts = {} if options.dtype == "keep" else {**configs, **settings}

@@ -45,8 +45,9 @@ _DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safete
 _UNCUT = ("adapter_model*", "pytorch_lora_weights*", "learned_embeds*")
 # ... and, beside the same weights in the usual names, what open_clip and mistral-inference look for.
 _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "consolidated*.safetensors")
-# What llama.cpp takes beside a model by --mmproj: one file.
-_PROJECTORS = ("*mmproj*.gguf",)
+# What llama.cpp takes beside a model by --mmproj: one file. (Others that go beside one say so in their keys alone: what
+# was quantised by an imatrix has that in its name, too.)
+_PROJECTOR = "*mmproj*.gguf"
 
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
@@ -87,6 +88,11 @@ class Found:
     def without_maps(self) -> Found:
         """The same without what the indexes say of each tensor, which is not needed once the headers are read."""
         return replace(self, sets=tuple(replace(part, weight_map=None) for part in self.sets))
+
+    def carrying(self, whole: frozenset[str]) -> Found:
+        """The same where the files ``whole`` are carried, of which only their headers say that they are no models."""
+        sets = tuple(part for part in self.sets if not any(file.path in whole for file in part.files))
+        return replace(self, sets=sets, uncut=self.uncut | whole)
 
     @property
     def stays_whole(self) -> bool:
@@ -163,7 +169,7 @@ def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda pat
     if not sets:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
     if any(part.format == "gguf" for part in sets):
-        uncut |= {path for path in listing if _matches(path, _PROJECTORS)}
+        uncut |= {path for path in listing if _is_projector(path)}
     return Found(tuple(sets), frozenset(uncut))
 
 
@@ -202,6 +208,10 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(basename(path), pattern) for pattern in patterns)
 
 
+def _is_projector(path: str) -> bool:
+    return fnmatchcase(basename(path).lower(), _PROJECTOR)
+
+
 def _single_file_modules(source: Source, modules: StoredFile) -> set[str]:
     """Folders of sentence-transformers modules that are not transformers: their loader reads ``model.safetensors``."""
     try:
@@ -231,7 +241,7 @@ class _Finder:
         if not self._found:
             self._add(self._unindexed(_TORCH, self._torch_files()))
         if not self._found:
-            self._add(self._unindexed([GGUF], [p for p in self._listing if not _matches(p, _PROJECTORS)]))
+            self._add(self._unindexed([GGUF], [p for p in self._listing if not _is_projector(p)]))
         return [self._loadable(part) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -411,6 +421,12 @@ def leaves_folder(written: str) -> bool:
     )
 
 
+def beside_a_model(path: str, told_by: str) -> dict[str, str]:
+    """What there is where nothing else is than GGUF files that go beside a model."""
+    cure = "such a file is used as it is; give the repository of the model that it goes with"
+    return {"found": f"; {path} goes beside a model, by its {told_by}, and is never cut", "cure": cure}
+
+
 def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, str]:
     if uncut:
         cure = "an adapter is used as it is, or merged into its base model first (merge_and_unload)"
@@ -418,6 +434,8 @@ def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, 
     kinds = sorted({kind for path in listing if (kind := foreign_format(path))})
     if kinds:
         example = min(path for path in listing if foreign_format(path))
+        if kinds == [FOREIGN[GGUF]] and _is_projector(example):
+            return beside_a_model(example, "name")
         cure = "give the repository that these files were made from"
         return {"found": f"; it has {', '.join(kinds)} files such as {example}", "cure": cure}
     return {"found": f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"}

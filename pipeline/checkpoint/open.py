@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.pipeline.checkpoint.discover import Found
+from reshard.pipeline.checkpoint.discover import Found, beside_a_model
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
@@ -31,6 +31,7 @@ class Opened:
     files: tuple[StoredFile, ...]
     checkpoints: tuple[Checkpoint, ...]
     duplicates: dict[str, str]  # weight files that are left out, and why
+    uncut: frozenset[str] = frozenset()  # those whose headers say that they are no models, and go whole beside one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,24 @@ def open_checkpoints(source: Source, found: Found) -> Opened:
 
     Raises the CheckpointError family for whatever is broken, before any tensor byte is read.
     """
-    checkpoints = []
-    first = 0
+    checkpoints: list[Checkpoint] = []
+    files: tuple[StoredFile, ...] = ()
+    uncut: frozenset[str] = frozenset()
     for part in found.sets:
-        checkpoints.append(_OPENERS[part.format](source, part, first))
-        first += len(part.files)
+        checkpoint = _OPENERS[part.format](source, part, len(files))
+        if gguf.goes_beside(checkpoint.keys):
+            uncut |= {file.path for file in part.files}
+        else:
+            checkpoints.append(checkpoint)
+            files += part.files
+    if not files:
+        raise NoWeights(place=str(source.place), **beside_a_model(min(uncut), "keys"))
     full = [checkpoint for checkpoint in checkpoints if checkpoint.tensors]
     if not full:
-        raise NoWeights(place=str(source.place), found=f"; {found.files[0].path} holds no tensor")
-    empty = {found.files[i].path: "it holds no tensor" for c in checkpoints if not c.tensors for i in c.files}
-    chosen, duplicates = _without_twins(full, found.files)
-    return Opened(found.files, tuple(chosen), duplicates | empty)
+        raise NoWeights(place=str(source.place), found=f"; {files[0].path} holds no tensor")
+    empty = {files[i].path: "it holds no tensor" for c in checkpoints if not c.tensors for i in c.files}
+    chosen, duplicates = _without_twins(full, files)
+    return Opened(files, tuple(chosen), duplicates | empty, uncut)
 
 
 def read_header(source: Source, file: StoredFile) -> Header:

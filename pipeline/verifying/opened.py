@@ -47,6 +47,7 @@ class OpenedSide:
         except NoWeights:
             found = find_uncut(source)
         opened = open_checkpoints(source, found)
+        found = found.carrying(opened.uncut)
         if changes == UNCHANGED:
             return cls(source, found, opened)
         chosen = {

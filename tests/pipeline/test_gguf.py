@@ -157,6 +157,38 @@ def test_each_quantisation_is_a_set_and_what_belongs_to_them_is_carried(tmp_path
     assert [str(output.name) for output in report.plan.outputs] == [f"{kind}/m-{kind}.gguf" for kind in sorted(kinds)]
 
 
+BESIDE = {
+    "imatrix.gguf": ("imatrix", "imatrix"),
+    "my-lora.gguf": ("llama", "adapter"),
+    "vision/clip.gguf": ("clip", ""),
+    "vision/pixtral.gguf": ("pixtral", "mmproj"),
+    "happy.gguf": ("controlvector", ""),
+    "Tiny-MMProj.gguf": ("llama", ""),  # by its name
+}
+
+
+def test_what_llama_cpp_takes_beside_a_model_is_carried_whole(tmp_path: Path, go: Run) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    ggufs.save(folder / "tiny-imatrix-Q4_K_M.gguf", ggufs.MODEL)
+    for name, (architecture, kind) in BESIDE.items():
+        spec = {f"v.blk.{i}.weight": ("F16", (64, 512)) for i in range(3)}
+        ggufs.save(folder / name, spec, architecture=architecture, kind=kind)
+    report = go(folder, out, size=SIZE)
+    theirs, ours = files_of(folder), files_of(out)
+    assert {name: ours.get(name) for name in BESIDE} == {name: theirs[name] for name in BESIDE}
+    assert {file.path for file in report.plan.files} == {"tiny-imatrix-Q4_K_M.gguf"}, "a model, whatever its name"
+    assert len(ours) > len(BESIDE) + 2
+    assert sum("stays whole" in note for note in report.plan.notes) == len(BESIDE)
+
+
+@pytest.mark.parametrize(("name", "told_by"), [("MMPROJ-F16.gguf", "name"), ("vision.gguf", "keys")])
+def test_what_goes_beside_a_model_is_none(tmp_path: Path, name: str, told_by: str, go: Run) -> None:
+    ggufs.save(tmp_path / "model" / name, {"v": ("F16", (4,))}, architecture="clip")
+    with pytest.raises(NoWeights, match=f"{name} goes beside a model, by its {told_by}, and is never cut") as caught:
+        go(tmp_path / "model", tmp_path / "out")
+    assert "give the repository of the model that it goes with" in caught.value.next_step
+
+
 def test_a_first_part_of_nothing_but_keys_is_read_and_attested(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
     ggufs.save(tmp_path / "model" / "tiny.gguf", ggufs.MODEL, per_file=4, keys_alone=True)
     first = sorted((tmp_path / "model").iterdir())[0]
@@ -192,12 +224,13 @@ def test_weights_that_are_there_already_stay_where_they_are(model: Path, tmp_pat
 
 
 def test_on_a_hub_only_what_is_carried_moves_again(model: Path, on_hub: Namespace, go: Run) -> None:
+    ggufs.save(model / "lora.gguf", {"a": ("F16", (4,))}, kind="adapter")
     repo, target = upload(on_hub, "source", model), on_hub.repo("target")
     parts = [shard.path for shard in go(repo, target, size=SIZE).plan.shards]
     on_hub.admin.put_files(repo, {"notes.txt": b"new"})
     report = go(repo, target, size=SIZE)
     assert report.plan.shards == () and {*report.plan.reused} >= {*parts}
-    assert on_hub.admin.files(target).keys() >= {*parts, "notes.txt"}
+    assert on_hub.admin.files(target).keys() >= {*parts, "notes.txt", "lora.gguf"}
     assert f"in {len(parts)} files" in on_hub.admin.read(target, "README.md").decode()
 
 

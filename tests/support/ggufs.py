@@ -35,14 +35,18 @@ def save(
     keys: Mapping[str, int] | None = None,
     per_file: int = 0,
     keys_alone: bool = False,
+    architecture: str = "llama",
+    kind: str = "",
 ) -> dict[str, bytes]:
     """Write a model of these (type, shape) to ``path``, or in parts of ``per_file`` tensors; returns their bytes.
 
-    ``keys_alone``: the first part has no tensors.
+    ``keys_alone``: the first part has no tensors. ``kind``: its general.type, where it has one.
     """
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=per_file, small_first_shard=keys_alone)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=per_file, small_first_shard=keys_alone)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
+    if kind:
+        writer.add_type(kind)
     writer.add_name("a model")
     writer.add_block_count(2)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)

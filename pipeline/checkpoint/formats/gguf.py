@@ -40,6 +40,8 @@ ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 SPLIT_COUNT = "split.count"
 SPLIT_KEYS = ("split.no", "split.tensors.count", SPLIT_COUNT)  # in gguf-split's order
+# What is no model, and llama.cpp takes as one file beside one, by --mmproj, --lora, --imatrix or --control-vector.
+_BESIDE = {"general.type": ("mmproj", "adapter", "imatrix"), "general.architecture": ("clip", "controlvector")}
 PARTS_MAX = 65_535  # of a model, which gguf-split counts in 16 bits
 
 _TYPES = dict(
@@ -276,6 +278,12 @@ def integer(raw: memoryview | bytes) -> int | None:
     """The number that a key's value is, of any integer type; None for everything else."""
     kind = _INT32.unpack_from(raw)[0]
     return int.from_bytes(raw[4:], "little", signed=_SIGNED[kind]) if kind in _SIGNED else None
+
+
+def goes_beside(keys: Keys) -> bool:
+    """Whether a file with these keys is no model, but goes whole beside one."""
+    said = ((key, value) for key, values in _BESIDE.items() for value in values)
+    return any(keys.get(key) == _INT32.pack(_STRING) + _string(value) for key, value in said)
 
 
 def split_of(keys: Keys) -> Split | None:
