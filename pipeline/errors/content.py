@@ -57,8 +57,11 @@ class LfsPointer(CheckpointError, code="checkpoint.pointer"):
 class Unsupported(CheckpointError, code="checkpoint.unsupported"):
     message = "{file}: {what} cannot be held in safetensors"
     hint = "convert it with the tool that made it, then submit the result"
-class NotRead(Unsupported, code="checkpoint.not_read"):
+class NotRead(
+    Unsupported, code="checkpoint.not_read", cure="convert it with the tool that made it, then submit the result"
+):
     message = "{file}: {what} is not read"
+    hint = "{cure}"
 
 
 class ProofError(ReshardError, code="proof", exit_code=6):

@@ -20,7 +20,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.checkpoint.parts import WHOLE
-from reshard.pipeline.errors import CheckpointError
+from reshard.pipeline.errors import CheckpointError, NotRead
 from reshard.pipeline.limits import HEADER_READERS, INDEX_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint, Record, StoredFile, Tensor
@@ -88,7 +88,7 @@ def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
 def _findings(
     source: Source, indexes: Mapping[str, bytes | CheckpointError], files: Files, opened: OpenedSide | CheckpointError
 ) -> list[Finding]:
-    uncut = frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
+    uncut = _uncut(opened)
     headers = files.headers
     findings: list[Finding] = []
     named: set[str] = set()
@@ -162,7 +162,9 @@ def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide 
     )
     if _is_gguf(opened, safe):
         files = sorted(path for path in listing if path.endswith(gguf.SUFFIX))
-        headers |= zip(files, _each(lambda path: gguf.read_header(source.read, listing[path]), files), strict=True)
+        found = zip(files, _each(lambda path: gguf.read_header(source.read, listing[path]), files), strict=True)
+        # What is carried as it is may be of a kind that other tools read.
+        headers |= {path: one for path, one in found if not (path in _uncut(opened) and isinstance(one, NotRead))}
     totals: dict[str, Total] = {}
     known = _opened_torch(opened)
     named = {path for index, content in indexes.items() for path in named_files(index, content)}
@@ -184,6 +186,10 @@ def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide 
 def _is_gguf(opened: OpenedSide | CheckpointError, safe: Sequence[str]) -> bool:
     """Whether the weights are GGUF files, or, where they cannot be opened, may be."""
     return not safe if isinstance(opened, CheckpointError) else any(s.format == "gguf" for s in opened.found.sets)
+
+
+def _uncut(opened: OpenedSide | CheckpointError) -> frozenset[str]:
+    return frozenset() if isinstance(opened, CheckpointError) else opened.found.uncut
 
 
 def _each(read: Callable[[str], T], paths: Iterable[str]) -> Iterable[T | CheckpointError]:

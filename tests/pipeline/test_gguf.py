@@ -22,6 +22,7 @@ from reshard.pipeline.errors import (
     BadIndex,
     ModelCheckRequired,
     NotDequantised,
+    NotRead,
     NoWeights,
     Oversize,
     ProofError,
@@ -328,9 +329,13 @@ def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path,
         go(model, tmp_path / "out", require="model")
     with pytest.raises(Oversize, match="token_embd"):
         go(model, tmp_path / "out", size=30_000, oversize="fail")
-    (model / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    (model / "broken.gguf").write_bytes(b"GGUF\3\0\0\0" + b"\xff" * 96)
     with pytest.raises(BadHeader, match=r"broken\.gguf"):
         go(model, tmp_path / "out")
+    ggufs.save_odd(model / "broken.gguf")
+    with pytest.raises(NotRead, match=r"broken\.gguf: 'a', of type 31"):
+        go(model, tmp_path / "out")
+    go(model, tmp_path / "out", exclude=("broken.gguf",))
     alone = tmp_path / "alone"
     shutil.copytree(model, alone, ignore=lambda *_: ["tiny-Q4_K_M.gguf", "broken.gguf"])
     ggufs.save(alone / "mmproj.gguf", {"v": ("F16", (4,))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -66,6 +67,12 @@ def save(
     writer.write_tensors_to_file()
     writer.close()
     return made
+
+
+def save_odd(path: Path, kind: int = 31) -> None:
+    """One tensor of a type that ggml has taken out, or is still to come."""
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 1) + b"a" + struct.pack("<IQIQ", 1, 32, kind, 0)
+    path.write_bytes(head + bytes(-len(head) % 32 + 64))
 
 
 def read(path: Path) -> Read:

@@ -11,6 +11,7 @@ A model in several files has all keys in the first of them. Which part a file is
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
 from reshard.pipeline.checkpoint.formats.safetensors import Header, Spec
-from reshard.pipeline.errors import BadHeader, BadLength
+from reshard.pipeline.errors import BadHeader, BadLength, NotRead
 from reshard.pipeline.limits import (
     GGUF_ALIGNMENT_MAX,
     GGUF_DIMENSIONS_MAX,
@@ -93,7 +94,7 @@ class _Short(Exception):
 def read_header(read: Read, file: StoredFile) -> GgufHeader:
     """The header of a file, whose length only its end tells: in reads that grow with it.
 
-    Raises BadHeader, BadLength and LfsPointer.
+    Raises BadHeader, BadLength, NotRead and LfsPointer.
     """
     data, stop = bytearray(), HEADER_READ
     parser = _Parser(data, file.path, file.size)
@@ -108,7 +109,7 @@ def read_header(read: Read, file: StoredFile) -> GgufHeader:
 def parse_header(data: bytes | memoryview, *, file: str, file_size: int) -> GgufHeader:
     """The header of a file of ``file_size`` bytes, of which ``data`` holds the whole header or more.
 
-    Raises BadHeader or BadLength naming ``file``, and LfsPointer.
+    Raises BadHeader, BadLength or NotRead naming ``file``, and LfsPointer.
     """
     try:
         return _Parser(data, file, file_size).header()
@@ -134,10 +135,10 @@ class _Parser:
             raise self._bad("it does not begin as GGUF files do")
         self._take(len(MAGIC))
         version = self._int32()
-        if version & 0xFFFF == 0:
-            raise self._bad("it is big-endian, which llama.cpp reads on no other machine")
+        if version in {2 << 24, 3 << 24}:
+            raise self._not_read("a big-endian GGUF file, as llama.cpp takes it on big-endian machines alone,")
         if version not in {2, 3}:
-            raise self._bad(f"it has version {version}; 2 and 3 are known")
+            raise self._not_read(f"version {version} of GGUF")
         tensors, keys = self._count("tensors"), self._count("keys")
         self._keys(keys)
         raw = self._spans.get(ALIGNMENT_KEY)
@@ -203,7 +204,7 @@ class _Parser:
                 raise self._bad(f"{name[:100]!r} has more elements than there are numbers for")
             number = self._int32()
             if not (dtype := _TYPES.get(number)):
-                raise self._bad(f"{name[:100]!r} is of type {number}, whose blocks are not known here")
+                raise self._not_read(f"{name[:100]!r}, of type {number}, whose blocks are not known here,")
             found[sys.intern(name)] = dtype, shape, self._int64()
         return found
 
@@ -272,6 +273,11 @@ class _Parser:
 
     def _bad(self, why: str) -> BadHeader:
         return BadHeader(file=self._file, why=why)
+
+    def _not_read(self, what: str) -> NotRead:
+        set_of_it = re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", self._file)
+        cure = f"leave it out: `reshard run` and `reshard plan` take --exclude {set_of_it!r}; or convert the model anew"
+        return NotRead(file=self._file, what=what, cure=cure)
 
 
 def integer(raw: memoryview | bytes) -> int | None:

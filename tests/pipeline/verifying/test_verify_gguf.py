@@ -128,6 +128,21 @@ def test_a_header_that_cannot_be_read_is_a_finding(copied: Path, loader: MetaLoa
     assert any(path.name in text for text in failed(look(loader, copied))["index rules"])
 
 
+def test_what_is_carried_may_be_of_a_kind_that_is_not_read_and_is_not_cut_short(
+    copied: Path, loader: MetaLoader
+) -> None:
+    ggufs.save_odd(copied / "mmproj.gguf")
+    assert failed(look(loader, copied)) == {}
+    lora = copied / "lora.gguf"
+    ggufs.save(lora, {"a": ("F16", (64,))}, kind="adapter")
+    assert failed(look(loader, copied)) == {}
+    lora.rename(lora := copied / "mmproj.gguf")
+    lora.write_bytes(lora.read_bytes()[:-32])
+    assert any("mmproj.gguf" in text for text in failed(look(loader, copied))["index rules"])
+    ggufs.save_odd(lora.rename(copied / "odd.gguf"))
+    assert any("odd.gguf" in text and "not read" in text for text in failed(look(loader, copied))["index rules"])
+
+
 def test_doctor_has_nothing_to_say_of_an_honest_model(two_cuts: tuple[Path, Path], loader: MetaLoader) -> None:
     for folder in two_cuts:
         health = examine(FolderSource.open(Folder(path=str(folder))), loader)
