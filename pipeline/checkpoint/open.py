@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.pipeline.checkpoint.discover import Found, beside_a_model
+from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointers
 from reshard.pipeline.checkpoint.formats.rank_files import read_ranks
@@ -218,12 +218,26 @@ def _without_twins(
         twin = chosen.get(checkpoint.name)
         if twin is not None:
             single = files[checkpoint.files[0]].path
-            if _signature(twin) != _signature(checkpoint):
-                raise AmbiguousWeights(file=twin.index_path or files[twin.files[0]].path, other=single)
+            beside = twin.index_path or files[twin.files[0]].path
+            if why := _conflict(twin, checkpoint, is_numbered(beside) and is_numbered(single)):
+                raise AmbiguousWeights(file=beside, other=single, why=why)
             paths = [*(files[i].path for i in twin.files), *([twin.index_path] if twin.index_path else [])]
             left_out |= dict.fromkeys(paths, f"loaders take {single}, which has the same names and shapes")
         chosen[checkpoint.name] = checkpoint
     return sorted(chosen.values(), key=lambda c: c.files), left_out
+
+
+def _conflict(twin: Checkpoint, other: Checkpoint, in_parts: bool) -> str | None:
+    """Why it is not the same whichever of two sets counts; ``in_parts``: both are numbered files."""
+    is_gguf = other.name.suffix == gguf.SUFFIX
+    if is_gguf and in_parts:
+        return "is of another cut by that name"
+    if _signature(twin) != _signature(other):
+        return "has other tensors" + ("" if is_gguf else ", and loaders take that one")
+    for key in sorted((twin.keys.keys() | other.keys.keys()) - {*gguf.SPLIT_KEYS}):
+        if twin.keys.get(key) != other.keys.get(key):
+            return f"has the same tensors, and another {key!r} among its keys"
+    return None
 
 
 def _signature(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...]]]:

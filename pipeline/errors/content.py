@@ -20,7 +20,7 @@ class AbsentFile(BadIndex, code="checkpoint.absent_file"):
     message = "{file}: it names {other}, which is not there"
     hint = "get it from its author; `reshard run` and `reshard plan` take --exclude to do without the index"
 class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
-    message = "{file}: {other} beside it has other tensors, and loaders take that one"
+    message = "{file}: {other} beside it {why}"
     hint = "remove the outdated one, or leave one of them out: `reshard run` and `reshard plan` take --exclude"
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"

@@ -278,8 +278,25 @@ def test_of_parts_and_a_whole_of_the_same_tensors_the_whole_is_taken(model: Path
     report = go(model, tmp_path / "out", size=SIZE)
     assert sorted(left.path for left in report.plan.left_out) == sorted(files_of(model).keys() - {"tiny-Q4_K_M.gguf"})
     ggufs.save(model / "tiny-Q4_K_M.gguf", {"other": ("F32", (4,))})
-    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M"):
+    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M.gguf beside it has other tensors$"):
         go(model, tmp_path / "out", size=SIZE, force=True)
+    ggufs.save(model / "tiny-Q4_K_M.gguf", ggufs.MODEL, keys={"llama.context_length": 64})
+    with pytest.raises(
+        AmbiguousWeights, match="has the same tensors, and another 'llama.context_length' among its keys"
+    ):
+        go(model, tmp_path / "out", size=SIZE)
+    go(model, tmp_path / "parts", exclude=("*-of-*",))
+
+
+def test_of_two_cuts_by_one_name_neither_is_taken(model: Path, tmp_path: Path, go: Run) -> None:
+    ggufs.save(model / "tiny-Q4_K_M.gguf", ggufs.MODEL, per_file=5)
+    ggufs.save(model / "tiny-Q4_K_M.gguf", ggufs.MODEL, per_file=8)
+    (model / "tiny-Q4_K_M.gguf").unlink()
+    assert len(files_of(model)) == 3 + 2
+    with pytest.raises(AmbiguousWeights, match="tiny-Q4_K_M-00001-of-00003.gguf beside it is of another cut") as caught:
+        go(model, tmp_path / "out")
+    assert "--exclude" in caught.value.next_step
+    go(model, tmp_path / "out", exclude=("*-of-00003.gguf",))
 
 
 def test_gguf_beside_safer_weights_is_left_out_as_before(model: Path, tmp_path: Path, go: Run) -> None:
