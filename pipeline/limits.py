@@ -16,6 +16,7 @@ GGUF_HEADER_MAX = 64 * MIB  # bytes; a vocabulary of 260,000 tokens with its mer
 GGUF_READ = 4 * MIB  # bytes; the longest next read of a header that goes on: what is read and no header, is held too
 GGUF_ENTRIES_MAX = 65_536  # keys or tensors of one file; the largest known models have 100 and 3,000
 GGUF_NAME_MAX = 65_535  # bytes of a key or of a tensor's name; the specification's bound of keys
+GGUF_RENAME_MAX = 63  # bytes of a tensor's new name: llama.cpp refuses more, and stable-diffusion.cpp more than 127
 GGUF_DIMENSIONS_MAX = 8  # of a tensor; llama.cpp knows 4, and video models have 5
 GGUF_ALIGNMENT_MAX = MIB  # bytes; every file has 32, and the padding of headers is held in memory
 HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth is what they wait for

@@ -131,6 +131,8 @@ def make_plan(known: Known) -> Plan:
         made = (_cut_gguf if is_gguf else _cut)(checkpoint, known, len(shards))
         shards += made.shards
         unused -= made.selection.rules_used
+        if is_gguf and options.rename:
+            gguf.check_renamed((e.name for e in made.selection.entries), (t.name for t in checkpoint.tensors))
         same_experts = same_experts and not made.selection.rearranged
         config = None if is_gguf else _config(checkpoint.name, known.listing)
         outputs.append(Output(checkpoint.name, made.numbers, made.index, config, made.selection.ties))

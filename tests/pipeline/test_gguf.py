@@ -20,6 +20,7 @@ from reshard.pipeline.errors import (
     AmbiguousWeights,
     BadHeader,
     BadIndex,
+    BadRename,
     ModelCheckRequired,
     NotDequantised,
     NotRead,
@@ -358,6 +359,20 @@ def test_what_a_gguf_cannot_be_asked_for_is_refused(model: Path, tmp_path: Path,
     ggufs.save(alone / "mmproj.gguf", {"v": ("F16", (4,))})
     with pytest.raises(NoWeights, match=r"mmproj\.gguf"):
         go(alone, tmp_path / "out")
+
+
+def test_no_tensor_gets_a_longer_name_than_llama_cpp_takes(tmp_path: Path, go: Run) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    ggufs.save(folder / "tiny.gguf", {"a": ("F32", (4,)), "b": ("F32", (4,))})
+    go(folder, out, rename=((("^a$", "ä" * 31 + "a"),)))
+    assert ggufs.read(out / "tiny.gguf").tensors.keys() == {"ä" * 31 + "a", "b"}
+    with pytest.raises(BadRename, match="has 64 bytes, and tensors of this GGUF model may have names of 63"):
+        go(folder, out, rename=(("^a$", "ä" * 32),))
+    long = "first_stage_model." * 5
+    ggufs.save(folder / "tiny.gguf", {long: ("F32", (4,)), "b": ("F32", (4,))})
+    go(folder, out, rename=(("^b$", "c" * len(long)),))
+    with pytest.raises(BadRename, match="names of 90"):
+        go(folder, out, rename=(("^b$", "c" * 91),))
 
 
 # ------------------------------------------------------------------------------------------------------- the sizes

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.ranged import Read, read_bytes
 from reshard.pipeline.checkpoint.formats.safetensors import Header, Spec
-from reshard.pipeline.errors import BadHeader, BadLength, NotRead
+from reshard.pipeline.errors import BadHeader, BadLength, BadRename, NotRead
 from reshard.pipeline.limits import (
     GGUF_ALIGNMENT_MAX,
     GGUF_DIMENSIONS_MAX,
@@ -31,6 +31,7 @@ from reshard.pipeline.limits import (
     GGUF_HEADER_MAX,
     GGUF_NAME_MAX,
     GGUF_READ,
+    GGUF_RENAME_MAX,
     HEADER_READ,
 )
 from reshard.pipeline.tensors import StoredFile, size_in_bytes
@@ -318,6 +319,15 @@ def split_faults(parts: Sequence[GgufHeader]) -> Iterator[tuple[str, str]]:
 
 
 # -------------------------------------------------------------------------------------------------------- writing
+
+
+def check_renamed(names: Iterable[str], before: Iterable[str]) -> None:
+    """Raises BadRename where tensors get a longer name than readers take, or than the model had ``before``."""
+    most = max(GGUF_RENAME_MAX, max(len(name.encode()) for name in before))
+    for name in names:
+        if (size := len(name.encode())) > most:
+            why = f"{name[:100]!r} has {size:,} bytes, and tensors of this GGUF model may have names of {most:,}"
+            raise BadRename(rules="RULES", why=why)
 
 
 def padded(size: int, alignment: int) -> int:
