@@ -402,6 +402,7 @@ _quantized("fp8", "Llama, fp8 with block scales", quantized.fp8)
 _plain("fp8-plain", "Llama, fp8 with block scales", quantized.fp8, quantized.plain_fp8)
 _plain("fp8-tensor-plain", "Llama, fp8 with a scale a tensor", quantized.fp8_tensor, quantized.plain_fp8)
 _plain("fp8-channel-plain", "Llama, compressed-tensors fp8", quantized.fp8_channel, quantized.plain_fp8)
+_plain("fbgemm-plain", "Llama, FBGEMM fp8", quantized.fbgemm, quantized.plain_fp8)
 _quantized("mxfp4", "gpt-oss, mxfp4", quantized.mxfp4, "GptOssForCausalLM")
 _plain("mxfp4-plain", "gpt-oss, mxfp4", quantized.mxfp4, quantized.plain_mxfp4, "GptOssForCausalLM")
 

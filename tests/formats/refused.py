@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import Folder
@@ -156,6 +158,13 @@ def _incomplete(folder: Path) -> None:
     torch.save({"weight": torch.ones(2)}, folder / "pytorch_model-00001-of-00002.bin")
 
 
+def _holds(*names: str, dtype: torch.dtype = torch.bfloat16) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        save_file({name: torch.ones(2, 2).to(dtype) for name in names}, folder / "model.safetensors")
+
+    return build
+
+
 def _adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(b"")
@@ -189,7 +198,20 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "ranks of two models": _other_ranks,
     "one of two parts of a GGUF model": _gguf,
     "a part of a GGUF model, renamed": _renamed,
+    "a weight in fp8 without its scale": _holds("proj.weight", dtype=torch.float8_e4m3fn),
+    "blocks of mxfp4 without a config": _holds("experts.up_blocks", "experts.up_scales", dtype=torch.uint8),
+    "a rename that makes one name of two": _holds("norm.weight", "old.norm.weight"),
+    "an expert without its third matrix": _holds("experts.0.gate_proj.weight", "experts.0.up_proj.weight"),
     "a GGUF key of nested arrays": _nested,
+}
+
+
+# What is asked of some of them, that others are not refused without.
+ASKED: dict[str, dict[str, Any]] = {
+    "a weight in fp8 without its scale": {"dtype": "bfloat16", "dequantize": True},
+    "blocks of mxfp4 without a config": {"dtype": "bfloat16", "dequantize": True},
+    "a rename that makes one name of two": {"rename": [{r"^old[.]": ""}]},
+    "an expert without its third matrix": {"experts": "fused"},
 }
 
 
@@ -205,7 +227,8 @@ def refusals() -> Iterator[Refusal]:
 
 
 def _refused(what: str, folder: Path) -> Refusal:
-    request = Request(source=Folder(path=str(folder)), target=Folder(path=f"{folder}-out"), options=Options())
+    options = Options(**ASKED.get(what, {}))
+    request = Request(source=Folder(path=str(folder)), target=Folder(path=f"{folder}-out"), options=options)
     context = Context.from_env()
     try:
         draft(request, open_source(request.source, context), open_target(request.target, request.options, context))
