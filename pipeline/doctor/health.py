@@ -96,6 +96,7 @@ class _Seen:
     source: Source
     files: tuple[StoredFile, ...]  # of weights
     names: tuple[Name, ...]  # of checkpoints that loaders find by themselves; others, and GGUF, are read by their names
+    uncut: frozenset[str] = frozenset()  # weights that are carried whole, whatever their format
 
     def json(self, path: str) -> Any:
         """The content of a JSON file; None where it is absent, or no JSON."""
@@ -121,7 +122,7 @@ def _seen(source: Source, side: OpenedSide | CheckpointError) -> _Seen:
         for c in opened.checkpoints
         if c.name.suffix != GGUF and any(opened.files[n].path not in uncut for n in c.files)
     )
-    return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found))
+    return _Seen(source, tuple(opened.files[number] for number in sorted(numbers)), tuple(found), uncut)
 
 
 def _formats(seen: _Seen) -> Iterator[Symptom]:
@@ -134,7 +135,7 @@ def _formats(seen: _Seen) -> Iterator[Symptom]:
     sizes: Counter[str] = Counter()
     for path, file in seen.source.files().items():
         kind = foreign_format(path)
-        if kind and path not in read:
+        if kind and path not in read | seen.uncut:
             others[kind] += 1
             sizes[kind] += file.size
     for kind, count in sorted(others.items()):

@@ -151,6 +151,13 @@ def test_doctor_has_nothing_to_say_of_an_honest_model(two_cuts: tuple[Path, Path
         assert health.tensors == len(ggufs.MODEL)
 
 
+def test_doctor_calls_nothing_a_second_copy_that_is_carried(copied: Path, loader: MetaLoader) -> None:
+    ggufs.save(copied / "mmproj.gguf", {"v": ("F16", (4,))})
+    ggufs.save(copied / "lora.gguf", {"a": ("F16", (4,))}, kind="adapter")
+    health = examine(FolderSource.open(Folder(path=str(copied))), loader)
+    assert health.symptoms == () and health.tensors == len(ggufs.MODEL)
+
+
 def test_doctor_names_what_run_refuses(copied: Path, loader: MetaLoader) -> None:
     parts(copied)[1].unlink()
     health = examine(FolderSource.open(Folder(path=str(copied))), loader)
