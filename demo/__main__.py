@@ -124,8 +124,8 @@ def own_broker(folder: Path) -> Iterator[str]:
     """The broker that `reshard up` would start, with its data in ``folder``; yields its URL."""
     settings = Settings(broker_url=None, data_dir=folder)
     url = broker.start(settings)
-    say(f"started a broker on {without_password(url)}")
     try:
+        say(f"started a broker on {without_password(url)}")
         yield url
     finally:
         broker.stop(settings)
@@ -136,8 +136,8 @@ def running(arguments: Sequence[str], env: Mapping[str, str], log: Path) -> Iter
     """`reshard ARGUMENTS` beside us, told to stop at the end, and killed if it does not."""
     with log.open("wb") as output:
         process = subprocess.Popen([BIN / "reshard", *arguments], env=env, stdout=output, stderr=output)
-    say(f"started `reshard {' '.join(arguments)}` as process {process.pid}")
     try:
+        say(f"started `reshard {' '.join(arguments)}` as process {process.pid}")  # who reads it may stop us right here
         yield
     finally:
         process.terminate()
