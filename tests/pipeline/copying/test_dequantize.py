@@ -117,7 +117,7 @@ def test_tensors_and_channels_are_what_transformers_makes_of_them(shape: tuple[i
     values = scales_of(torch.bfloat16, *scale)
     settings = {"quant_method": "fbgemm_fp8"} if values.numel() > 3 else {"quant_method": "fp8"}
     tensors = [described("w", weight, 0), described("w_scale", values, 1)]
-    (entry,) = dequantised(tensors, json.dumps({"quantization_config": settings}), "BF16").entries
+    (entry,) = dequantised(tensors, json.dumps({"quantization_config": settings}), None, "BF16").entries
     wanted = Fp8Dequantize(None)._dequantize_one(weight, values, torch.bfloat16)
     same(of_entry(entry, [bytes_of(weight), bytes_of(values)], (7, 1000))[0], wanted)
 
@@ -134,7 +134,7 @@ def test_every_half_byte_and_exponent_of_mxfp4(
     scales = torch.arange(256).to(torch.uint8).reshape(2, 64, 2)
     tensors = [described("w_blocks", blocks, 0), described("w_scales", scales, 1)]
     settings = json.dumps({"quantization_config": {"quant_method": "mxfp4"}})
-    (entry,) = dequantised(tensors, settings, OURS[target]).entries
+    (entry,) = dequantised(tensors, settings, None, OURS[target]).entries
     found, _ = of_entry(entry, [bytes_of(blocks), bytes_of(scales)])
     same(found, convert_moe_packed_tensors(blocks, scales, dtype=target))
 
