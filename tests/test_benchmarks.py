@@ -23,7 +23,7 @@ from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
 # Half of the queue's own tests once more, or nothing but seconds, of which tiny data says nothing.
-SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading", "casts"}
+SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading", "casts", "folders", "xet", "lfs"}
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def test_with_a_broker_check_counts_what_stands_and_what_may_grow(
     assert "**entries[0] finds no model**" in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_catalog_from_its_submission_to_its_end(queue: Queue, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("name: mine\nentries:\n- {repo: a/b, to: c/d}\n")
@@ -214,6 +215,7 @@ def test_a_schedule_submits_a_catalog_or_a_request_but_not_both(queue: Queue, tm
     assert "catalog mine, removed since" in queue("schedule", "list").out
 
 
+@pytest.mark.slow
 def test_a_schedule_with_an_older_text_is_said_until_the_command_that_is_named_updates_it(
     queue: Queue, tmp_path: Path
 ) -> None:

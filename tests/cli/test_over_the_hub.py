@@ -52,6 +52,7 @@ def source(namespace: Namespace, tmp_path: Path) -> str:
     return namespace.repo("source")
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_the_hub_makes_it_wait_for(
     reshard: Run, namespace: Namespace, source: str, model: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_tied_names_are_told_with_what_becomes_of_them(reshard: Run, tmp_path: P
     assert "tied      embed.weight, head.weight are stored once; each is written" in said
 
 
+@pytest.mark.slow
 def test_what_others_changed_in_the_target_is_a_warning_of_the_plan_and_the_end_of_a_run(
     reshard: Run, model: Path, tmp_path: Path
 ) -> None:

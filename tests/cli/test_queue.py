@@ -274,6 +274,7 @@ def test_a_report_is_of_one_job_and_says_what_is_not_checked_yet(queue: Queue) -
     assert report == {"id": job, "state": "queued", "result": "unfinished", **empty}
 
 
+@pytest.mark.slow
 def test_up_submit_and_down_do_what_run_does(reshard: Run, model: Path, tmp_path: Path) -> None:
     homes = {
         "RESHARD_DATA_DIR": "",

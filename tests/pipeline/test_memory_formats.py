@@ -86,7 +86,9 @@ def test_a_gguf_file_with_a_large_vocabulary(room: Path, size: int) -> None:
     assert cost.peak <= MEMORY_FLOOR
 
 
-@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    "dimension", [pytest.param(0, id="rows"), pytest.param(1, id="columns", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("size", sizes(3200 * MB, 6400 * MB))
 def test_a_distributed_checkpoint(room: Path, size: int, dimension: int) -> None:
     source = room / "model"

@@ -235,6 +235,7 @@ def test_a_submission_over_the_api_loads_neither_the_broker_nor_anything_heavy(
     assert [job.request.asked_by for job in store.recent()] == ["acter"]
 
 
+@pytest.mark.slow
 def test_a_watch_outlives_a_restart_of_the_service(
     tmp_path: Path, clean: dict[str, str], broker: Broker, store: JobStore, plan: Plan
 ) -> None:

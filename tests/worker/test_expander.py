@@ -79,6 +79,7 @@ def calls(hub: HubProcess, part: str = "/api/") -> int:
     return sum(part in request["path"] and request["status"] == 200 for request in hub.admin.log())
 
 
+@pytest.mark.slow
 def test_a_night_without_a_record_costs_a_call_each_and_the_next_one_a_share(hub: HubProcess, store: JobStore) -> None:
     hub.admin.settings(rate_limits={"api": {"quota": QUOTA, "window": WINDOW}})
     assert night(Cursor(store)) == {"unchanged": COUNT}

@@ -28,6 +28,7 @@ def answer(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode().strip()
 
 
+@pytest.mark.slow
 def test_a_worker_and_control_are_alive_without_their_broker_and_ready_only_with_it(tmp_path: Path) -> None:
     ports = {"RESHARD_HEALTH_PORT": free_port(), "RESHARD_METRICS_PORT": free_port()}
     environment = {name: str(port) for name, port in ports.items()}

@@ -78,6 +78,7 @@ def test_a_cancel_ends_a_wait(store: JobStore) -> None:
         rate_limiters(store.redis, cancelled, nothing)(BUDGET).before("api")
 
 
+@pytest.mark.slow
 def test_without_a_broker_a_worker_waits_on_its_own() -> None:
     away = redis.Redis(port=1, socket_connect_timeout=0.1)
     pace = SharedRateLimiter(BUDGET, away, stopped, nothing)

@@ -288,6 +288,7 @@ def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> 
     assert after is not None and seconds < after <= seconds + DAY + 5
 
 
+@pytest.mark.slow
 def test_real_processes_fire_a_missed_night_once_and_carry_it_out(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

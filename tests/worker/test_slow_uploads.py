@@ -18,10 +18,8 @@ from tests.support.procs import Broker, Machine, wait_for
 __all__ = ["hub", "hub_process", "namespace"]
 
 
-@pytest.mark.parametrize(
-    ("transport", "sent"),
-    [("http", r"^PUT /_lfs/"), pytest.param("xet", r"^POST .*/v1/xorbs/", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("transport", "sent"), [("http", r"^PUT /_lfs/"), ("xet", r"^POST .*/v1/xorbs/")])
 def test_an_upload_slower_than_the_stall_keeps_its_lease(
     tmp_path: Path, namespace: Namespace, transport: str, sent: str
 ) -> None:

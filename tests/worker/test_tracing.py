@@ -239,6 +239,7 @@ def test_a_worker_that_is_signalled_as_a_whole_sends_the_span_of_the_step_that_i
     assert {values(step.attributes)["reshard.job"] for step in stopped} == {job}
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_holds_up_neither_a_job_nor_the_end_of_a_worker(
     receiver: Receiver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_process_that_ends_does_not_wait_until_a_receiver_has_answered(
     assert [thread for thread in threading.enumerate() if thread.name == "reshard-last-spans"], "it still tries"
 
 
+@pytest.mark.slow
 def test_where_no_traces_are_asked_for_no_process_imports_more_of_it_than_redis_py_does_by_itself(site: Site) -> None:
     script = "import sys, redis; print(*(name for name in sys.modules if name.startswith('opentelemetry')))"
     by_redis = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()

@@ -140,6 +140,7 @@ def test_a_job_goes_from_queue_to_target(site: Site) -> None:
     assert seen.published is not None and seen.published["found"] is False
 
 
+@pytest.mark.slow
 def test_a_worker_that_copies_stays_small(site: Site, tmp_path: Path) -> None:
     """Over plain HTTP and LFS, a model much larger than the limit: Celery, the Hub client and the copy together."""
     big = tmp_path / "big"
@@ -459,6 +460,7 @@ def sockets(pid: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site) -> None:
     """docs/operations.md says how many of them are the broker's."""
     others = len(site.client.client_list())
@@ -489,6 +491,7 @@ def test_what_an_operator_may_delete_after_a_clock_jumped_back_harms_no_job(site
     assert {event["attempt"] for _, event in site.store.events(job) if event["kind"] == "claimed"} == {"1"}
 
 
+@pytest.mark.slow
 def test_a_child_that_grew_beyond_the_memory_limit_is_replaced_after_its_unit(site: Site, tmp_path: Path) -> None:
     header = build_header(((f"layers.{i}.weight", "F32", (0,)) for i in range(100_000)), {"format": "pt"})
     (tmp_path / "large").write_bytes(header)
