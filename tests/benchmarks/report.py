@@ -221,7 +221,7 @@ def bars(races: Sequence[Mapping[str, Any]]) -> str:
 
 def _file_system(folder: Path) -> str:
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    return next(mounts[place] for place in (folder, *folder.parents) if place in mounts)
+    return next((mounts[place] for place in (folder, *folder.parents) if place in mounts), "a file system not known")
 
 
 def _lines(path: str) -> list[str]:
