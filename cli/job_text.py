@@ -149,7 +149,11 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         *([moved(job.read, job.uploaded, job.deduplicated, job.expected, sent(request.target))] if job.read else []),
         *(("worker", f"{claim.worker} has {claim.unit} since {dated(claim.since)}") for claim in job.claims),
         *(("waits", why) for why in (waits, job.note) if why),
-        *([("trouble", f"{job.last_error['message']} ({_next_try(job)})")] if job.last_error and not error else []),
+        *(
+            [("trouble", f"{job.last_error['message']} ({_next_try(job, job.last_error)})")]
+            if job.last_error and not error
+            else []
+        ),
         *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),
         *(("source bytes", text) for text in _attested(job.published)),
@@ -161,9 +165,9 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
     ]
 
 
-def _next_try(job: Job) -> str:
+def _next_try(job: Job, trouble: Mapping[str, Any]) -> str:
     """When what failed last is done again."""
-    left = (job.last_error or {})["facts"].get("retry_at", 0.0) - time.time()
+    left = trouble["facts"].get("retry_at", 0.0) - time.time()
     if job.claims or left <= 0:
         return "tried again"
     return f"tried again in {lasted(left)}; at once after `reshard cancel {job.id}` and `reshard retry {job.id}`"
