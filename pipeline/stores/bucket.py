@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -79,9 +80,6 @@ class BucketSource:
             from obstore import store as stores
         except ImportError as error:
             raise CloudExtraMissing(place=place) from error
-        for name, value in os.environ.items():
-            if name.startswith(_PREFIXES) and not value.isprintable():
-                raise BucketRefused(place=place, why=f"{name} has a line break or another control character in it")
         kind, _, rest = place.url.partition("://")
         bucket, _, prefix = rest.partition("/")
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
@@ -92,17 +90,14 @@ class BucketSource:
             **({"allow_http": True} if plain else {}),
         }
         kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
-        try:
-            store = kinds[kind](bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0})
+        with _panics_refused(place):
+            try:
+                store = kinds[kind](
+                    bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0}
+                )
+            except (exceptions.BaseError, ValueError) as error:
+                raise BucketRefused(place=place, why=_told(error)) from error
             return cls(place, obstore, store, limiter, most)
-        except (exceptions.BaseError, ValueError) as error:
-            raise BucketRefused(place=place, why=_told(error)) from error
-        except BaseException as error:
-            # obstore panics where no request can be made of that, as of an endpoint that is no address.
-            if type(error).__name__ != "PanicException":
-                raise
-            why = "no request can be made of the region, the endpoint and the credentials that its environment names"
-            raise BucketRefused(place=place, why=why) from None
 
     def files(self) -> Mapping[str, StoredFile]:
         return self._files
@@ -177,6 +172,20 @@ class BucketSource:
             raise meant from error
         status = _status(error)
         retry.after(httpx2.Response(status) if status else httpx2.TransportError(_told(error)))
+
+
+@contextmanager
+def _panics_refused(place: Bucket) -> Iterator[None]:
+    """obstore panics, in Rust, where no request can be made of what the environment says; raises BucketRefused."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of PyO3, which no module exports
+            raise
+        odd = [n for n, value in sorted(os.environ.items()) if n.startswith(_PREFIXES) and not value.isprintable()]
+        such = f", such as {odd[0]}, which has a line break or another control character in it" if odd else ""
+        why = f"no request can be made of the region, the endpoint and the credentials in the environment{such}"
+        raise BucketRefused(place=place, why=why) from None
 
 
 def _bare(etag: str | None) -> str:

@@ -75,7 +75,7 @@ def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID has a line break"),
+        ("AWS_ACCESS_KEY_ID", "AKIA\n", "AWS_ACCESS_KEY_ID, which has a line break"),
         ("AWS_ENDPOINT_URL", "not a url", "no request can be made of the region, the endpoint"),
     ],
 )
@@ -85,6 +85,11 @@ def test_an_environment_that_obstore_panics_at_is_an_error(
     monkeypatch.setenv(name, value)
     with pytest.raises(BucketRefused, match=why):
         opened(bucket.url, context)
+
+
+def test_a_key_in_several_lines_is_no_mistake(bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n "type": "service_account"\n}\n')
+    assert opened(bucket.put("run", {"a.bin": b"1"}), context).files().keys() == {"a.bin"}
 
 
 def test_a_store_that_gives_no_etags_is_refused(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
