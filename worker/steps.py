@@ -47,6 +47,7 @@ from reshard.pipeline.planning.model import Plan, Shard
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.commit import Published, find
+from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.tensors import Attestation
 from reshard.pipeline.verifying.meta_load import MetaLoader
@@ -172,7 +173,7 @@ class Step:
         _ended_well.append(self._context)
 
     def _run(self) -> None:
-        self._request = self._keeper.patiently(lambda: self._leases.request(self._job))
+        self._request = Request.model_validate_json(self._lease.request)
         policy.check(self._request, self._settings, lambda target: policy.namespaces(target, self._context))
         steps: dict[str, Callable[[], None]] = {
             "plan": self._plan,
@@ -196,7 +197,8 @@ class Step:
             self._keeper.finish(lambda: self._leases.planned(self._lease, plan))
 
     def _copy(self) -> None:
-        plan, target = self._load(all_shards=False), self._target()
+        plan = self._keeper.patiently(lambda: self._leases.head(self._job))
+        target = self._target()
         group = plan.groups[self._lease.group]
         shards = self._keeper.patiently(lambda: self._leases.shards(self._job, group.shards))
         digests = [shard.digest for shard in shards.values()]
@@ -281,13 +283,8 @@ class Step:
         if answer != "ok":
             raise Stopped("lease" if answer == "lost" else "cancel")
 
-    def _load(self, all_shards: bool = True) -> Plan:
-        plan = self._keeper.patiently(lambda: self._leases.head(self._job))
-        if not all_shards:
-            return plan
-        count = self._keeper.patiently(lambda: self._leases.shard_count(self._job))
-        shards = self._keeper.patiently(lambda: self._leases.shards(self._job, range(count)))
-        return replace(plan, shards=tuple(shards.values()))
+    def _load(self) -> Plan:
+        return self._keeper.patiently(lambda: self._leases.plan(self._job))
 
     def _source(self, plan: Plan | None = None) -> Source:
         return pipeline.source_of(self._request, self._context, plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from uuid import uuid4
 
@@ -50,6 +50,7 @@ class Lease:
     bulk: bool
     worker: str
     asked: int  # when the job was submitted, or last retried; ms since the epoch
+    request: bytes  # JSON, as it was submitted
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Leases(Wakes):
     def claim(self, job: str) -> Lease | None:
         """The right to the next unit of the job, if there is one to do now, and by a worker of this release."""
         token = uuid4().hex
-        request = self.redis.hget(job_key(job), "request") or ""
+        request = cast(bytes, self.redis.hget(job_key(job), "request") or b"")
         wake, unit, attempts, error, state, dead, priority, starts, asked = texts(
             self._run(
                 "claim", job, token, self._worker, self._lease, str(self._schema), ms(HAND_BACK),
@@ -103,11 +104,12 @@ class Leases(Wakes):
         last_error = json.loads(error) if error else None
         bulk = priority == "bulk"
         return Lease(
-            job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker, int(asked)
-        )
+            job, unit, token, int(attempts), last_error, JobState(state), dead or None, bulk, self._worker, int(asked),
+            request,
+        )  # fmt: skip
 
     @staticmethod
-    def _unknown(request: str | bytes) -> str:
+    def _unknown(request: bytes) -> str:
         """What of a job's request this release does not know: a newer one's options."""
         try:
             Request.model_validate_json(request)
@@ -203,13 +205,15 @@ class Leases(Wakes):
 
     # -------------------------------------------------------------------------------------------- what a step needs
 
-    def request(self, job: str) -> Request:
-        return Request.model_validate_json(self._field(job, "request"))
-
     def submitted(self, job: str) -> int:
         """When somebody last asked for the job, by a submit or a retry, in ms since the epoch."""
         asked, created = self.redis.hmget(job_key(job), ["asked", "created"])
         return int(self._known(asked or created, job))
+
+    def plan(self, job: str) -> Plan:
+        fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(job, "plan")))
+        head = decode_head(self._known(fields.pop(b"head", None), job))
+        return replace(head, shards=tuple(decode_shard(fields[b"%d" % number]) for number in range(len(fields))))
 
     def head(self, job: str) -> Plan:
         """The plan without its shards."""
@@ -219,9 +223,6 @@ class Leases(Wakes):
         """These shards of the plan, by number."""
         fields = self.redis.hmget(job_key(job, "plan"), [str(n) for n in numbers]) if numbers else []
         return {n: decode_shard(self._known(data, job)) for n, data in zip(numbers, fields, strict=True)}
-
-    def shard_count(self, job: str) -> int:
-        return int(self._field(job, "shards"))
 
     def receipts(self, job: str, digests: Sequence[str]) -> dict[str, Receipt]:
         """The receipts that there are for these shard digests."""
@@ -234,10 +235,7 @@ class Leases(Wakes):
 
     def published(self, job: str) -> Any:
         """What publishing handed in."""
-        return json.loads(self._field(job, "published"))
-
-    def _field(self, job: str, name: str) -> bytes:
-        return self._known(self.redis.hget(job_key(job), name), job)
+        return json.loads(self._known(self.redis.hget(job_key(job), "published"), job))
 
     @staticmethod
     def _known(value: Any, job: str) -> bytes:
