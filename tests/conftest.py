@@ -25,6 +25,7 @@ LONGEST = [
     ROOT / "tests" / name
     for name in (
         "worker/test_workers.py",
+        "pipeline/verifying/test_class_sweep.py",
         "formats/test_table.py",
         "test_packaging.py",
         "worker/test_mixed_catalog.py",

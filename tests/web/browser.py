@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -48,11 +49,16 @@ class Browser:
 
     def press(self, label: str) -> None:
         """A button that leads to another page, until that is there."""
-        button = self.chrome.find_element(By.XPATH, f"//main//button[normalize-space()='{label}']")
         self.script("window.before = true")
-        button.click()
+        wait_for(lambda: self._click(f"//main//button[normalize-space()='{label}']"), f"a click on {label!r}", LOADED)
         there = "return document.readyState === 'complete' && !window.before"
         wait_for(lambda: self.script(there), f"the page after {label!r}", LOADED)
+
+    def _click(self, xpath: str) -> bool:
+        with suppress(StaleElementReferenceException):  # a live page was drawn anew since it was found
+            self.chrome.find_element(By.XPATH, xpath).click()
+            return True
+        return False
 
     def fill(self, **fields: str) -> None:
         for id, text in fields.items():

@@ -66,11 +66,12 @@ def chromium(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
 
 
 @pytest.fixture
-def browser(chromium: Browser) -> Browser:
+def browser(chromium: Browser, store: JobStore) -> Iterator[Browser]:
     """Signed in, at the overview of a wide window."""
     chromium.look(1280)
     chromium.open("/")
-    return chromium
+    yield chromium
+    Fleet(store).resume()  # whatever became of a test that paused it
 
 
 def shows(browser: Browser, text: str, css: str = "main") -> None:
