@@ -10,8 +10,7 @@ All workers spend one budget for each endpoint and credential, which is kept in 
     reshard:pace:refused          hash: endpoint -> how often it answered 429
 
 The Hub says with each answer what is left (its RateLimit headers). Each call is taken from that before it is made, and
-bulk work leaves the last of it to interactive work. While Redis is away each process waits on its own. Of a Hub that
-says nothing Redis is asked once a second, so a wait that another worker was told begins so much later.
+bulk work leaves the last of it to interactive work. While Redis is away each process waits on its own.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class SharedRateLimiter(LocalRateLimiter):
         self._run = Scripts(client)
         self._check = check
         self._bulk = bulk
-        self._silent_until: dict[str, float] = {}  # on the monotonic clock; the kinds of calls that have no limit
 
     def before(self, kind: str) -> None:
         while (wait := self._take(kind)) > 0:
@@ -69,7 +67,6 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def update(self, window: RateLimitWindow) -> None:
         """Tell the others what is left."""
-        self._silent_until.clear()
         ends, length = min(window.seconds, WAIT_MAX), round(window.window * 1000)
         with _tolerated(f"tell other workers that {window.left} calls are left"):
             self._run(
@@ -83,7 +80,6 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def slow_down(self, seconds: float) -> None:
         super().slow_down(seconds)
-        self._silent_until.clear()
         with _tolerated(f"tell other workers to wait {seconds:.0f} s"):
             others = int(str(self._redis.pttl(self._key)))
             self._redis.set(self._key, "", px=max(math.ceil(seconds * 1000), others))
@@ -101,13 +97,8 @@ class SharedRateLimiter(LocalRateLimiter):
 
     def _take(self, kind: str) -> float:
         """Seconds to wait for a call; after 0 it is ours."""
-        if time.monotonic() < self._silent_until.get(kind, 0.0):
-            return 0.0
         with _tolerated("ask how long other workers wait"):
-            wait = int(self._run("rate_limit_take", self._budget, kind, int(self._bulk), str(RESERVE)))
-            if wait < 0:
-                self._silent_until[kind] = time.monotonic() + SLICE
-            return max(wait, 0) / 1000
+            return int(self._run("rate_limit_take", self._budget, kind, int(self._bulk), str(RESERVE))) / 1000
         return 0.0
 
 
