@@ -136,7 +136,26 @@ def test_every_half_byte_and_exponent_of_mxfp4(
     settings = json.dumps({"quantization_config": {"quant_method": "mxfp4"}})
     (entry,) = dequantised(tensors, settings, None, OURS[target]).entries
     found, _ = of_entry(entry, [bytes_of(blocks), bytes_of(scales)])
-    same(found, convert_moe_packed_tensors(blocks, scales, dtype=target))
+    same(found, mxfp4_values(blocks, scales).to(target))
+
+
+def mxfp4_values(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Each exact, as float64: two values a byte, the low half first, and the last two dimensions exchanged."""
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = np.concatenate([magnitudes, -magnitudes])
+    halves = np.stack([blocks.numpy() & 15, blocks.numpy() >> 4], axis=-1).reshape(*scales.shape, -1)
+    scaled = values[halves] * 2.0 ** (scales.numpy()[..., None] - 127.0)
+    return torch.from_numpy(scaled.reshape(*scales.shape[:-1], -1)).transpose(-2, -1).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("target", "lowest", "highest"), [(torch.bfloat16, 0, 254), (torch.float16, 103, 142), (torch.float32, 0, 254)]
+)
+def test_the_values_of_mxfp4_are_those_of_transformers(target: torch.dtype, lowest: int, highest: int) -> None:
+    """Wherever the power of two is itself a value of the dtype: beyond it, torch 2.9's `ldexp` makes 0 a NaN."""
+    blocks = torch.arange(256).to(torch.uint8).repeat_interleave(16).reshape(1, 64, 4, 16)
+    scales = torch.arange(256).clamp(lowest, highest).to(torch.uint8).reshape(1, 64, 4)
+    same(bytes_of(mxfp4_values(blocks, scales).to(target)), convert_moe_packed_tensors(blocks, scales, dtype=target))
 
 
 def reference(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
