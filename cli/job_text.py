@@ -150,9 +150,9 @@ def describe(job: Job, waits: str | None = None) -> list[tuple[str, str]]:
         *(("worker", f"{claim.worker} has {claim.unit} since {dated(claim.since)}") for claim in job.claims),
         *(("waits", why) for why in (waits, job.note) if why),
         *(
-            [("trouble", f"{job.last_error['message']} ({_next_try(job, job.last_error)})")]
-            if job.last_error and not error
-            else []
+            ("trouble", f"{trouble['message']} ({_next_try(job, trouble)})")
+            for trouble in (job.last_error,)
+            if trouble and not error
         ),
         *([("error", f"{error.code}: {error}"), ("next", error.next_step)] if error else []),
         *(("note", note) for note in job.notes),

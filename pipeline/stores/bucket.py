@@ -38,7 +38,7 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 # obstore has some answers as classes of their own, and names the status of all others in its text.
 _STATUS_OF = {
     "FileNotFoundError": 404,
@@ -182,7 +182,8 @@ def _panics_refused(place: Bucket) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of PyO3, which no module exports
             raise
-        odd = [n for n, value in sorted(os.environ.items()) if n.startswith(_PREFIXES) and not value.isprintable()]
+        prefix = _PREFIXES[place.url.partition("://")[0]]
+        odd = [n for n, value in sorted(os.environ.items()) if n.startswith(prefix) and not value.isprintable()]
         such = f", such as {odd[0]}, which has a line break or another control character in it" if odd else ""
         why = f"no request can be made of the region, the endpoint and the credentials in the environment{such}"
         raise BucketRefused(place=place, why=why) from None

@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -89,7 +89,7 @@ class HubApi:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    @property
+    @cached_property
     def headers(self) -> dict[str, str]:
         """The Authorization and User-Agent of every call to the Hub itself, but never to where it redirects."""
         from huggingface_hub.utils import build_hf_headers

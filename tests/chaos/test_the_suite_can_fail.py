@@ -31,10 +31,7 @@ def test_every_guard_is_tried() -> None:
     assert NEEDED.keys() == GUARDS.keys()
 
 
-FIRST, *REST = NEEDED
-
-
-@pytest.mark.parametrize("guard", [FIRST, *(pytest.param(guard, marks=pytest.mark.slow) for guard in REST)])
+@pytest.mark.parametrize("guard", NEEDED)
 def test_without_a_guard_it_goes_red(hub: HubProcess, tmp_path: Path, guard: str) -> None:
     scenario, machines, violated = NEEDED[guard]
     command = partial(broken_worker_command, guard)

@@ -25,7 +25,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_devices_are_given_whole_blocks_and_only_the_files_they_need(reshard: Run, llama: Path) -> None:
     typed = ("plan", llama, "--size", "300kB", "--pack", "layers", "--max-memory", "0=400kB,1=400kB,cpu=1GB")
     (facts,) = reshard(*typed, "--json").documents

@@ -88,10 +88,6 @@ def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def do_nothing() -> None:
-    """What the imports take."""
-
-
 def do_run_within(most: int, memory: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     """A run that may write no file of more than ``most`` bytes and map no more than ``memory`` bytes of data.
 

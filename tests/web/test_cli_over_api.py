@@ -56,7 +56,6 @@ def both(api: Run, reshard: Run, broker: Broker) -> Callable[..., list[dict[str,
     return run
 
 
-@pytest.mark.slow
 def test_what_is_seen_is_the_same_over_the_api(
     both: Callable[..., list[dict[str, Any]]], store: JobStore, plan: Plan
 ) -> None:

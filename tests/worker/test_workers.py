@@ -228,7 +228,6 @@ def test_sigterm_hands_a_copy_back_without_burning_an_attempt(site: Site) -> Non
     assert not any(e["kind"] == "lost" for _, e in site.store.events(job))
 
 
-@pytest.mark.slow
 def test_sigterm_to_every_process_of_a_worker_hands_back_as_well(site: Site) -> None:
     """As systemd does by default, and a terminal's Ctrl-C."""
     worker, job = site.copier()
@@ -271,7 +270,6 @@ def test_sigterm_between_claim_and_work_hands_back_as_well(site: Site) -> None:
     assert {e["attempt"] for _, e in site.store.events(job) if e["kind"] == "claimed"} == {"1"}
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_a_worker_as_sigterm_does(site: Site) -> None:
     worker, job = site.copier()
     os.killpg(worker.pid, signal.SIGINT)
@@ -483,7 +481,6 @@ def test_a_worker_keeps_its_few_connections_however_many_jobs_it_does(site: Site
     assert len(site.client.client_list()) - others <= 6 + 6 + of_control
 
 
-@pytest.mark.slow
 def test_what_an_operator_may_delete_after_a_clock_jumped_back_harms_no_job(site: Site) -> None:
     """docs/failures.md names the keys."""
     _, job = site.copier()
@@ -537,7 +534,6 @@ def test_neither_garbage_on_the_queue_nor_a_full_broker_ends_a_worker(site: Site
     assert worker.alive() and main <= {worker.pid, *worker.children()}, "neither it nor its child was replaced"
 
 
-@pytest.mark.slow
 def test_interactive_jobs_go_before_bulk_jobs(site: Site) -> None:
     bulk = [site.submit(f"bulk{i}", priority="bulk") for i in range(3)]
     wait_for(lambda: site.store.waiting()["bulk"] == 3, "the bulk wakes")

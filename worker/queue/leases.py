@@ -211,6 +211,7 @@ class Leases(Wakes):
         return int(self._known(asked or created, job))
 
     def plan(self, job: str) -> Plan:
+        """The plan with all of its shards."""
         fields = cast(dict[bytes, bytes], self.redis.hgetall(job_key(job, "plan")))
         head = decode_head(self._known(fields.pop(b"head", None), job))
         return replace(head, shards=tuple(decode_shard(fields[b"%d" % number]) for number in range(len(fields))))

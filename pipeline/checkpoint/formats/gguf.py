@@ -323,7 +323,7 @@ def split_faults(parts: Sequence[GgufHeader]) -> Iterator[tuple[str, str]]:
 
 def check_renamed(names: Iterable[str], before: Iterable[str]) -> None:
     """Raises BadRename where tensors get a longer name than readers take, or than the model had ``before``."""
-    most = max(GGUF_RENAME_MAX, max((len(name.encode()) for name in before), default=0))
+    most = max([GGUF_RENAME_MAX, *(len(name.encode()) for name in before)])
     for name in names:
         if (size := len(name.encode())) > most:
             why = f"{name[:100]!r} has {size:,} bytes, and tensors of this GGUF model may have names of {most:,}"

@@ -90,6 +90,10 @@ def test_an_environment_that_obstore_panics_at_is_an_error(
 def test_a_key_in_several_lines_is_no_mistake(bucket: S3, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '{\n "type": "service_account"\n}\n')
     assert opened(bucket.put("run", {"a.bin": b"1"}), context).files().keys() == {"a.bin"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "not a url")
+    with pytest.raises(BucketRefused) as refused:
+        opened(bucket.url, context)
+    assert "GOOGLE" not in str(refused.value)
 
 
 def test_a_store_that_gives_no_etags_is_refused(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
