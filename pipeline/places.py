@@ -206,7 +206,8 @@ def parse_place(value: str) -> AnyPlace:
 
 def _from_url(url: str) -> Hub | Bucket:
     parts = urlsplit(url)
-    if "@" in parts.netloc and parts.scheme != "hf":
+    # Of hf://user/repo@revision, only what is before a colon could be a user's name.
+    if "@" in parts.netloc and (parts.scheme != "hf" or ":" in parts.netloc.partition("@")[0]):
         raise BadPlace(value=redacted(url), why="a URL with a user name or password would be stored and published")
     if parts.scheme in {"s3", "gs", "az"}:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from fnmatch import fnmatchcase
 from posixpath import basename
 
@@ -33,13 +33,19 @@ def _unwanted(path: str, options: Options) -> str | None:
 
 
 def sort_out(
-    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options
+    listing: Mapping[str, StoredFile], found: Found, opened: Opened, options: Options, written: Set[str] = frozenset()
 ) -> tuple[tuple[StoredFile, ...], tuple[LeftOut, ...]]:
-    """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path."""
+    """(carried files, files left out) among everything that is neither read nor rewritten; each sorted by path.
+
+    ``written`` are paths that the result has for other files.
+    """
     rewritten = ({file.path for file in found.files} | {*found.indexes, CARD, MANIFEST}) - opened.duplicates.keys()
+    rewritten -= {CARD} if excluded(options, CARD) else set()
     carried, left_out = [], []
     for path in sorted(listing.keys() - rewritten):
         why = _why_not(path, found, opened.duplicates, options)
+        if why is None and path in written:
+            why = "a file that is written has this path"
         if why is None:
             carried.append(listing[path])
         else:

@@ -67,6 +67,7 @@ from reshard.pipeline.planning.pack import (
     in_source_order,
 )
 from reshard.pipeline.planning.ranges import cuts_of
+from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
@@ -80,12 +81,21 @@ def request_key(request: Request, pin: Pin, lender: Pin | None, target: str) -> 
 
 
 def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Options) -> str | None:
-    """What decides the bytes of the weights, known from a listing alone; None where files have no hashes."""
+    """What decides the bytes of the weights and their names, from a listing alone; None where files have no hashes.
+
+    The names of torch sets and what a config says of ties and of scales are named only where they count, so that the
+    keys of all other requests stay as they are.
+    """
     paths = [*(file.path for file in found.files), *found.indexes]
+    if options.ties == "source" or options.dequantize:
+        configs = {join(part.name.folder, name) for part in found.sets for name in ("config.json", MODELOPT)}
+        paths += configs & listing.keys()
     identities = [[path, listing[path].size, listing[path].sha256 or listing[path].oid] for path in sorted(paths)]
     if any(identity is None for _, _, identity in identities):
         return None
-    return key_of([LAYOUT, identities, options.weights()])
+    # A config beside a torch file has it named as loaders look for it.
+    names = sorted(str(part.name) for part in found.sets if part.format not in {"safetensors", "gguf"})
+    return key_of([LAYOUT, identities, options.weights(), *([names] if names else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +152,20 @@ def make_plan(known: Known) -> Plan:
         raise BadExperts(layer="the model", why=f"it has none that {options.experts} ones can be made of")
     if unused:
         raise RenameUnused(rule=options.rename[min(unused)])
-    carried, left_out = sort_out(known.listing, known.found, opened, options)
-    if on_hub:
-        _refuse_too_large(shards, carried)
-    edits = _edits(known, {file.path for file in carried})
     written = {s.path for s in shards} | {o.index.path for o in outputs if o.index}
     if options.manifest and shards:
         written.add(MANIFEST)
-    _check_paths([s.path for s in shards], written | {f.path for f in carried}, on_hub)
     reused = () if opened.checkpoints else _reused(known)
+    carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
+    if on_hub:
+        _refuse_too_large(shards, carried)
+    edits = _edits(known, {file.path for file in carried})
     stays = written | {*reused} | {f.path for f in carried} | {CARD}
     deletes = deletes_of(outputs, before, stays, options)
     pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
     taken = pruned - before.published.keys()
+    kept = before.files.keys() - stays - {*deletes}
+    _check_paths([s.path for s in shards], written | {f.path for f in carried} | {CARD}, kept, on_hub)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
         schema=SCHEMA,
@@ -173,7 +184,7 @@ def make_plan(known: Known) -> Plan:
         left_out=left_out,
         reused=reused,
         deletes=deletes,
-        kept=tuple(sorted(before.files.keys() - stays - set(deletes))),
+        kept=tuple(sorted(kept)),
         notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards, carried, known)),
         digest="",
         transports=known.transports,
@@ -200,19 +211,20 @@ def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
     return tuple(edit for edit in edited if edit.content != texts[edit.path])
 
 
-def _check_paths(shards: Sequence[str], written: set[str], on_hub: bool) -> None:
-    """Raises NameTooLong, PathTaken or, for the Hub, UnsafePath where what is written cannot be."""
+def _check_paths(shards: Sequence[str], written: set[str], kept: Set[str], on_hub: bool) -> None:
+    """Raises NameTooLong, PathTaken or, for the Hub, UnsafePath where what is written cannot be beside what is kept."""
     for path, times in Counter(shards).items():
         if times > 1:
             raise PathTaken(file=path, other="a shard of another checkpoint", why="they have the same path")
-    for path in sorted(written | {CARD}):
+    for path in sorted(written):
         longest = max(len(part.encode()) for part in path.split("/"))
         if longest > COMPONENT_MAX:
             raise NameTooLong(file=path, bytes=longest, most=COMPONENT_MAX)
         if on_hub and (why := unsafe_path(path)):
             raise UnsafePath(file="the source", path=repr(path), why=why)
+    for path in sorted(together := written | kept):
         for folder in PurePosixPath(path).parents:
-            if (taken := folder.as_posix()) in written or taken == CARD:
+            if (taken := folder.as_posix()) in together:
                 raise PathTaken(file=path, other=taken, why="one is a file where the other needs a folder")
 
 
@@ -262,8 +274,15 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     too_large = check_size(entries, options.size, metadata, options.oversize)
     pack = PACKINGS[options.pack]
     bins = pack(entries, options.size, metadata)
-    if len(bins) == 1 and selection.dropped:  # one file has no index, so its own metadata names what is tied
-        named = {**metadata, **selection.dropped}
+    # One file has no index, so its own metadata names what is tied, also by an index of before.
+    ours = {entry.name for entry in entries}
+    told = {
+        key: to
+        for key, to in checkpoint.index_metadata.items()
+        if isinstance(to, str) and to in ours and key not in ours
+    }
+    if len(bins) == 1 and (tied := {**told, **selection.dropped}):
+        named = {**metadata, **tied}
         bins = pack(entries, options.size, named)
         # A single tensor that fits without them goes without them.
         if len(bins) == 1 and (too_large or file_size(aligned(bins[0]), named) <= options.size):

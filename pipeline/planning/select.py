@@ -139,7 +139,8 @@ def _unwrapped(
     changed = sum(1 for old in names if new[old] != old)
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
-    return tensors, ties, [f"{changed} of {len(names)} names lose {', '.join(wrappers) or 'nothing'}"]
+    notes = [f"{changed} of {len(names)} names lose {', '.join(wrappers)}"] if wrappers else []
+    return tensors, ties, notes
 
 
 def _dropped(ties: Sequence[tuple[str, ...]], tied: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.errors import SourceChanged, TargetConflict
 from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.model import CARD, Plan, weight_files
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication
@@ -112,10 +113,11 @@ def card_for(plan: Plan, source: Source, target: Target, head: str, last: Callab
     ``last`` finds our last publication before ``head``.
     """
     there = target.at(head) if head else None
-    ours, theirs = source.files().get(CARD), there.files().get(CARD) if there else None
+    given, theirs = source.files().get(CARD), there.files().get(CARD) if there else None
+    ours = None if excluded(plan.options, CARD) else given
     home, file = source, ours
     if there is not None and theirs is not None:
-        refresh = last() if ours is not None and plan.pin.repo != str(target.place) else None
+        refresh = last() if given is not None and plan.pin.repo != str(target.place) else None
         if refresh is None or not _as_left(target, refresh.commit, there):
             home, file = there, theirs
     card = b"" if file is None else _read(home, file)

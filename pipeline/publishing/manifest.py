@@ -45,7 +45,7 @@ class WeightFile(BaseModel, frozen=True):
 
 
 class Origin(BaseModel, frozen=True):
-    """Where the bytes came from; ``repo`` is None for a folder, whose path says nothing elsewhere."""
+    """Where the bytes came from; ``repo`` is None for what is no repository, whose path says nothing elsewhere."""
 
     endpoint: str | None
     repo: str | None

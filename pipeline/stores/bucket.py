@@ -216,10 +216,10 @@ def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | 
 
 
 def _told(error: Exception) -> str:
-    """One line of what obstore says, without URLs, which may be signed."""
+    """One line of what obstore says, without URLs, which may be signed, and without what it quotes of a setting."""
     text = str(error).partition("\n\nDebug source")[0]
     status, code = _STATUS.search(text), _CODE.search(text)
     if status:
         return f"it answers {status[1]}{f', {code[1]}' if code else ''}"
     line = text.partition("\n")[0].rpartition(" - ")[2]
-    return re.sub(r"\S*://\S*", "...", line)[:200] or type(error).__name__
+    return re.sub(r"\S*://\S*", "...", re.sub(r'".*"', '"..."', line))[:200] or type(error).__name__

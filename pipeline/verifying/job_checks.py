@@ -155,6 +155,8 @@ def check_model(plan: Plan, shards: Sequence[Shard], source: Source, meta_loader
 
 def _cure(output: Output, why: str) -> dict[str, str]:
     """What else helps than another model, where something does."""
+    if output.name.suffix != SUFFIX:
+        return {"cure": "leave out --require"}
     if output.config is None:
         return {"cure": "--config-from REPO brings the config of the same model; or leave out --require"}
     if "code in the repository" in why:

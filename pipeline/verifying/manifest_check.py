@@ -77,7 +77,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
 
 def _origin(manifest: Manifest) -> str:
     levels = " and ".join(sorted(set(manifest.source.files.values())))
-    source = f"{manifest.source.repo or 'a folder'} at {manifest.source.commit[:12]}"
+    source = f"{manifest.source.repo or 'a folder or an object store'} at {manifest.source.commit[:12]}"
     return f"{manifest.made.by} published it from {source}, whose bytes were {levels}"
 
 

@@ -62,11 +62,13 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "https://huggingface.co/datasets/a/b", "https://huggingface.co/a", "user/" + "x" * 97, "us er/repo", "a\n/b",
      "./a\0/../b", "s3://", "s3://b", "s3://Bucket/x", "s3:///x", "s3://bucket/a//b", "s3://bucket/../other/x",
      "s3://bucket/a/.", "s3://bucket/a?versionId=1", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
+     "hf://user:secret@huggingface.co/a/b",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:
-    with pytest.raises(BadPlace):
+    with pytest.raises(BadPlace) as refused:
         parse_place(text)
+    assert "secret" not in f"{refused.value} {refused.value.next_step}"
 
 
 def test_a_folder_is_named_by_its_shortest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

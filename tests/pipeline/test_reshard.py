@@ -352,6 +352,17 @@ def test_prune_removes_what_is_not_ours(model: Path, tmp_path: Path, go: Run) ->
     assert not (tmp_path / "out" / "old.txt").exists()
 
 
+def test_a_card_that_is_excluded_is_not_published(model: Path, tmp_path: Path, go: Run) -> None:
+    text = (model / "README.md").read_bytes().rstrip()
+    out = tmp_path / "out"
+    go(model, out, size=SIZE)
+    assert text in (out / "README.md").read_bytes()
+    report = go(model, out, size=SIZE, exclude=("README.md",))
+    card = (out / "README.md").read_bytes()
+    assert text not in card and card.startswith(b"<!-- reshard:begin"), "the block stands alone"
+    assert ("README.md", "excluded") in report.plan.left_out
+
+
 def test_include_and_exclude_change_what_is_carried(model: Path, tmp_path: Path, go: Run) -> None:
     (model / "training_args.bin").write_bytes(b"pickle")
     report = go(model, tmp_path / "a", size=SIZE)

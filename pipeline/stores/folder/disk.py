@@ -62,7 +62,7 @@ def remove_if_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR):
             raise
 
 

@@ -197,6 +197,9 @@ class FolderTarget:
             raise UnsafePath(file=addition.path, path=addition.path)
         goal = self._swap.new / path
         goal.parent.mkdir(parents=True, exist_ok=True)
+        if goal.is_dir() and not goal.is_symlink():  # of files that go, or that never were
+            for folder, _, _ in os.walk(goal, topdown=False):
+                Path(folder).rmdir()
         if addition.stored is None:
             write_file(goal, addition.content or b"")
             return

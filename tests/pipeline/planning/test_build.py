@@ -202,6 +202,27 @@ def test_weights_without_hashes_have_no_key() -> None:
     assert weights_key(Found((part,), frozenset()), listing, Options()) is None
 
 
+def key_of_weights(config: str, name: str, kind: Any, **options: Any) -> str | None:
+    paths = {"weights": "1" * 40, "config.json": config * 40}
+    listing = {path: StoredFile(path, 3, oid=oid) for path, oid in paths.items()}
+    part = FileSet(Name("", name), kind, (listing["weights"],))
+    return weights_key(Found((part,), frozenset()), listing, Options(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "follows"), [({}, False), ({"ties": "source"}, True), ({"dequantize": True, "dtype": "bfloat16"}, True)]
+)
+def test_a_key_of_weights_follows_the_config_where_it_decides_about_them(
+    options: dict[str, Any], follows: bool
+) -> None:
+    one, other = (key_of_weights(config, "model", "safetensors", **options) for config in "ab")
+    assert (one != other) is follows
+
+
+def test_a_key_of_weights_follows_the_name_that_torch_files_are_given() -> None:
+    assert len({key_of_weights("a", name, "torch") for name in ("model", "weird")}) == 2
+
+
 # ---------------------------------------------------------------------------------- a planner that loses is caught
 
 

@@ -14,6 +14,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     HubUnreachable,
     RateLimited,
+    ReshardError,
     SourceChanged,
     UnsafePath,
 )
@@ -94,6 +95,13 @@ def test_a_key_in_several_lines_is_no_mistake(bucket: S3, context: Context, monk
     with pytest.raises(BucketRefused) as refused:
         opened(bucket.url, context)
     assert "GOOGLE" not in str(refused.value)
+
+
+def test_an_error_quotes_no_setting(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", '"of \\"mine\\" secret"')
+    with pytest.raises(ReshardError) as refused:
+        opened("gs://bucket/run", context)
+    assert "secret" not in str(refused.value) and "decode" in str(refused.value)
 
 
 def test_a_store_that_gives_no_etags_is_refused(odd: Source, odd_store: OddStore, pace: Impatient) -> None:

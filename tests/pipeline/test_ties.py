@@ -1,0 +1,61 @@
+"""`--ties source` over several publications: what a config says of ties is heard, and what was dropped is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.stores.connect import Context, open_source
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from reshard.pipeline.verifying.verify import verify
+from tests.pipeline.conftest import Run, upload
+from tests.support.checker import from_folder, from_hub, read_checkpoint
+from tests.support.hub.fixtures import Namespace
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    """A tied GPT-2 as `torch.save` writes it, with its head."""
+    folder = tmp_path / "tied"
+    folder.mkdir()
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=200, architectures=["GPT2LMHeadModel"])
+    config.save_pretrained(folder)
+    torch.save(GPT2LMHeadModel(config).state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def test_weights_are_made_again_where_the_config_unties_them(tied: Path, on_hub: Namespace, go: Run) -> None:
+    source, target = upload(on_hub, "source", tied), on_hub.repo("target")
+    go(source, target, size=20_000, ties="source")
+    assert "lm_head.weight" not in read_checkpoint(from_hub(on_hub.endpoint, target))
+    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
+    on_hub.admin.put_files(source, {"config.json": json.dumps(config).encode()})
+    go(source, target, size=20_000, ties="source")
+    assert "lm_head.weight" in read_checkpoint(from_hub(on_hub.endpoint, target))
+
+
+def test_weights_are_named_anew_where_a_config_joins_them(tied: Path, on_hub: Namespace, go: Run) -> None:
+    """Beside a config, loaders look for `model`."""
+    config = (tied / "config.json").read_bytes()
+    (tied / "config.json").unlink()
+    (tied / "pytorch_model.bin").rename(tied / "weird.pt")
+    source, target = upload(on_hub, "source", tied), on_hub.repo("target")
+    assert {shard.path for shard in go(source, target, size=10**6).plan.shards} == {"weird.safetensors"}
+    on_hub.admin.put_files(source, {"config.json": config})
+    assert {shard.path for shard in go(source, target, size=10**6).plan.shards} == {"model.safetensors"}
+
+
+def test_one_file_made_of_several_says_which_copies_were_dropped(
+    tied: Path, tmp_path: Path, go: Run, meta_loader: MetaLoader
+) -> None:
+    go(tied, tmp_path / "several", size=20_000, ties="source")
+    go(tmp_path / "several", tmp_path / "one", size=10**6)
+    assert "lm_head.weight" not in read_checkpoint(from_folder(tmp_path / "one"))
+    one, source = (open_source(parse_place(str(p)), Context.from_env()) for p in (tmp_path / "one", tied))
+    checks = {check.name: check.result for check in verify(one, source, meta_loader, deep=True)}
+    assert checks["same tensors"] != "failed" and checks["same bytes"] == "passed"
