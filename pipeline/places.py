@@ -205,30 +205,30 @@ def parse_place(value: str) -> AnyPlace:
 
 
 def _from_url(url: str) -> Hub | Bucket:
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), redacted(url.partition("?")[0])  # a query may be a signature
     # Of hf://user/repo@revision, only what is before a colon could be a user's name.
     if "@" in parts.netloc and (parts.scheme != "hf" or ":" in parts.netloc.partition("@")[0]):
-        raise BadPlace(value=redacted(url), why="a URL with a user name or password would be stored and published")
+        raise BadPlace(value=shown, why="a URL with a user name or password would be stored and published")
     if parts.scheme in {"s3", "gs", "az"}:
         try:
             return Bucket(url=check_bucket(url))
         except ValueError as error:
-            raise BadPlace(value=url, why=str(error)) from None
+            raise BadPlace(value=shown, why=str(error)) from None
     if parts.scheme not in {"http", "https", "hf"}:
-        raise BadPlace(value=url, why="only http, https, hf, s3, gs and az URLs are known")
+        raise BadPlace(value=shown, why="only http, https, hf, s3, gs and az URLs are known")
     if parts.scheme == "hf":
         repo, _, at = url.removeprefix("hf://").partition("@")
-        return Hub(repo=_repo(repo, url), revision=at or None)
+        return Hub(repo=_repo(repo, shown), revision=at or None)
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=url, why="this is not a model repository", cure=MODELS_ONLY)
+        raise BadPlace(value=shown, why="this is not a model repository", cure=MODELS_ONLY)
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
     elif len(segments) > 2:
-        raise BadPlace(value=url, why="this URL names no repository or revision")
+        raise BadPlace(value=shown, why="this URL names no repository or revision")
     endpoint = f"{parts.scheme}://{parts.netloc}"
-    return Hub(repo=_repo("/".join(segments[:2]), url), revision=revision, endpoint=endpoint)
+    return Hub(repo=_repo("/".join(segments[:2]), shown), revision=revision, endpoint=endpoint)
 
 
 def state_dir() -> Path:
