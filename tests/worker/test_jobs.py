@@ -258,6 +258,24 @@ def test_what_was_published_is_confirmed_and_not_planned_again(store: JobStore, 
     claimed(leases, job, "confirm")
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_was_rolled_back_is_planned_again_and_not_confirmed(
+    store: JobStore, leases: Leases, plan: Plan, anew: bool
+) -> None:
+    job = copied(store, leases, plan)
+    lease = claimed(leases, job, "publish")
+    leases.begin(lease)
+    leases.done(lease, {"commit": "abc", "ref": "main", "found": False})
+    leases.fail(claimed(leases, job, "confirm"), NOT_FOUND)
+    store.rolled_back(job, "c0ffee")
+    store.retry(job, anew=anew)
+    again = store.get(job)
+    assert (again.state, again.published, again.rolled_back) == (JobState.queued, None, None)
+    assert store.plan(job) is None
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    claimed(leases, job, "check")
+
+
 def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:
     job = store.submit(ask()).id
     with pytest.raises(JobUnderWay, match="only a job that has ended"):

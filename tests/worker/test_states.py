@@ -89,6 +89,11 @@ class Driver:
         assert lease and self.leases.fail(lease, ERROR) == "ok"
         return job, lease
 
+    def rolled_back(self) -> Situation:
+        job, lease = self.unconfirmed()
+        self.store.rolled_back(job, "c0ffee")
+        return job, lease
+
 
 SITUATIONS = [name for name in vars(Driver) if not name.startswith("_")]
 

@@ -1,5 +1,6 @@
 -- id, 1 to plan anew, the request to plan by or '' -> {'ok' | 'missing' | 'refused' | 'busy', the state it found, or the job that has the target}
--- The job goes on where it ended: receipts stay, and attempts are forgiven.
+-- The job goes on where it ended: receipts stay, and attempts are forgiven. One that was rolled back is planned anew,
+-- because a confirm would read the commit that was undone.
 local id, anew = ARGV[1], ARGV[2] == '1'
 local t = now()
 local state = get(id, 'state')
@@ -11,8 +12,9 @@ if active and active ~= id then return { 'busy', active } end
 
 local todo = key(id, 'todo')
 local confirm = redis.call('ZSCORE', todo, 'confirm')
-if anew and not confirm then
+if get(id, 'undone') or anew and not confirm then
   drop_plan(id)
+  redis.call('HDEL', key(id), 'published')
   redis.call('ZADD', todo, 0, 'plan')
   if ARGV[3] ~= '' then redis.call('HSET', key(id), 'request', ARGV[3]) end
 end
