@@ -13,8 +13,8 @@ from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.ended import delete
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from tests.worker.conftest import ask, claimed, followed, planned
-from tests.worker.test_catalogs import begin, definition, finish
+from tests.worker.conftest import ask, claimed, followed
+from tests.worker.test_catalogs import begin, definition, finish, jobs, rows
 
 MAIN = {"refs/heads/main", "main"}
 
@@ -80,8 +80,10 @@ def test_a_commit_is_submitted_once_however_often_it_is_told(
 def test_a_push_while_its_job_is_at_work_is_carried_out_after_it(
     store: JobStore, leases: Leases, pushes: Pushes, plan: Plan, lost: str
 ) -> None:
-    job = planned(store, leases, plan)
-    watch = Watch(catalog="mirror", request=ask())
+    begin(Cursor(store), definition(1))
+    (job,) = jobs(Cursor(store))
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    (watch,) = pushes.watches("them/m0", MAIN)
     for commit in "12":
         assert pushes.push(watch, commit * 40) == ("waits", job)
     followed(store)
@@ -122,4 +124,27 @@ def test_what_waits_for_a_schedule_that_was_removed_is_forgotten(
     Schedules(store).remove("nightly")
     assert leases.fail(lease, {"code": "source", "message": "gone", "hint": "none", "facts": {}}) == "ok"
     followed(store)
+    assert store.redis.hlen(WAITING) == 0 and [one.id for one in store.recent()] == [job]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("stopped", ["catalog cancel", "catalog pause", "schedule pause"])
+def test_what_waits_for_what_was_stopped_meanwhile_is_forgotten(
+    store: JobStore, leases: Leases, pushes: Pushes, plan: Plan, stopped: str, lost: bool
+) -> None:
+    kind, act = stopped.split()
+    follower = Cursor(store) if kind == "catalog" else Schedules(store)
+    if isinstance(follower, Cursor):
+        begin(follower, definition(1))
+        (job,) = jobs(follower)
+    else:
+        follower.add(scheduled("mirror", rows(definition(1))[0][0].request or ask()))
+        job = follower.run("mirror").job or ""
+    assert leases.planned(claimed(leases, job, "plan"), plan) == "ok"
+    (watch,) = pushes.watches("them/m0", MAIN)
+    assert pushes.push(watch, "1" * 40) == ("waits", job)
+    getattr(follower, act)("mirror")
+    if act == "pause":
+        store.cancel(job)
+    pushes.reconcile() if lost else followed(store)
     assert store.redis.hlen(WAITING) == 0 and [one.id for one in store.recent()] == [job]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple, cast
 
 from reshard.pipeline.catalogs.definition import parse, request_for
-from reshard.pipeline.errors import BadPlace, ScheduleNotFound, TargetBusy
+from reshard.pipeline.errors import BadPlace, TargetBusy
 from reshard.pipeline.places import Hub, Place, Strict
 from reshard.pipeline.request import DEFAULT_BRANCH, Request
 from reshard.worker.followers.catalogs import Catalogs, key
@@ -99,7 +99,7 @@ class Pushes:
     # -------------------------------------------------------------------------------------------------- for control
 
     def handle(self, events: Sequence[Event], reader: Reader) -> None:
-        """Submit what waited for jobs that ended."""
+        """Submit what waited for jobs that ended, where its source is still read."""
         ended = {event.fields["job"] for event in events if event.kind == "ended"}
         for field, text in self._waiting():
             if field.partition(" ")[0] in ended:
@@ -118,15 +118,24 @@ class Pushes:
 
     def _go_on(self, field: str, text: str) -> None:
         with self._contained(field):
-            try:
-                carried = self._submit(Watch.model_validate_json(text))
-            except ScheduleNotFound:
-                carried = Carried("submitted", None)
-            log.info("a push that waited for job %s: %s, job %s", field.partition(" ")[0], *carried)
+            waited, _, what = field.partition(" ")
+            watch = Watch.model_validate_json(text)
+            if not self._reads_still(watch):
+                log.info("a push that waited for job %s is dropped: %s reads its source no more", waited, what)
+                self._redis.hdel(WAITING, field)
+                return
+            carried = self._submit(watch)
+            log.info("a push that waited for job %s: %s, job %s", waited, *carried)
             if not (carried.outcome == "waits" and field.startswith(f"{carried.job} ")):  # retried meanwhile
                 self._redis.hdel(WAITING, field)
 
     # ------------------------------------------------------------------------------------------------------- inside
+
+    def _reads_still(self, watch: Watch) -> bool:
+        """Whether it was neither paused, stopped, cancelled nor removed since."""
+        source = watch.request.source
+        assert isinstance(source, Hub), "only repositories are pushed to"
+        return watch.what in {one.what for one in self.watches(source.repo, {source.revision or DEFAULT_BRANCH})}
 
     def _submit(self, watch: Watch) -> Carried:
         slot = submission(watch.request)[2]
