@@ -16,7 +16,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.web.api import HUB_CALLS
 from reshard.web.auth import Scope, add_token
-from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import add_friends, arrays, numbered, save_sharded
@@ -104,7 +104,7 @@ def test_a_commit_of_ours_and_its_rollback_start_nothing(
     assert told(watched, pushed(middle, theirs))["carried"][0]["outcome"] == "submitted"
 
 
-def test_what_the_operator_does_not_allow_is_refused_and_the_rest_is_done(
+def test_what_is_not_allowed_or_not_known_here_is_refused_and_the_rest_is_done(
     watched: Site, store: JobStore, namespace: Namespace
 ) -> None:
     source = namespace.repo("source")
@@ -115,6 +115,12 @@ def test_what_the_operator_does_not_allow_is_refused_and_the_rest_is_done(
     carried = told(watched, pushed(source, commit))["carried"]
     assert [one["outcome"] for one in carried] == ["refused", "submitted"]
     assert carried[0]["error"]["code"] == "access.target_not_allowed"
+    stored = json.loads(store.redis.hget(ALL, "a") or b"")
+    stored["request"]["target"]["repo"] = namespace.repo("more")
+    store.redis.hset(ALL, "a", json.dumps(stored | {"unheard": 1}))
+    carried = told(watched, pushed(source, namespace.admin.put_files(source, {"notes.md": b""})))["carried"]
+    assert [one["outcome"] for one in carried] == ["refused", "existed"]
+    assert carried[0]["error"]["code"] == "queue.newer_schedule"
 
 
 def test_a_hub_that_makes_it_wait_does_not_keep_a_push_from_its_job(

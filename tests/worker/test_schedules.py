@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleTooNew
 from reshard.pipeline.request import Request
 from reshard.worker.control import Control
 from reshard.worker.followers.catalogs import Catalogs
@@ -272,10 +272,15 @@ def test_one_that_a_newer_release_wrote_does_not_stop_the_others(
 ) -> None:
     schedules.add(nightly("a-new"))
     clock.now = schedules.add(nightly("b-old"))
-    store.redis.hset(ALL, "a-new", '{"name": "a-new", "unheard": 1}')
+    store.redis.hset(ALL, "a-new", '{"name": "a-new", "cron": "@daily", "unheard": 1}')
     assert [name for name, _ in schedules.fire_due()] == ["b-old"]
     assert schedules.fire_due() == []
     assert caplog.text.count("schedule a-new cannot be read here") == 1
+    for act in (schedules.run, schedules.preview):
+        with pytest.raises(
+            ScheduleTooNew, match="schedule a-new was written by a newer release; unknown here: unheard"
+        ):
+            act("a-new")
 
 
 def test_control_fires_by_the_servers_clock(store: JobStore, leases: Leases) -> None:

@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
-from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, UsageError
+from pydantic import ValidationError
+
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleTooNew, UsageError
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
+from reshard.pipeline.validation import unknown_names
 from reshard.worker.cron import next_after
 from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained
@@ -133,10 +136,10 @@ class Schedules:
         return first
 
     def set_catalog(self, name: str, definition: Definition) -> None:
-        """Have it submit this from now on; raises ScheduleNotFound, UsageError where it submits something else."""
+        """Have it submit this from now on; raises as ``run``, and UsageError where it submits something else."""
 
         def step(pipe: Pipeline) -> None:
-            kept = self._whole(name)
+            kept = self._named(name)
             if kept.catalog is None or kept.catalog.name != definition.name:
                 does = f"catalog {kept.catalog.name}" if kept.catalog else "a request"
                 raise UsageError(what=f"schedule {name} submits {does}, and the file is catalog {definition.name}")
@@ -172,8 +175,8 @@ class Schedules:
         return first if self._redis.zadd(DUE, {name: ms(first)}, nx=True) else cast(float, self.get(name).next)
 
     def run(self, name: str) -> Run:
-        """Fire it now, beside its times, unless its last job is still at work. Raises ScheduleNotFound."""
-        run = self._fire(self._whole(name), None, self._clock())
+        """Fire it now, unless its last job is still at work. Raises ScheduleNotFound, ScheduleTooNew."""
+        run = self._fire(self._named(name), None, self._clock())
         if run is None:
             raise ScheduleNotFound(name=name)
         return run
@@ -211,13 +214,13 @@ class Schedules:
         return ran
 
     def preview(self, name: str) -> tuple[Outcome, str | None]:
-        """What would become of it now, and the job that stands in the way, if any. Raises ScheduleNotFound."""
+        """What would become of it now, and the job that stands in the way, if any. Raises as ``run``."""
 
         def step(pipe: Pipeline) -> tuple[Outcome, str | None]:
             outcome, job, fire = self._decide(pipe, schedule, _submitted(schedule), skip=False)
             return outcome, job if fire is None and job else None
 
-        schedule = self._whole(name)
+        schedule = self._named(name)
         return transact(self._redis, step, ALL)
 
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
@@ -271,6 +274,13 @@ class Schedules:
 
     def _schedule(self, name: str) -> Schedule:
         return Schedule.known(self._stored(name))[0]
+
+    def _named(self, name: str) -> Schedule:
+        """``_whole`` for whoever names it; raises ScheduleTooNew."""
+        try:
+            return self._whole(name)
+        except ValidationError as error:
+            raise ScheduleTooNew(name=name, unknown=unknown_names(error)) from error
 
     def _whole(self, name: str) -> Schedule:
         """To be fired; raises pydantic's ValidationError for what a newer release wrote."""
