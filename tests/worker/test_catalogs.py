@@ -368,6 +368,23 @@ def test_cancelled_its_jobs_are_too_and_the_next_submission_begins_anew(catalogs
     assert catalogs.get("mirror").entries == 1
 
 
+def test_a_job_that_somebody_else_asked_for_outlives_a_cancel(
+    catalogs: Cursor, leases: Leases, store: JobStore
+) -> None:
+    wanted = definition(2)
+    request = rows(wanted)[0][0].request
+    assert request is not None
+    mine = store.submit(request.model_copy(update={"asked_by": "ada", "priority": "interactive"})).id
+    begin(catalogs, wanted)
+    first, other = jobs(catalogs)
+    assert first == mine
+    assert catalogs.cancel("mirror") == 1
+    assert jobs(catalogs) == [mine] and store.get(other).state == JobState.cancelled
+    finish(leases, mine)
+    assert jobs(catalogs) == []
+    assert catalogs.get("mirror").counts() == {"same": 1, "cancelled": 1}
+
+
 def test_under_way_the_same_file_is_the_same_run_and_another_is_refused(catalogs: Cursor) -> None:
     assert catalogs.submit(definition(2))
     assert not catalogs.submit(definition(2))
