@@ -447,6 +447,16 @@ def test_a_target_that_another_request_has_is_a_failure(catalogs: Cursor, store:
     assert ended.error is not None and other in ended.error["message"]
 
 
+def test_targets_that_others_have_keep_no_room_empty(catalogs: Cursor, store: JobStore) -> None:
+    for number in (0, 1, 2, 4):
+        store.submit(ask(f"m{number}", size=12345))
+    begin(catalogs, definition(8, at_once=2))
+    jobs(catalogs)
+    seen = catalogs.get("mirror")
+    assert list(seen.active) == ["them/m3", "them/m5"]
+    assert (seen.counts(), seen.todo) == ({"failed": 4}, 2)
+
+
 def test_a_job_is_awaited_until_its_end_is_noted(catalogs: Cursor, store: JobStore, leases: Leases) -> None:
     begin(catalogs, definition(1))
     (job,) = jobs(catalogs)

@@ -182,22 +182,31 @@ class Cursor(Catalogs):
         return len(ended)
 
     def _admit(self, definition: Definition, run: str, room: int) -> None:
+        """Admit so many of those that wait; others that end at once, as their targets are busy, take no room."""
+        todo, after = key(definition.name, "todo"), "-inf"
+        while room > 0 and (found := texts(self._redis.zrangebyscore(todo, after, "+inf", start=0, num=room))):
+            for number in found:
+                if (answer := self._admit_or_end(definition, run, number)) == "stop":
+                    return
+                room -= answer == "ok"
+            after = f"({found[-1]}"  # its turn is its number
+
+    def _admit_or_end(self, definition: Definition, run: str, number: str) -> str:
+        """As ``_admit_one``; an entry that it refuses has ended."""
         name = definition.name
-        for number in texts(self._redis.zrange(key(name, "todo"), 0, room - 1)) if room > 0 else []:
-            entry = self._entry(name, number)
-            if entry.request is None:
-                error: ReshardError = BadPlace(value=entry.repo, why="the file gives it no target")
-                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
-                continue
-            again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
-            job = self._go_on(again.decode()) if again else ""
-            request = entry.request.submitted_for(f"catalog {name}")
-            answer = self._admit_one(definition, run, number, job, submission(request))
-            if answer == "stop":
-                return
-            if answer not in {"ok", "gone"}:
-                error = TargetBusy(job=answer, target=str(request.target))
-                self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+        entry = self._entry(name, number)
+        if entry.request is None:
+            error: ReshardError = BadPlace(value=entry.repo, why="the file gives it no target")
+            self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+            return "gone"
+        again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
+        job = self._go_on(again.decode()) if again else ""
+        request = entry.request.submitted_for(f"catalog {name}")
+        answer = self._admit_one(definition, run, number, job, submission(request))
+        if answer not in {"ok", "gone", "stop"}:
+            error = TargetBusy(job=answer, target=str(request.target))
+            self._end(definition, run, number, Ended("failed", error=error.to_dict()))
+        return answer
 
     def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
         """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
