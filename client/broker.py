@@ -55,8 +55,8 @@ class BrokerJobs:
     def retry(self, id: str, anew: bool, overwrite: bool) -> dict[str, Any]:
         id = self._store.resolve(id)
         was = self._store.retry(id, anew=anew, onto_head=overwrite)
-        bulk = self._store.get(id).request.priority == "bulk"
-        return {"id": id, "was": was, "state": "queued", "waits": self._queue.waits(bulk)}
+        job = self._store.get(id)
+        return {"id": id, "was": was, "state": job.state, "waits": self._queue.waits(job.request.priority == "bulk")}
 
     def roll_back(self, id: str) -> dict[str, Any]:
         from reshard.client.acts import roll_back

@@ -117,7 +117,7 @@ class Cancelled(Answer):
 class Retried(Answer):
     id: str
     was: str
-    state: Literal["queued"]
+    state: str
     waits: str | None
 
 

@@ -133,6 +133,14 @@ def test_a_cancelled_job_ends_its_watch_with_its_code_and_can_be_retried(queue: 
     assert queue("status", job, "--quiet").out == "queued\n"
 
 
+def test_a_retry_tells_the_state_that_the_job_goes_on_in(queue: Queue, url: str, plan: Plan) -> None:
+    with JobStore.at(url) as store:
+        job, _ = copying(store, another(store), plan)
+        store.cancel(job)
+    (again,) = queue("retry", job, "--json").documents
+    assert (again["was"], again["state"]) == ("cancelled", "copying")
+
+
 @pytest.mark.parametrize("flag", ["--overwrite", "--onto-head"])
 def test_a_retry_may_replace_what_others_changed_by_the_flag_of_a_run_or_its_former_name(
     queue: Queue, flag: str
