@@ -17,6 +17,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ScheduleStatus
 from reshard.worker.queue import ended
+from reshard.worker.queue.jobs import Job
 from reshard.worker.queue.states import ENDED, JobState
 
 AWAITED = "control has noted in its catalog how it ended"
@@ -25,16 +26,22 @@ AWAITED = "control has noted in its catalog how it ended"
 def roll_back(queue: Queue, id: str, context: Context) -> dict[str, Any]:
     """Undo the commit of a job with another one; raises WrongState, and what ``rollback`` does."""
     job = queue.jobs.get(id)
-    published = job.published
-    # A found commit is the job's own if it had work to do: then its author did not live to record it.
-    if published is None or (published["found"] and not job.confirmed):
-        raise WrongState(job=job.id, state=job.state, why="it published nothing that could be undone")
+    published = published_by(job)
     ref, request = published["ref"], job.request
     place = request.target.model_copy(update={"revision": ref, "credential": None}) if ref else request.target
     options = request.options.model_copy(update={"pr": False, "branch": None})
     commit = rollback(open_target(place, options, context), published["commit"])
     queue.jobs.rolled_back(job.id, commit)
     return {"id": job.id, "undone": published["commit"], "commit": commit}
+
+
+def published_by(job: Job) -> dict[str, Any]:
+    """What a job has published itself; raises WrongState."""
+    published = job.published
+    # A found commit is the job's own if it had work to do: then its author did not live to record it.
+    if published is None or (published["found"] and not job.confirmed):
+        raise WrongState(job=job.id, state=job.state, why="it published nothing that could be undone")
+    return published
 
 
 def roll_back_target(place: Hub | Folder, context: Context) -> dict[str, Any]:

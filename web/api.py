@@ -151,6 +151,7 @@ def retry(call: Call) -> Mapping[str, Any]:
 def roll_back(call: Call) -> Mapping[str, Any]:
     """Undo the commit of a job, with the token of this service."""
     job = call.queue.jobs.get(call.path["job"])
+    acts.published_by(job)  # before a token is needed, as of a client that asks the broker
     with one_of_few(call.settings) as context:
         policy.check(job.request, call.settings, lambda target: policy.namespaces(target, context))
         return acts.roll_back(call.queue, job.id, context)

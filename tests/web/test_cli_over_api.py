@@ -63,6 +63,7 @@ def test_what_is_seen_is_the_same_over_the_api(
     (facts,) = both("status", job)
     assert facts["state"] == "copying" and facts["claims"][-1]["unit"] == group.unit
     assert both("status", job[:6], "--report")[0]["result"] == "unfinished"
+    assert both("rollback", job, code=11)[0]["error"]["code"] == "job.state"
     store.cancel(job)
     shown, *events = both("watch", job, code=11)
     assert "event" in shown and {"event", "plan", "error"} == {*shown} | {name for one in events for name in one}
