@@ -397,14 +397,14 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("unchanged", unchanged),
         *_listed("warning", facts["empty"], finds_none),
         *_listed("warning", facts["unwritable"], "{}; control and workers may have another token".format),
-        *_listed("drift", facts["drift"] or (), "the target of {} has commits that are not ours".format),
+        *_listed("drift", facts["drift"] or (), "the target of {} has commits since its last job here".format),
         *_listed("gated", facts["gated"], str),
         *_listed("wrong", facts["wrong"], _WRONG),
     ]
 
 
 # Why a model gets a job, by how it stands against its last one.
-_MOVED = {"source": ": the source has a new commit", "target": ": the target has commits that are not ours"}
+_MOVED = {"source": ": the source has a new commit", "target": ": the target has commits since its last job here"}
 
 
 def would_do(facts: dict[str, Any]) -> list[tuple[str, str]]:
