@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, tzinfo
 from functools import cached_property
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -136,5 +136,8 @@ def bulk_text(seen: Seen) -> str:
 
 
 def moment(seconds: float, tz: str) -> str:
-    """``2026-06-01 22:00 CEST``."""
-    return datetime.fromtimestamp(seconds, ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M %Z")
+    """``2026-06-01 22:00 CEST``; in UTC where only another machine knows the zone."""
+    zone: tzinfo = UTC
+    with suppress(LookupError, ValueError, OSError):
+        zone = ZoneInfo(tz)
+    return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M %Z")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.schedules import Schedules
+from reshard.worker.followers.schedules import ALL, Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.cli.conftest import WHEN, Done, Queue
 from tests.worker.conftest import another
@@ -49,6 +50,14 @@ def test_a_schedule_from_its_adding_to_its_removal(queue: Queue) -> None:
 
     assert queue("schedule", "remove", "nightly").code == 0
     assert queue("schedule", "list").out == "no schedules\n"
+
+
+def test_a_time_zone_that_only_another_machine_knows_hides_no_schedule(queue: Queue, url: str) -> None:
+    assert add(queue, "nightly").code == 0
+    with JobStore.at(url) as store:
+        kept = json.loads(store.redis.hget(ALL, "nightly"))
+        store.redis.hset(ALL, "nightly", json.dumps(kept | {"tz": "America/Newtown"}))
+    assert " 03:00 UTC" in queue("schedule", "list").out and queue("schedule", "show", "nightly").code == 0
 
 
 def test_a_schedule_shows_that_its_last_job_was_deleted(queue: Queue) -> None:

@@ -21,7 +21,7 @@ from reshard.pipeline.stores.retry import RateLimitWindow
 from reshard.web.guard import HEADERS
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
-from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
@@ -290,6 +290,17 @@ def test_a_schedule_shows_its_times_and_results(site: Site, store: JobStore, lea
         assert "none while it is paused" in client.get("/schedules").text
         client.post("/schedules/nightly/remove")
         assert Schedules(store).all() == []
+
+
+def test_a_schedule_in_a_time_zone_that_is_unknown_here_hides_no_other(site: Site, store: JobStore) -> None:
+    request = Request(source=Hub(repo="a/b"), target=Hub(repo="b/c"))
+    for name in ("elsewhere", "nightly"):
+        Schedules(store).add(Schedule(name=name, cron="0 2 * * *", request=request))
+    unknown = Schedule(name="elsewhere", cron="0 2 * * *", tz="America/Newtown", request=request)
+    store.redis.hset(ALL, "elsewhere", unknown.model_dump_json())
+    with signed_in(site) as client:
+        seen = client.get("/schedules")
+    assert seen.status_code == 200 and seen.text.count(" 02:00 UTC") == 1 + 5
 
 
 def test_ten_thousand_jobs_are_listed_a_page_at_a_time(site: Site, store: JobStore) -> None:

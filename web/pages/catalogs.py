@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from reshard.client.catalog_report import markdown
 from reshard.client.facts import outcome_text, schedule_facts
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import ReshardError
+from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web import catalogs_api
 from reshard.web.documents import status_of
 from reshard.web.endpoint import Call, read
@@ -97,8 +98,9 @@ def schedules(call: Call) -> Answer:
 
 def _schedule(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
     times = [] if seen.next is None else [seen.next]
-    while 0 < len(times) < TIMES:
-        times.append(seen.schedule.next_after(times[-1]))
+    with suppress(BadSchedule):  # only another machine knows its time zone
+        while 0 < len(times) < TIMES:
+            times.append(seen.schedule.next_after(times[-1]))
     runs = [*reversed(seen.runs[:RESULTS])]
     states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
     return {
