@@ -86,6 +86,25 @@ def test_a_commit_whose_answer_was_lost_can_be_taken_back(namespace: Namespace, 
     assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
 
 
+def test_a_commit_that_did_not_read_back_and_was_taken_back_is_made_again(
+    namespace: Namespace, repo: str, machine: Machine
+) -> None:
+    """A retry alone would read back the commit that was undone, and end well over an empty target."""
+    target = namespace.repo("target")
+    namespace.admin.fault(rf"^GET /{target}/resolve/", "status", status=404)
+    job = str(answer(machine, "submit", repo, "--to", target, "--size", "20kB")["id"])
+    with JobStore.at(machine.env["RESHARD_BROKER_URL"]) as store:
+        wait_for(lambda: store.get(job).state.ended, "the end of the job", 60)
+        assert store.get(job).state == JobState.published_unverified, store.get(job).error
+        namespace.admin.clear_faults()
+        answer(machine, "rollback", job)
+        assert not [path for path in namespace.admin.files(target) if path.endswith(".safetensors")]
+        assert answer(machine, "retry", job)["state"] in {"queued", "planning"}
+        wait_for(lambda: store.get(job).state.ended, "the end of the second try", 60)
+        assert store.get(job).state == JobState.done and store.get(job).rolled_back is None
+    assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))
+
+
 def test_a_job_that_made_no_commit_has_nothing_to_take_back(namespace: Namespace, repo: str, machine: Machine) -> None:
     first = str(answer(machine, "submit", repo, "--to", namespace.repo("target"), "--size", "20kB", "--watch")["id"])
     second = str(answer(machine, "submit", repo, "--to", namespace.repo("target"), "--size", "20kB", "--watch")["id"])
