@@ -91,8 +91,9 @@ LEFT_OUT_MAX = 20  # values without tensors that are named one by one; the rest 
 
 # ---------------------------------------------------------------------------------------------------------- gather
 GATHER_READ = 8 * MIB  # bytes; what one step of a gather holds of the source
-# A transposed 1 GiB takes 7 s in windows of 32 MiB and 41 s in 4 MiB ones; Python 3.14 is 6 MB larger than 3.11.
-GATHER_WINDOW = 28 * MIB  # bytes
+# A transposed 1 GiB takes 7 s in windows of 32 MiB and 41 s in 4 MiB ones. Python 3.14 is 6 MB larger than 3.11: there
+# 28 MiB once went over the 128 MB of a copy, under load.
+GATHER_WINDOW = 24 * MIB  # bytes
 CAST_BLOCK = 64 * KIB  # elements; what a cast holds of them in between, 4 bytes each, fits a core's cache
 DEQUANTIZE_BLOCK = 256 * KIB  # elements of a quantised weight that are made plain at once, 4 bytes each and more
 SCALED_WINDOW = 16 * MIB  # bytes; of a weight that is put in order to be made plain, which takes memory beside it
