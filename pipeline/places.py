@@ -205,9 +205,9 @@ def parse_place(value: str) -> AnyPlace:
 
 
 def _from_url(url: str) -> Hub | Bucket:
-    parts, shown = urlsplit(url), redacted(url.partition("?")[0])  # a query may be a signature
-    # Of hf://user/repo@revision, only what is before a colon could be a user's name.
-    if "@" in parts.netloc and (parts.scheme != "hf" or ":" in parts.netloc.partition("@")[0]):
+    parts = urlsplit(url)
+    shown = redacted(url.partition("?")[0])  # a query may be a signature
+    if "@" in parts.netloc:
         raise BadPlace(value=shown, why="a URL with a user name or password would be stored and published")
     if parts.scheme in {"s3", "gs", "az"}:
         try:

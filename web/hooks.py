@@ -21,7 +21,7 @@ from reshard.pipeline.errors import (
     HubUnreachable,
     ReshardError,
     ScheduleNotFound,
-    ScheduleTooNew,
+    ScheduleUnreadable,
     SourceError,
 )
 from reshard.pipeline.places import Hub
@@ -123,7 +123,7 @@ def _carry(
         allow(watch.request, settings)
         if not ours(source, commit):
             outcome, job = queue.pushes.push(watch, commit)
-    except (SourceError, AccessError, ScheduleNotFound, ScheduleTooNew) as error:
+    except (SourceError, AccessError, ScheduleNotFound, ScheduleUnreadable) as error:
         outcome, problem = "refused", error.to_dict()
     log.info("%s at %s was pushed, for %s: %s, job %s", source, commit, watch.request.target, outcome, job)
     named = {"schedule": watch.schedule, "catalog": watch.catalog}

@@ -146,9 +146,9 @@ class ScheduleNotFound(QueueError, code="queue.no_schedule"):
 class ScheduleExists(QueueError, code="queue.schedule_exists"):
     message = "there is a schedule {name} already"
     hint = "see `reshard schedule show {name}`; `reshard schedule remove {name}` makes room for another"
-class ScheduleTooNew(QueueError, code="queue.newer_schedule"):
-    message = "schedule {name} was written by a newer release; unknown here: {unknown}"
-    hint = "install that release here too; control of that release fires it"
+class ScheduleUnreadable(QueueError, code="queue.schedule_unreadable"):
+    message = "this release cannot read schedule {name}: {where}: {why}"
+    hint = "if a newer release wrote it, install that one here too; its control fires it"
 class NoticeFailed(QueueError, code="queue.notice", retryable=True):
     message = "the {hook} that notices go to did not take one: {why}"
     hint = "try it with `reshard doctor --notify`, in the environment in which control runs"

@@ -120,7 +120,7 @@ def test_what_is_not_allowed_or_not_known_here_is_refused_and_the_rest_is_done(
     store.redis.hset(ALL, "a", json.dumps(stored | {"unheard": 1}))
     carried = told(watched, pushed(source, namespace.admin.put_files(source, {"notes.md": b""})))["carried"]
     assert [one["outcome"] for one in carried] == ["refused", "existed"]
-    assert carried[0]["error"]["code"] == "queue.newer_schedule"
+    assert carried[0]["error"]["code"] == "queue.schedule_unreadable"
 
 
 def test_a_hub_that_makes_it_wait_does_not_keep_a_push_from_its_job(

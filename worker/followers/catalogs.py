@@ -208,7 +208,7 @@ class Catalogs:
         cancelled = 0
         for job in texts(self._redis.hvals(key(name, "active"))):
             try:
-                if self._store.get(job).request.asked_by == f"catalog {name}":
+                if self._store.get(job).request.asked_by == asked_by(name):
                     self._store.cancel(job)
                     cancelled += 1
             except (WrongState, JobNotFound) as error:
@@ -362,6 +362,11 @@ def count(pipe: Pipeline, name: str, ended: Ended, by: int) -> None:
 
 def _numbered(item: tuple[bytes, bytes]) -> int:
     return int(item[0])
+
+
+def asked_by(name: str) -> str:
+    """What its jobs say of who asked for them."""
+    return f"catalog {name}"
 
 
 def hash_of(client: redis.Redis, key: str) -> dict[str, str]:

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from reshard.pipeline.errors import BadSchedule, BrokerUnavailable, CatalogNotFound, ScheduleNotFound, ScheduleTooNew
+from reshard.pipeline.errors import (
+    BadSchedule,
+    BrokerUnavailable,
+    CatalogNotFound,
+    ScheduleNotFound,
+    ScheduleUnreadable,
+)
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE
 
 log = logging.getLogger(__name__)
@@ -31,7 +37,8 @@ class Contained:
             raise
         except Exception as error:
             if name not in self._broken:
-                if isinstance(error, ValidationError | ScheduleTooNew | BadSchedule):  # or an unknown time zone here
+                # A newer release's, or a time zone that is unknown here.
+                if isinstance(error, ValidationError | ScheduleUnreadable | BadSchedule):
                     log.error("%s %s cannot be read here and is left to another control: %s", self._what, name, error)
                 else:
                     log.exception("%s %s failed for an unknown reason, and waits", self._what, name)

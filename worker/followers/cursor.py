@@ -22,6 +22,7 @@ from reshard.worker.followers.catalogs import (
     NIGHT_WHOLE,
     Catalogs,
     Now,
+    asked_by,
     count,
     enter,
     hash_of,
@@ -201,7 +202,7 @@ class Cursor(Catalogs):
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
         job = self._go_on(again.decode()) if again else ""
-        request = entry.request.submitted_for(f"catalog {name}")
+        request = entry.request.submitted_for(asked_by(name))
         answer = self._admit_one(definition, run, number, job, submission(request))
         if answer not in {"ok", "gone", "stop"}:
             error = TargetBusy(job=answer, target=str(request.target))

@@ -87,7 +87,7 @@ class Pushes:
         return list(found.values())
 
     def push(self, watch: Watch, commit: str) -> Carried:
-        """Carry it out for ``commit``, once; raises ScheduleNotFound, ScheduleTooNew."""
+        """Carry it out for ``commit``, once; raises ScheduleNotFound, ScheduleUnreadable."""
         seen = f"{PREFIX}push:{watch.what}"
         last = cast("bytes | None", self._redis.get(seen))
         if last is not None and last.decode() == commit:

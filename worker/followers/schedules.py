@@ -22,10 +22,10 @@ from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
-from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleTooNew, UsageError
+from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable, UsageError
 from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
-from reshard.pipeline.validation import unknown_names
+from reshard.pipeline.validation import first_problem
 from reshard.worker.cron import next_after
 from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained
@@ -139,7 +139,7 @@ class Schedules:
         """Have it submit this from now on; raises as ``run``, and UsageError where it submits something else."""
 
         def step(pipe: Pipeline) -> None:
-            kept = self._named(name)
+            kept = self._whole(name)
             if kept.catalog is None or kept.catalog.name != definition.name:
                 does = f"catalog {kept.catalog.name}" if kept.catalog else "a request"
                 raise UsageError(what=f"schedule {name} submits {does}, and the file is catalog {definition.name}")
@@ -175,8 +175,8 @@ class Schedules:
         return first if self._redis.zadd(DUE, {name: ms(first)}, nx=True) else cast(float, self.get(name).next)
 
     def run(self, name: str) -> Run:
-        """Fire it now, unless its last job is still at work. Raises ScheduleNotFound, ScheduleTooNew."""
-        run = self._fire(self._named(name), None, self._clock())
+        """Fire it now, unless its last job is still at work. Raises ScheduleNotFound, ScheduleUnreadable."""
+        run = self._fire(self._whole(name), None, self._clock())
         if run is None:
             raise ScheduleNotFound(name=name)
         return run
@@ -220,7 +220,7 @@ class Schedules:
             outcome, job, fire = self._decide(pipe, schedule, _submitted(schedule), skip=False)
             return outcome, job if fire is None and job else None
 
-        schedule = self._named(name)
+        schedule = self._whole(name)
         return transact(self._redis, step, ALL)
 
     def _fire(self, schedule: Schedule, due: float | None, now: float) -> Run | None:
@@ -275,16 +275,13 @@ class Schedules:
     def _schedule(self, name: str) -> Schedule:
         return Schedule.known(self._stored(name))[0]
 
-    def _named(self, name: str) -> Schedule:
-        """``_whole`` for whoever names it; raises ScheduleTooNew."""
-        try:
-            return self._whole(name)
-        except ValidationError as error:
-            raise ScheduleTooNew(name=name, unknown=unknown_names(error)) from error
-
     def _whole(self, name: str) -> Schedule:
-        """To be fired; raises pydantic's ValidationError for what a newer release wrote."""
-        return Schedule.model_validate_json(self._stored(name))
+        """To be fired; raises ScheduleUnreadable for what a newer release wrote."""
+        try:
+            return Schedule.model_validate_json(self._stored(name))
+        except ValidationError as error:
+            problem = first_problem(error)
+            raise ScheduleUnreadable(name=name, where=problem.where, why=problem.why) from error
 
     def _stored(self, name: str) -> bytes:
         if (stored := cast("bytes | None", self._redis.hget(ALL, name))) is None:
