@@ -255,6 +255,10 @@ def index_bytes(index: Index, shards: Sequence[Shard], metadata: Mapping[str, ob
     paths = {i: quoted(shards[i].path.removeprefix(prefix)) for i in index.shards}
     weight_map = {tensor.name: path for i, path in paths.items() for tensor, *_ in shards[i].entries}
     content = {"metadata": index.metadata | dict(metadata or {}), "weight_map": {}}
-    head = json.dumps(content, indent=2, ensure_ascii=False).removesuffix("{}\n}")
-    lines = ",\n".join([f"    {quoted(name)}: {weight_map[name]}" for name in sorted(weight_map)])
-    return (f"{head}{{\n{lines}\n  }}\n}}\n" if lines else f"{head}{{}}\n}}\n").encode()
+    made = bytearray(json.dumps(content, indent=2, ensure_ascii=False).removesuffix("}\n}").encode())
+    for name in sorted(weight_map):
+        made += f"\n    {quoted(name)}: {weight_map[name]},".encode()
+    if weight_map:
+        made[-1:] = b"\n  "
+    made += b"}\n}\n"
+    return bytes(made)

@@ -28,6 +28,7 @@ from reshard.pipeline.verifying.structure import (
     compare,
     compare_keys,
     signature,
+    signature_of,
 )
 
 _STRUCTURE = "names, dtypes, shapes, lengths, index both ways"
@@ -76,7 +77,7 @@ def check_plan(plan: Plan, shards: Sequence[Shard]) -> Check:
 
 
 def _planned(entries: Iterable[Entry]) -> Signature:
-    return {tensor.name: (as_dtype, tensor.shape) for tensor, as_dtype, _ in entries}
+    return signature_of((tensor.name, as_dtype, tensor.shape) for tensor, as_dtype, _ in entries)
 
 
 def _structure(

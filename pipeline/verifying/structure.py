@@ -86,9 +86,14 @@ class Finding:
 
 def signature(headers: Mapping[str, Header]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Every tensor of every file by name; of duplicates the last file's counts, as it does for a loader."""
-    return {
-        name: (dtype, shape) for path in sorted(headers) for name, (dtype, shape, _, _) in headers[path].tensors.items()
-    }
+    specs = (item for path in sorted(headers) for item in headers[path].tensors.items())
+    return signature_of((name, spec.dtype, spec.shape) for name, spec in specs)
+
+
+def signature_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """That of (name, dtype, shape); of 500,000 tensors nearly all are like another, and one pair serves those."""
+    pairs: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
+    return {name: pairs.setdefault(pair := (dtype, shape), pair) for name, dtype, shape in tensors}
 
 
 def compare(source: Signature, output: Signature) -> Iterator[Finding]:
@@ -255,7 +260,7 @@ def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _parse(
     index_path: str, index: bytes | Mapping[str, Any]
-) -> tuple[dict[str, str], Mapping[str, Any] | None] | Finding:
+) -> tuple[Mapping[str, str], Mapping[str, Any] | None] | Finding:
     """The weight map and the metadata; a bare ``{tensor: file}`` map counts as an index without metadata."""
 
     def broken(why: str) -> Finding:
@@ -273,7 +278,7 @@ def _parse(
     if not isinstance(weight_map, Mapping) or not all(isinstance(file, str) for file in weight_map.values()):
         return broken('has no "weight_map" of tensor names to file names')
     metadata = document.get("metadata")
-    return dict(weight_map), metadata if isinstance(metadata, Mapping) else None
+    return weight_map, metadata if isinstance(metadata, Mapping) else None
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -149,7 +149,11 @@ def _parse_compact(raw: memoryview, data_start: int) -> tuple[dict[str, str], di
     if between != ["," if start else "{", *[","] * (len(names) - 1), "}"]:
         return None
     kinds = list(map(_kind, texts))
-    firsts, lasts = ([data_start + int(offset) for offset in column] for column in (starts, stops))
+    lasts = [data_start + int(offset) for offset in stops]
+    if starts[1:] == stops[:-1]:  # nearly always, and then one number serves as the end of one and the next one's start
+        firsts = [*(data_start + int(offset) for offset in starts[:1]), *lasts[:-1]]
+    else:
+        firsts = [data_start + int(offset) for offset in starts]
     if any(map(ne, map(sub, lasts, firsts), [size for _, _, size in kinds])):
         return None
     specs = map(Spec, [kind[0] for kind in kinds], [kind[1] for kind in kinds], firsts, lasts)
