@@ -163,7 +163,13 @@ def cancel(job: Job, output: Output) -> None:
 def retry(
     *,
     job: Job,
-    anew: Annotated[bool, Option("--anew", help="Plan again from the current source and target.")] = False,
+    anew: Annotated[
+        bool,
+        Option(
+            "--anew",
+            help="Plan again from the current source and target; a commit that has only to be checked is kept.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, Option("--overwrite", help="Plan again, and replace what others changed in the target since.")
     ] = False,

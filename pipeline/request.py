@@ -134,7 +134,7 @@ class Options(Strict):
     )
     force: bool = Field(default=False, description="Publish again even if the same was published before.")
     require: Literal["any", "model"] = Field(
-        default="any", description="model: refuse a result that the model's own class cannot check."
+        default="any", description="model: publish nothing that the model's own class cannot check."
     )
     transport: Transport = Field(
         default="auto", description="How weights travel; auto takes xet where the Hub offers it."

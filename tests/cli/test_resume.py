@@ -86,12 +86,19 @@ class Held:
             preexec_fn=heeds,
         )
         self.space.wait_for_fault(rule, waiting=1)
+        # Python looks for signals before it waits for an answer, and sees none that comes between the two.
+        wait_for(lambda: _sleeps(running.pid), "its waiting for the answer")
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
         assert running.returncode == 130 and "Traceback" not in said, said
         assert not self.target.exists()
         self.space.clear_faults()
         return said
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether the process's first thread waits in a call of the kernel's."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @pytest.fixture
