@@ -1,7 +1,8 @@
 """The two kinds of files of a DeepSpeed ZeRO checkpoint, read as data: what an optimizer holds, what the model is.
 
-Sources: `state_dict` of `deepspeed/runtime/zero/stage_1_and_2.py` and `stage3.py`, `_common_checkpoint_state` of
-`deepspeed/runtime/engine.py`, `deepspeed/checkpoint/ds_to_universal.py`.
+Sources: `state_dict` of `deepspeed/runtime/zero/stage_1_and_2.py` and `stage3.py`, and of
+`deepspeed/runtime/bf16_optimizer.py`; `_common_checkpoint_state` of `deepspeed/runtime/engine.py`;
+`deepspeed/checkpoint/ds_to_universal.py`.
 """
 
 from __future__ import annotations
@@ -110,8 +111,12 @@ def _stage(optimizer: Mapping[str, object], file: StoredFile) -> int:
     stage = optimizer.get("zero_stage")
     if type(stage) is Made and len(stage.args) == 1:  # an enumeration's member
         stage = stage.args[0]
-    if stage is None and _GROUPS in optimizer:  # of DeepSpeed's optimizer for bfloat16, which divides as stage 1 does
-        return 1
+    # BF16_Optimizer names no stage, and divides as stage 1 does; it scales no loss. The optimizers of all stages do, so
+    # there a stage that is missing was lost, as DeepSpeed's `zero_to_fp32` takes it too.
+    if stage is None:
+        if _GROUPS in optimizer and "group_paddings" in optimizer and "loss_scaler" not in optimizer:
+            return 1
+        raise BadPickle(file=file.path, why="it has no zero_stage")
     if type(stage) is int and 1 <= stage <= 3:
         return stage
     raise BadPickle(file=file.path, why="it is not a partition of ZeRO's stages 1, 2 or 3")

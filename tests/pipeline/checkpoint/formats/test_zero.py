@@ -70,12 +70,28 @@ def test_the_optimizer_for_bfloat16_which_names_no_stage(tmp_path: Path) -> None
     folder = made.save(tmp_path)
     for rank in range(3):
         state = made.optimizer(rank)
-        del state["optimizer_state_dict"]["zero_stage"]
+        for key in ("zero_stage", "loss_scaler", "dynamic_loss_scale", "overflow"):
+            del state["optimizer_state_dict"][key]
+        state["optimizer_state_dict"]["group_paddings"] = [0, 0]
         flat = state["optimizer_state_dict"]["single_partition_of_fp32_groups"]
         longest = [one.numel() for one in made.partition(0)]
         flat[:] = [torch.cat([one, torch.full((n - len(one),), 7.0)]) for one, n in zip(flat, longest, strict=True)]
         save(state, optimizer_path(folder, rank))
     assert_equal(folder, made.expected())
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+def test_a_stage_that_was_lost_is_refused_whichever_ranks_lost_it(ranks: tuple[int, ...], tmp_path: Path) -> None:
+    """`zero_to_fp32` takes no stage as no ZeRO checkpoint; here every rank has to say it, also at stage 1."""
+    made = training(1, 2)
+    folder = made.save(tmp_path)
+    for rank in ranks:
+        state = made.optimizer(rank)
+        state["optimizer_state_dict"]["group_paddings"] = [0, 0]  # as the optimizers of all stages have it
+        del state["optimizer_state_dict"]["zero_stage"]
+        save(state, optimizer_path(folder, rank))
+    with pytest.raises(BadPickle, match=f"rank_{ranks[0]}_.*it has no zero_stage"):
+        opened(folder)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -218,6 +234,7 @@ def both_stages(*changes: tuple[str, Change, type[CheckpointError], str]) -> lis
         ("holes", optimizer(put(0, torch.zeros(99)[::2])), NotRead, "group 0"),
         ("no tensor", optimizer(lambda s: groups(s).__setitem__(0, 3)), BadPickle, "group 0 is not a tensor"),
         ("no stage", optimizer(lambda s: s.update(zero_stage=7)), BadPickle, "stages 1, 2 or 3"),
+        ("a lost stage", optimizer(lambda s: s.pop("zero_stage")), BadPickle, "it has no zero_stage"),
         ("no count", optimizer(lambda s: s.update(partition_count=None)), BadPickle, "one set of ranks"),
         ("several counts", optimizer(lambda s: s.update(partition_count=[2, 1])), BadPickle, "one set of ranks"),
         ("a count of -1", optimizer(lambda s: s.update(partition_count=-1)), BadPickle, "one set of ranks"),
