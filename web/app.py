@@ -59,6 +59,7 @@ class Web:
         found = caller(request.headers, request.cookies, peer, self.tokens, self.own)
         if found is None:
             raise SignInNeeded
+        request.state.connection.recognize()
         if not found.may(scope):
             raise ScopeMissing(name=found.name, what=f"{request.method} {request.url.path}")
         if found.by_browser and request.method not in {"GET", "HEAD"} and not same_site(request.headers):
@@ -125,6 +126,7 @@ async def _events(web: Web, request: Request) -> Response:
 
 async def _hook(web: Web, request: Request) -> Response:
     hooks.check_secret(request.headers.get(hooks.SECRET), web.own.hook_secret)
+    request.state.connection.recognize()
     payload = read(hooks.Payload, await request.body())
     return document(await run_in_threadpool(_taken, web, payload))
 

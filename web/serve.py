@@ -22,9 +22,7 @@ from reshard.worker.settings import Settings, settings
 
 log = logging.getLogger("reshard.web.serve")  # also where it is run as __main__
 
-KEEP_ALIVE = 30  # seconds that an idle connection is kept
 BACKLOG = 256  # connections that wait to be accepted
-CONNECTIONS = 1000  # at once; beyond it one is answered 503
 END = 5  # seconds that requests are given when the process is to end
 ANSWER = 2.0  # seconds that one that starts is given to say that it is there; then it is asked again
 
@@ -91,13 +89,11 @@ def serve(settings: Settings, own: WebSettings) -> None:
         web = Web(Queue(store), settings, own)
         config = uvicorn.Config(
             build(web), http=Connection, ws="none", proxy_headers=False,
-            log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE,
-            limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=END, h11_max_incomplete_event_size=16_384,
+            log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=END,
+            h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
         log.info("web is on http://%s:%s", own.address, own.port)
-        server = Server(config)
-        server.streams = web.streams
-        server.run(sockets=[listening])
+        Server(config, web.streams).run(sockets=[listening])
 
 
 if __name__ == "__main__":

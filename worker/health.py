@@ -17,7 +17,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 log = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT = 10.0  # seconds; who connects and says nothing holds a thread no longer
+REQUEST_TIMEOUT = 5.0  # seconds; who connects and says nothing holds a thread no longer
 
 Why = Callable[[], str]  # what is wrong, in a few words; "" where nothing is
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -19,6 +21,7 @@ from reshard.pipeline.request import Request
 from reshard.web import api, catalogs_api
 from reshard.web.app import pages
 from reshard.web.auth import COOKIE, Scope, add_token
+from reshard.web.connections import CONNECTIONS, STRANGERS_MAX, STRANGERS_OF_PEER
 from reshard.web.endpoint import ENDPOINTS, Endpoint
 from reshard.web.guard import BODY_MAX
 from reshard.worker.queue.jobs import JobStore, submission
@@ -306,8 +309,9 @@ def said(site: Site, asked: str, *headers: str) -> bytes:
 # -------------------------------------------------------------------------------------------------- how it is sent
 
 
-def dial(site: Site, receive: int | None = None) -> socket.socket:
+def dial(site: Site, receive: int | None = None, source: str = "127.0.0.1") -> socket.socket:
     line = socket.socket()
+    line.bind((source, 0))
     if receive is not None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
     line.settimeout(60)
@@ -342,6 +346,92 @@ def test_who_says_half_a_request_is_hung_up_on(site: Site) -> None:
                 while line.recv(65536):
                     pass
     alive(site)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many connections as a test opens, whatever a process may open by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def kept(site: Site, silent: list[socket.socket]) -> list[socket.socket]:
+    """Which of these connections the service keeps; it answers, to probes and to whoever has a token."""
+    with site.client(None) as client:
+        assert client.get("/healthz").text == client.get("/readyz").text == "ok\n"
+    alive(site)
+    return [line for line in silent if not readable(line) or not is_ended(line)]
+
+
+def readable(line: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def is_ended(line: socket.socket) -> bool:
+    with suppress(ConnectionResetError):
+        return line.recv(65536) == b""
+    return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+        b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 9\r\n\r\n",
+    ],
+    ids=["nothing", "half a head", "no body"],
+)
+def test_1000_silent_connections_stop_neither_the_service_nor_its_probes(
+    site: Site, many_files: None, said: bytes
+) -> None:
+    for _ in range(2):  # as who comes again at once
+        with ExitStack() as stack:
+            lines = []
+            for _ in range(1000):
+                lines.append(stack.enter_context(closing(dial(site))))
+                with suppress(ConnectionError):
+                    lines[-1].sendall(said)
+            assert len(kept(site, lines)) <= STRANGERS_OF_PEER
+
+
+def test_silent_connections_of_many_addresses_are_few_together(site: Site, many_files: None) -> None:
+    with ExitStack() as stack:
+        lines = []
+        for peer in range(2, 32):
+            source = f"127.0.0.{peer}"
+            lines += [stack.enter_context(closing(dial(site, source=source))) for _ in range(STRANGERS_OF_PEER)]
+        newest, held = lines[-STRANGERS_OF_PEER // 2 :], kept(site, lines)
+        assert len(held) <= STRANGERS_MAX and {*newest} <= {*held}
+
+
+def test_who_says_nothing_is_hung_up_on_before_who_has_a_token(site: Site) -> None:
+    half = HALVES[2].replace(b"TOKEN", site.tokens["act"].encode())
+    with closing(dial(site)) as known, closing(dial(site)) as silent, closing(dial(site)) as answered:
+        known.sendall(half)
+        answered.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"ok\n" in answered.recv(65536)
+        assert is_ended(silent) and is_ended(answered)
+        assert not readable(known)
+        known.sendall(b" " * 999)
+        assert known.recv(65536).startswith(b"HTTP/1.1 400 "), "it is still heard"
+
+
+def test_probes_are_answered_past_the_limit_of_connections(site: Site, many_files: None) -> None:
+    half = HALVES[2].replace(b"TOKEN", site.tokens["act"].encode())
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS - 1):
+            line = stack.enter_context(closing(dial(site)))
+            line.sendall(half.replace(b"\r\n\r\n{", b"\r\nExpect: 100-continue\r\n\r\n"))
+            assert line.recv(65536).startswith(b"HTTP/1.1 100 "), "its token is known"
+        with site.client() as client:
+            assert client.get(f"{ROOT}/service").status_code == 503
+            assert client.get("/healthz").text == client.get("/readyz").text == "ok\n"
+    wait_for(lambda: site.client().get(f"{ROOT}/service").status_code == 200, "room for the next")
 
 
 def test_a_header_without_end_is_refused(site: Site) -> None:
