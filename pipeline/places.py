@@ -22,7 +22,7 @@ from pydantic import (
     model_serializer,
 )
 
-from reshard.pipeline.errors import BadPlace
+from reshard.pipeline.errors import BadPlace, shortened
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
 # and neither `-` nor `.` at either end.
@@ -279,9 +279,10 @@ def check_repo(repo: str) -> str:
 def _repo(repo: str, value: str) -> str:
     owner, slash, name = repo.partition("/")
     if not slash:
-        cure = f"add its owner (gpt2 is openai-community/gpt2 on the Hub now), or type ./{repo} for a folder here"
+        here = f"./{shortened(repo)}"
+        cure = f"add its owner (gpt2 is openai-community/gpt2 on the Hub now), or type {here} for a folder here"
         raise BadPlace(value=value, why="an owner is missing (user/repo)", cure=cure)
     for part in (owner, name):
         if not _NAME.fullmatch(part):
-            raise BadPlace(value=value, why=f"{part!r} is not a name that the Hub allows")
+            raise BadPlace(value=value, why=f"{shortened(part)!r} is not a name that the Hub allows")
     return repo

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from reshard.pipeline.errors import BadSize, UsageError
+from reshard.pipeline.errors import BadSize, UsageError, shortened
 from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE, RENAME_RULES_MAX
 from reshard.pipeline.places import Folder, Hub, Place, Strict, TargetPlace, parse_place, parse_target
 from reshard.pipeline.renaming import Rules
@@ -51,7 +51,7 @@ def parse_size(value: str, option: str = "--size") -> int:
         raise BadSize(option=option, value=value, why=f"{unit} means bits")
     factor = _UNITS.get(unit.upper())
     if factor is None:
-        raise BadSize(option=option, value=value, why=f"unknown unit {unit!r}")
+        raise BadSize(option=option, value=value, why=f"unknown unit {shortened(unit)!r}")
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
         raise BadSize(option=option, value=value, why="a size is more than zero")
@@ -191,7 +191,7 @@ class Request(Strict):
             chosen = Options(**options)
         except ValidationError as error:
             first = first_problem(error)
-            given = "" if first.unknown else f", not {first.given!r}"
+            given = "" if first.unknown else f", not {shortened(repr(first.given))}"
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
         return cls(source=parse_place(source), target=parse_target(target), options=chosen)
 

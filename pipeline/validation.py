@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from reshard.pipeline.errors import shortened
+
 _WORDS = {"missing": "is missing", "extra_forbidden": "unknown name"}
 
 
@@ -27,9 +29,13 @@ class Problem:
 
 def first_problem(error: ValidationError) -> Problem:
     """The first of all that ``error`` tells."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    kind = first["type"]
-    return Problem(first["loc"], _WORDS.get(kind) or _plain(first["msg"]), first["input"], kind == "extra_forbidden")
+    first = error.errors(include_url=False)[0]
+    kind, loc = first["type"], tuple(shortened(part) if isinstance(part, str) else part for part in first["loc"])
+    if kind == "union_tag_invalid":  # whose message repeats what stood there
+        why = f"{first['ctx']['discriminator']} must be one of {first['ctx']['expected_tags']}"
+    else:
+        why = _WORDS.get(kind) or _plain(first["msg"])
+    return Problem(loc, why, first["input"], kind == "extra_forbidden")
 
 
 def unknown_names(error: ValidationError) -> str:

@@ -22,7 +22,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize
+from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
 from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
 from reshard.pipeline.request import Options, Request, parse_size
 from reshard.pipeline.validation import first_problem
@@ -31,6 +31,7 @@ VERSION: Literal[1] = 1
 NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
 NODES_MAX = 3_000_000  # values of a file, with what its aliases repeat; an entry has few more than twenty
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
+FILLED_MAX = 250  # characters of a template that is filled in; the Hub's longest repository has 193
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
     "string_pattern_mismatch": "a name is of small letters and digits, and behind the first also dots, - and _; "
@@ -46,7 +47,7 @@ def _with_unit(value: str) -> str:
     try:
         parse_size(value)
     except BadSize as error:
-        raise ValueError(f"{value}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
+        raise ValueError(f"{shortened(value)}: {error.facts['why']}; give bytes with a unit, as in 200MB") from None
     return value
 
 
@@ -144,7 +145,7 @@ class CatalogEntry(Cut):
             if value is not None:
                 _hub(value)
         except BadPlace as error:
-            raise ValueError(f"{value}: {error.facts['why']}") from None
+            raise ValueError(f"{shortened(str(value))}: {error.facts['why']}") from None
         return value
 
     @model_validator(mode="after")
@@ -220,11 +221,15 @@ def request_for(catalog: Catalog, entry: CatalogEntry, repo: str) -> Request:
     revision = cut.revision or place.revision
     options = {field: value for field in Options.model_fields if (value := getattr(cut, field, None)) is not None}
     size = cut.size or f"{Options().size // 10**9}GB"
-    target = _fill(cut.to or "", {"owner": owner, "name": name, "size": size, "revision": revision or "main"})
+    fields = {"owner": owner, "name": name, "size": size, "revision": revision or "main"}
+    try:
+        target = _hub(_fill(cut.to or "", fields))
+    except ValueError as error:
+        raise BadPlace(value=cut.to, why=str(error)) from None
     source = {"revision": revision, "endpoint": cut.endpoint or place.endpoint, "credential": cut.credential}
     return Request(
         source=place.model_copy(update=source),
-        target=_hub(target).model_copy(update={"endpoint": cut.to_endpoint, "credential": cut.to_credential}),
+        target=target.model_copy(update={"endpoint": cut.to_endpoint, "credential": cut.to_credential}),
         options=Options(**options),
         priority="bulk",
     )
@@ -241,18 +246,29 @@ def merged(defaults: Cut, entry: CatalogEntry) -> Cut:
 def _hub(value: str) -> Hub:
     place = parse_place(value)
     if not isinstance(place, Hub):
-        raise ValueError(f"{value} is a {place.kind}; a catalog names repositories: user/repo")
+        raise ValueError(f"{shortened(value)} is a {place.kind}; a catalog names repositories: user/repo")
     return place
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
+    """``template`` with its fields filled in, and nothing of the rest that Python's templates can do.
+
+    A width alone would take any memory: `{name:>60000000}`. Raises ValueError.
+    """
+    shown, filled = shortened(template), ""
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        for text, name, form, conversion in string.Formatter().parse(template):
+            if form or conversion or (name and not name.isidentifier()):
+                raise ValueError("a template has plain fields alone, as {name}: no format, no attribute and no index")
+            if name is not None and name not in values:
+                there = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+                raise ValueError(f"{{{shortened(name)}}} is not known; there are {there}")
+            filled += text + values.get(name or "", "")
     except ValueError as error:
-        raise ValueError(f"{template}: {error}") from None
-    if unknown := names - values.keys():
-        raise ValueError(f"{{{min(unknown)}}} is not known; there are {', '.join(f'{{{n}}}' for n in PLACEHOLDERS)}")
-    return template.format_map(values)
+        raise ValueError(f"{shown}: {error}") from None
+    if len(filled) > FILLED_MAX:
+        raise ValueError(f"{shown}: filled in, it has more than {FILLED_MAX} characters")
+    return filled
 
 
 # ------------------------------------------------------------------------------------------------- where it is wrong

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any, ClassVar
+
+VALUE_SHOWN = 200  # characters of a value that an error repeats: one knows it by them, and it may have any number
+TAIL_SHOWN = 60  # characters of these that are its last: of a path they say most
+SENTENCE_SHOWN = 1000  # characters of a fact that is prose; the longest of our own has some 400
+FACT_KEPT = 4096  # characters of a fact that scripts read: PATH_MAX of Linux
+# Facts that are sentences or lists, which may repeat several values.
+PROSE = frozenset({"what", "why", "cure", "fix", "paths", "findings", "found", "others", "allowed", "known", "more"})
 
 # How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
 GO_ON = {
@@ -50,7 +59,7 @@ class ReshardError(Exception):
             cls.blames_worker = True
 
     def __init__(self, **facts: Any) -> None:
-        self.facts = {**self.defaults, **facts}
+        self.facts = {name: _kept(fact) for name, fact in {**self.defaults, **facts}.items()}
         super().__init__(self.message.format_map(_told(self.facts)))
 
     @property
@@ -76,9 +85,31 @@ class ReshardError(Exception):
         return error
 
 
+def shortened(text: str, most: int = VALUE_SHOWN) -> str:
+    """``text``, or of a longer one both ends.
+
+    >>> shortened("a" * 10**7 + "/config.json")[-20:], len(shortened("a" * 10**7))
+    ('aaaaaaaa/config.json', 200)
+    """
+    return text if len(text) <= most else f"{text[: most - TAIL_SHOWN - 3]}...{text[-TAIL_SHOWN:]}"
+
+
+def _kept(fact: Any) -> Any:
+    return shortened(fact, FACT_KEPT) if isinstance(fact, str) else fact
+
+
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts as a person reads them: ``209,715,200``; what was typed stays as it was."""
-    return {n: f"{fact:,}" if type(fact) is int and n not in {"line", "value"} else fact for n, fact in facts.items()}
+    """Facts as a person reads them: ``209,715,200``; what was typed stays as it was, as far as it is repeated."""
+    return {name: _said(name, fact) for name, fact in facts.items()}
+
+
+def _said(name: str, fact: Any) -> Any:
+    if type(fact) is int:
+        return fact if name in {"line", "value"} else f"{fact:,}"
+    if name in PROSE and isinstance(fact, str):
+        words = re.sub(r"\S+", lambda word: shortened(word[0]), fact)
+        return shortened(words, SENTENCE_SHOWN)
+    return shortened(str(fact)) if isinstance(fact, str | list | tuple | dict | PurePath) else fact
 
 
 def by_code() -> dict[str, type[ReshardError]]:

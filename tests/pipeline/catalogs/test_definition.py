@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.pipeline.catalogs.definition import Catalog, parse, request_for
-from reshard.pipeline.errors import BadCatalog
+from reshard.pipeline.errors import BadCatalog, BadPlace
 
 HEAD = "name: nightly\ndefaults: {to: 'us/{name}-{size}', size: 200MB, pr: true}\nentries:\n"
 
@@ -176,3 +176,60 @@ def test_a_file_that_would_take_the_stack_or_the_memory_is_refused(text: str, wh
 def test_what_entries_share_may_have_an_anchor() -> None:
     text = "name: a\ndefaults: &d {to: 'us/{name}', size: 1GB}\nentries: [{repo: a/b, <<: *d}, {<<: *d, repo: a/c}]\n"
     assert [entry.size for entry in parse(text, "c.yaml").entries] == ["1GB", "1GB"]
+
+
+@pytest.mark.parametrize(
+    "to, why",
+    [
+        ("us/{name:>60000000}", "plain fields"),
+        ("us/{name:{size}}", "plain fields"),
+        ("us/{name!r}", "plain fields"),
+        ("us/{name.upper}", "plain fields"),
+        ("us/{name[0]}", "plain fields"),
+        ("us/{0}", "plain fields"),
+        ("us/{}", "not known"),
+        ("us/" + "n" * 300, "more than 250 characters"),
+        ("us/" + "{name}{{" * 100_000, "more than 250 characters"),
+    ],
+)
+def test_a_template_has_plain_fields_alone_and_no_long_result(to: str, why: str) -> None:
+    with pytest.raises(BadCatalog, match=why) as refused:
+        parse(f"name: n\nentries: [{{repo: them/m, to: '{to}'}}]\n", "c.yaml")
+    assert len(str(refused.value)) < 600
+    catalog = parse("name: n\nentries: [{repo: them/m, to: us/m}]\n", "c.yaml")
+    kept = catalog.entries[0].model_copy(update={"to": to})  # as a release without this rule took it
+    with pytest.raises(BadPlace, match=why):
+        request_for(catalog, kept, "them/m")
+
+
+def test_what_a_template_is_filled_with_counts() -> None:
+    catalog = parse("name: n\nentries: [{repo: them/m, to: 'us/{name}-{name}-{name}'}]\n", "c.yaml")
+    with pytest.raises(BadPlace, match="more than 250 characters"):
+        request_for(catalog, catalog.entries[0], f"them/{'m' * 96}")
+
+
+LONG = "value " * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"name: n\nentries: [{{repo: '{LONG}', to: us/m}}]",
+        f"name: n\nentries: [{{repo: 'us/{LONG}', to: us/m}}]",
+        f"name: n\nentries: [{{repo: us/a, to: '{{{LONG}}}'}}]",
+        f"name: n\nentries: [{{repo: us/a, size: '1 {LONG}'}}]",
+        f"name: n\nentries: [{{repo: us/a, size: '1{'M' * 600_000}'}}]",
+        f"name: n\nentries: [{{repo: us/a, config_from: {{kind: '{LONG}'}}}}]",
+        f"name: n\nentries: [{{repo: us/a, '{LONG}': 1}}]",
+        f"'{LONG}': n\n'{LONG}': n",
+        f"name: *{'a' * 600_000}",
+        f"name: !<{'a' * 600_000}> n",
+    ],
+)
+def test_an_error_repeats_no_more_than_the_ends_of_a_value(text: str) -> None:
+    with pytest.raises(BadCatalog) as refused:
+        parse(text, "c.yaml")
+    told = str(refused.value) + refused.value.next_step
+    assert len(told) < 1000
+    assert told.count("value ") <= 2 * 200 / len("value ")  # where it stands, and what stands there
+    assert len(str(refused.value.to_dict())) < 10_000
