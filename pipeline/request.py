@@ -16,7 +16,7 @@ from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
-LAYOUT = 1
+LAYOUT = 2  # 1: indexes without `total_parameters`
 
 DEFAULT_BRANCH = "main"
 

@@ -42,6 +42,7 @@ from reshard.pipeline.planning.model import (
     NO_TRANSPORT,
     ROOT_KEY,
     SCHEMA,
+    TOTAL_PARAMETERS,
     Cut,
     Edit,
     Entry,
@@ -66,6 +67,7 @@ from reshard.pipeline.planning.pack import (
     header_of,
     in_source_order,
 )
+from reshard.pipeline.planning.parameters import total_parameters
 from reshard.pipeline.planning.ranges import cuts_of
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
@@ -295,8 +297,9 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     index = None
     if len(shards) > 1 and (path := index_path(checkpoint.name)):
         about = {"total_size": sum(shard.size - len(shard.header) for shard in shards), **selection.dropped}
-        kept = {key: value for key, value in checkpoint.index_metadata.items() if key != ROOT_KEY}
-        index = Index(path, numbers, kept | about)
+        anew = (ROOT_KEY, TOTAL_PARAMETERS)
+        kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
+        index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
     return _Made(shards, numbers, index, [*selection.notes, *_large_notes(too_large)], selection)
 
 

@@ -15,6 +15,7 @@ CARD = "README.md"
 MANIFEST = "reshard.manifest.json"
 # What the metadata of an index calls the manifest's root; loaders read nothing there but what they know.
 ROOT_KEY = "reshard_manifest"
+TOTAL_PARAMETERS = "total_parameters"  # the key that transformers writes there beside `total_size`
 
 # A worker that does not know a plan's schema hands the job back to one that does.
 SCHEMA = 1

@@ -21,6 +21,7 @@ from reshard.pipeline.checkpoint.discover import leaves_folder, load_json
 from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
 from reshard.pipeline.checkpoint.formats.safetensors import Header
 from reshard.pipeline.errors import BadLength, CheckpointError
+from reshard.pipeline.planning.model import TOTAL_PARAMETERS
 
 Rule = Literal[
     "index_json",  # the index is not JSON, or not an object of the right form
@@ -35,6 +36,7 @@ Rule = Literal[
     "no_index",  # several files that belong together, and no index that names them
     "total_size",  # the sum of the tensors' bytes differs from the index's
     "no_total_size",  # the index has no sum
+    "total_parameters",  # the index counts parameters, and not with a whole number
     "header",  # a file's header cannot be read, or breaks the format
     "length",  # a file does not end where its header says
     "split",  # GGUF: the split keys are not those of the parts
@@ -49,7 +51,7 @@ Rule = Literal[
 
 
 # These break no loader that we know of, and are reported as remarks.
-REMARKS: frozenset[Rule] = frozenset({"no_total_size"})
+REMARKS: frozenset[Rule] = frozenset({"no_total_size", "total_parameters"})
 
 Headers = Mapping[str, Header | CheckpointError]
 """``{path: its header, or why it cannot be read}``; paths are POSIX and relative to the repository's root."""
@@ -224,6 +226,10 @@ def _check_names(
 def _check_total(
     index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header], totals: Mapping[str, Total]
 ) -> Iterator[Finding]:
+    parameters = metadata.get(TOTAL_PARAMETERS, 1)
+    if type(parameters) is not int or parameters < 1:
+        text = f"{index_path} says {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is no count"
+        yield Finding("total_parameters", text, index_path)
     if "total_size" not in metadata:
         yield Finding("no_total_size", f"{index_path} has no total_size, which loaders do without", index_path)
         return

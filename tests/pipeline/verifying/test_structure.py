@@ -108,6 +108,10 @@ def total_of_nothing(it: Folder) -> None:
     it.index["metadata"]["total_size"] = None
 
 
+def parameters_of_text(it: Folder) -> None:
+    it.index["metadata"]["total_parameters"] = "many"
+
+
 def no_metadata(it: Folder) -> None:
     del it.index["metadata"]
 
@@ -176,6 +180,7 @@ def weight_map_gone(it: Folder) -> None:
         (total_too_small, {"total_size"}, "total_size 137"),
         (total_left_out, {"no_total_size"}, "has no total_size"),
         (total_of_nothing, {"total_size"}, "total_size None"),
+        (parameters_of_text, {"total_parameters"}, "total_parameters 'many', which is no count"),
         (no_metadata, {"index_metadata"}, INDEX),
         (bare_map, {"index_metadata"}, INDEX),
         (same_key_twice, {"duplicate"}, "norm"),

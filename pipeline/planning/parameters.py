@@ -1,0 +1,40 @@
+"""How many parameters a model has: what transformers writes into an index as `total_parameters`. Pure.
+
+transformers counts them in the model; here headers tell. So what the source's own index says is the better figure, and
+stays.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from reshard.pipeline.planning.model import TOTAL_PARAMETERS, Entry
+from reshard.pipeline.planning.select import Selection
+from reshard.pipeline.tensors import Checkpoint
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_NO_PARAMETERS = ("I64", "BOOL")  # they count, place and mask
+# Floats that torch's norms, and models of transformers, keep as buffers.
+_BUFFERS = frozenset({"running_mean", "running_var", "inv_freq", "masked_bias", "causal_mask", "final_logits_bias"})
+
+
+def total_parameters(checkpoint: Checkpoint, selection: Selection, dequantized: bool) -> dict[str, object]:
+    """The key with its value; empty where headers do not tell it.
+
+    That is so of quantized weights, where it hangs on their format, and of what other libraries load, which write none.
+    """
+    stated = checkpoint.index_metadata.get(TOTAL_PARAMETERS)
+    if type(stated) is int and stated > 0 and not dequantized:
+        return {TOTAL_PARAMETERS: stated}
+    entries = selection.entries
+    if checkpoint.name.stem != "model" or any(e.as_dtype not in (*_FLOATS, *_NO_PARAMETERS) for e in entries):
+        return {}
+    ours = {entry.name for entry in entries}
+    again = {name for tie in selection.ties for name in [name for name in tie if name in ours][1:]}
+    counted = (entry for entry in entries if entry.as_dtype in _FLOATS and entry.name not in again)
+    return {TOTAL_PARAMETERS: sum(prod(entry.tensor.shape) for entry in counted if not _is_buffer(entry))}
+
+
+def _is_buffer(entry: Entry) -> bool:
+    name = entry.name.rpartition(".")[2]
+    return name in _BUFFERS or (name == "bias" and len(entry.tensor.shape) == 4)  # GPT-2's causal mask was called so
