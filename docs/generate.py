@@ -61,6 +61,8 @@ def errors() -> str:
         "| in a hint | of a command | of a job on the queue |",
         "| --- | --- | --- |",
         *(f"| `{{{name}}}` | {typed.strip()} | {of_a_job.strip()} |" for name, (typed, of_a_job) in GO_ON.items()),
+        "",
+        "`{install}` is how the extra is added to that installation: from its wheel or clone, or to its image.",
     ]
     kinds = sorted(by_code().values(), key=lambda kind: (kind.exit_code, kind.code))
     for exit_code, family in groupby(kinds, key=lambda kind: kind.exit_code):

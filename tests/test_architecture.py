@@ -90,6 +90,7 @@ ROOMS = {
         {"places", "tensors", "renaming"},
         {"validation", "text"},
         {"limits", "errors"},
+        {"installed"},
     ],
     "client": [
         {"connect"},

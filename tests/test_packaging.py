@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import email
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -283,6 +285,41 @@ def finding(wheel: Path, home: Path) -> dict[str, str]:
     }  # fmt: skip
     below = ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR", "UV_TOOL_DIR", "UV_TOOL_BIN_DIR", "UV_CACHE_DIR")
     return os.environ | ours | {name: str(home / ours[name]) for name in below}
+
+
+ADDING = "from reshard.pipeline.installed import to_add; print(to_add('cloud'))"
+
+
+def told_to_add(python: Path, folder: Path) -> list[str]:
+    """The words of the command that the reshard of that environment names for the extra `cloud`."""
+    done = subprocess.run([python, "-c", ADDING], check=True, capture_output=True, text=True, cwd=folder)
+    said = re.fullmatch(r"run `(.+)`\n", done.stdout)
+    assert said is not None, done.stdout
+    return shlex.split(said[1])
+
+
+def test_the_command_that_a_hint_names_adds_the_extra_from_the_wheel(client: Path, wheel: Path, tmp_path: Path) -> None:
+    words = told_to_add(client / "python", tmp_path)
+    assert words == [str(client / "python"), "-m", "pip", "install", f"{wheel}[cloud]"]
+    planned = [*pip_of(client), "install", "--dry-run", "--quiet", "--report", "-", "-c", ROOT / "constraints.txt"]
+    report = subprocess.run([*planned, words[-1]], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "obstore" in {found["metadata"]["name"] for found in json.loads(report.stdout)["install"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("installs", "folder"), [("uv tool install", "uv"), ("uvx pipx install", "pipx/venvs")])
+def test_tools_that_install_commands_are_named_with_what_they_installed(
+    installs: str, folder: str, wheel: Path, tmp_path: Path
+) -> None:
+    tool = [sys.executable, "-m", "uv", *installs.replace("uvx", "tool run").removeprefix("uv ").split()]
+    env = finding(wheel, tmp_path)
+    subprocess.run([*tool, f"{wheel}[web]"], check=True, capture_output=True, env=env, cwd=tmp_path)
+    python = tmp_path / folder / "reshard" / "bin" / "python"
+    words = told_to_add(python, tmp_path)
+    assert words == [*installs.removeprefix("uvx ").split(), "--force", f"{wheel}[web,cloud]"]
+    again = [*tool, *words[len(installs.removeprefix("uvx ").split()) :]]
+    subprocess.run(again, check=True, capture_output=True, env=env, cwd=tmp_path)
+    subprocess.run([python, "-c", "import obstore, uvicorn"], check=True, cwd=tmp_path)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import httpx2
 
 from reshard.pipeline.check import first
 from reshard.pipeline.errors import FolderNotWritable, HubRefused, HubUnreachable, ReshardError, TokenRefused
+from reshard.pipeline.installed import to_add
 from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLOOR_XET, PROBE_TIMEOUT, STAGED_SHARDS_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.answers import Account
@@ -74,9 +75,7 @@ def _model_check() -> Probe:
     found = {name: _version(name) for name in ("torch", "transformers", "accelerate")}
     missing = [name for name, installed in found.items() if installed is None]
     says = ", ".join(f"{name} {installed}" for name, installed in found.items() if installed)
-    warning = (
-        f"no {' and '.join(missing)}: models are checked structurally; `pip install 'reshard[model]'` adds the class"
-    )
+    warning = f"no {' and '.join(missing)}: models are checked structurally; for the class, {to_add('model')}"
     return Probe("model check", says or "not installed", warning if missing else "")
 
 

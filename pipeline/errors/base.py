@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
+from reshard.pipeline.installed import to_add
+
 VALUE_SHOWN = 200  # characters of a value that an error repeats: one knows it by them, and it may have any number
 TAIL_SHOWN = 60  # characters of these that are its last: of a path they say most
 SENTENCE_SHOWN = 1000  # characters of a fact that is prose; the longest of our own has some 400
 FACT_KEPT = 4096  # characters of a fact that scripts read: PATH_MAX of Linux
 # Facts that are sentences or lists, which may repeat several values.
-PROSE = frozenset({"what", "why", "cure", "fix", "paths", "findings", "found", "others", "allowed", "known", "more"})
+PROSE = frozenset(
+    {"what", "why", "cure", "fix", "paths", "findings", "found", "others", "allowed", "known", "more", "install"}
+)
 
 # How to go on, as hints name it: for who typed the command, and for who looks at a job on the queue.
 GO_ON = {
@@ -60,6 +64,8 @@ class ReshardError(Exception):
 
     def __init__(self, **facts: Any) -> None:
         self.facts = {name: _kept(fact) for name, fact in {**self.defaults, **facts}.items()}
+        if "extra" in self.facts:  # how to install it there is a fact of the machine where it is missing
+            self.facts.setdefault("install", to_add(self.facts["extra"]))
         super().__init__(self.message.format_map(_told(self.facts)))
 
     @property

