@@ -12,8 +12,8 @@ done
 [ -e hf-token ] || : > hf-token
 hashed() { tr -d '\n' < "$1" | sha256sum | cut -d ' ' -f 1; }
 # Workers, control and the page are the default user. Clients elsewhere get what they call, on the queue's keys alone:
-# nothing that stops, empties or configures the server.
+# nothing that stops, empties or configures the server, and not the stream `reshard:events`, which control acts on.
 cat > broker-users <<END
 user default on #$(hashed broker-password) ~* &* +@all
-user client on #$(hashed client-password) ~reshard:* +@read +@write +@connection +@transaction +@scripting -script|flush -script|kill +time -@dangerous +info
+user client on #$(hashed client-password) ~reshard:[^e]* +@read +@write +@connection +@transaction +@scripting -script|flush -script|kill +time -@dangerous +info
 END

@@ -106,11 +106,11 @@ class Streams:
         while True:
             start = f"({after[0]}-{after[1]}"
             rows = cast(Any, self._store.redis.xrange(EVENTS, start, "+", count=BATCH))
-            found = [_message(Event.read(id, data)) for id, data in rows]
+            found = [message for id, data in rows if (message := _readable(id, data)) is not None]
             yield [message for message in found if job in {None, message.job}]
             if len(rows) < BATCH:
                 return
-            after = found[-1].id or after
+            after = _parsed(rows[-1][0].decode())
 
     def _follow(self) -> None:
         """In a thread of its own, with a connection of its own: its reads wait."""
@@ -124,14 +124,13 @@ class Streams:
                 answer = cast(Any, client.xread({EVENTS: after}, count=BATCH, block=round(LISTEN * 1000))) or []
                 for id, data in (event for _, events in answer for event in events):
                     after = id.decode()
-                    self._deliver(_message(Event.read(id, data)))
+                    if (message := _readable(id, data)) is not None:
+                        self._deliver(message)
                 if self._readers and time.monotonic() - looked >= PROGRESS:
                     told, looked = self._tell_progress(store, told), time.monotonic()
             except (redis.RedisError, BrokerUnavailable) as error:
                 log.warning("cannot read events, the broker is unavailable: %s", error)
                 self._ending.wait(AGAIN)
-            except (LookupError, ValueError):  # a newer release's, or anybody's who reaches the broker
-                log.exception("an event cannot be read here, and is left out")
         client.close()
 
     def _tell_progress(self, store: JobStore, told: dict[str, bytes]) -> dict[str, bytes]:
@@ -197,6 +196,15 @@ async def _read(streams: Streams, reader: Reader, after: tuple[int, int] | None)
 def _parsed(id: str) -> tuple[int, int]:
     first, _, second = id.partition("-")
     return int(first), int(second)
+
+
+def _readable(id: bytes, data: dict[bytes, bytes]) -> Message | None:
+    """None: a newer release's, or anybody's who reaches the broker."""
+    try:
+        return _message(Event.read(id, data))
+    except (LookupError, ValueError, RecursionError) as error:
+        log.error("event %s cannot be read here, and is left out: %s", id.decode(), type(error).__name__)
+        return None
 
 
 def _message(event: Event) -> Message:

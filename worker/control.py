@@ -40,7 +40,7 @@ from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import Schedules
 from reshard.worker.local import check_installed
 from reshard.worker.queue.ended import delete, ended
-from reshard.worker.queue.events import Follower, Reader, follow
+from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import ENDED
@@ -113,6 +113,7 @@ class Control:
             self._notifier.listen()
             self._announced = time.monotonic()
         self._leases.hear(listen)
+        relay(self._store.redis)
         for follower, reader in self._followers:
             follow(follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:

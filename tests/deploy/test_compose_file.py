@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -18,11 +18,16 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.web.settings import PORT
 from reshard.worker.broker import find_server
+from reshard.worker.control import Control
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.probes import durability
+from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
 from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from reshard.worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
@@ -101,7 +106,31 @@ def test_the_broker_of_the_compose_file_lets_clients_use_the_queue_and_nothing_e
             catalogs = Catalogs(store)
             catalogs.submit(Definition(name="mine", text="name: mine\nentries: [{repo: a/b, to: us/b}]\n"))
             catalogs.cancel("mine")
-            forbidden = ["FLUSHALL", "SHUTDOWN", "KEYS *", "CONFIG GET requirepass", "CONFIG SET save 1"]
+            retried = store.submit(Request(source=Hub(repo="them/model"), target=Hub(repo="us/model"))).id
+            store.cancel(retried)
+            store.retry(retried)
+            schedules = Schedules(store)
+            schedules.add(Schedule(name="nightly", cron="0 3 * * *", catalog=catalogs.get("mine").definition))
+            assert schedules.run("nightly").outcome == "fired"
+            of_control = JobStore(whole)
+            Control(of_control, Leases(of_control, lambda *_: None, "control"), Settings()).look(listen=0.01)
+            said = [(row[b"kind"], row.get(b"state")) for _, row in cast(Any, whole.xrange(EVENTS))]
+            assert said.count((b"ended", b"cancelled")) == 2, "what clients do is followed"
+            assert {(b"retried", None), (b"catalog", b"cancelled"), (b"catalog", b"expanding")} <= set(said)
+            assert whole.hget(TOTALS, "ended:cancelled") == b"2" and whole.xlen(TOLD) == 0
+            on_the_stream = ["XADD reshard:events * foo bar", "DEL reshard:events", "XTRIM reshard:events MAXLEN 0"]
+            on_the_stream += ["XGROUP DESTROY reshard:events counters", "RENAME reshard:told reshard:events"]
+            on_the_stream += ["XACK reshard:events counters 1-1", "COPY reshard:told reshard:events REPLACE"]
+            with pytest.raises(redis.exceptions.ResponseError, match="not allowed|permission|can't access"):
+                store.redis.eval("return redis.call('XADD', 'reshard:events', '*', 'foo', 'bar')", 0)
+            forbidden = [
+                *on_the_stream,
+                "FLUSHALL",
+                "SHUTDOWN",
+                "KEYS *",
+                "CONFIG GET requirepass",
+                "CONFIG SET save 1",
+            ]
             for command in [*forbidden, "ACL LIST", "SET other 1", "GET other", "SCRIPT FLUSH", "REPLICAOF NO ONE"]:
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     store.redis.execute_command(*command.split())

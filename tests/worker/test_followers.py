@@ -14,13 +14,13 @@ import pytest
 import redis
 
 from reshard.worker.followers.catalogs import LOOKED_AT, SUCCESS, TROUBLE
-from reshard.worker.followers.counters import TOTALS, Counters
+from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.notices import NOTICES, Notifier, Url
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue import events
-from reshard.worker.queue.events import EVENTS, Event, Follower, Reader, follow
+from reshard.worker.queue.events import EVENTS, TOTALS, Event, Follower, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.states import JobState

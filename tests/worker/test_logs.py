@@ -20,9 +20,9 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.fleet.fleet import Fleet
-from reshard.worker.followers.counters import TOTALS, Counters
+from reshard.worker.followers.counters import Counters
 from reshard.worker.logs import JsonFormatter, at_work
-from reshard.worker.queue.events import Reader, follow
+from reshard.worker.queue.events import TOTALS, Reader, follow
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

@@ -28,12 +28,13 @@ from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters
 from reshard.worker.followers import cursor
-from reshard.worker.followers.counters import HOUR, HOURS, KEEP_MOVED, TOTALS, by_hour, moved_key
+from reshard.worker.followers.counters import HOUR, HOURS, KEEP_MOVED, by_hour, moved_key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.notices import HOOKS, Command, Notifier
 from reshard.worker.followers.schedules import LATE, SUCCESS, Schedules
 from reshard.worker.health import serve
+from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.lanes import SEEN
 from reshard.worker.queue.leases import Leases

@@ -21,7 +21,6 @@ from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed, NoWe
 from reshard.worker import local
 from reshard.worker.control import Control
 from reshard.worker.followers import notices
-from reshard.worker.followers.counters import TOTALS
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.notices import (
     NOTICES,
@@ -36,6 +35,7 @@ from reshard.worker.followers.notices import (
     waiting,
 )
 from reshard.worker.followers.schedules import LATE, Schedule, Schedules
+from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms

@@ -15,11 +15,10 @@ import redis
 
 from reshard.worker import tracing
 from reshard.worker.logs import job_ended
-from reshard.worker.queue.events import Event, Reader
+from reshard.worker.queue.events import TOTALS, Event, Reader
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded
 
-TOTALS = f"{PREFIX}totals"
 MOVED = ("read", "uploaded", "deduplicated")
 HOUR = 3_600_000  # ms
 HOURS = 24  # that are shown

@@ -22,8 +22,9 @@ from prometheus_client.registry import Collector
 from reshard.worker.fleet import rate_limit
 from reshard.worker.fleet.fleet import RESTING
 from reshard.worker.followers import catalogs, notices, schedules
-from reshard.worker.followers.counters import BUCKETS, MOVED, TOTALS, moved_key
+from reshard.worker.followers.counters import BUCKETS, MOVED, moved_key
 from reshard.worker.followers.notices import HOOKS
+from reshard.worker.queue.events import TOTALS
 from reshard.worker.queue.jobs import Process
 from reshard.worker.queue.lanes import lanes
 from reshard.worker.queue.scripts import PREFIX, known_fields, texts
@@ -78,6 +79,8 @@ class Metrics(Collector):
         yield _counters("jobs_ended", "Jobs that ended, each time that they did.", "state", ended)
         yield _counters("job_failures", "Jobs that failed.", "code", _under("failed", totals))
         yield _counters("step_retries", "Steps that failed and are tried again.", "code", _under("retried", totals))
+        dropped = _under("dropped", totals)
+        yield _counters("events_dropped", "Events that it could not make sense of.", "follower", dropped)
         for what, label, about in (
             ("queued", "", "From the submission or the retry of a job to its first claim."),
             ("step", "step", "From the last claim of a step to its end."),

@@ -30,8 +30,7 @@ import redis
 
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed
 from reshard.pipeline.stores.retry import describe
-from reshard.worker.followers.counters import TOTALS
-from reshard.worker.queue.events import create_group
+from reshard.worker.queue.events import TOTALS, create_group
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
 from reshard.worker.settings import (

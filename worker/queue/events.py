@@ -1,6 +1,7 @@
 """The one stream of what happens to jobs, catalogs and schedules, and how its followers read it.
 
     reshard:events   stream of the last 100,000 events; each step of Lua appends to it what it did, in the same step
+    reshard:told     the same, of clients that may not write to the first; control moves what is in order to it
 
     kind                                       with
     state                                      job, state
@@ -15,7 +16,8 @@
 
 A follower is a consumer group. It gets every event at least once and in order: nobody is given new events while another
 process may still be at work on older ones, and what a dead process had is given to the next after ``TAKE_OVER``. To
-have an effect once, a follower writes it and acknowledges the event in one transaction (``once``).
+have an effect once, a follower writes it and acknowledges the event in one transaction (``once``). An event that is
+malformed, or that a follower fails over, is dropped, counted and logged: it never holds up those behind it.
 
 One job's events are also in a stream of its own, for `reshard watch`: whoever watches one job would otherwise read the
 events of all, and those of a job that is watched must not be pushed out by others.
@@ -23,18 +25,26 @@ events of all, and those of a job that is watched must not be pushed out by othe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from uuid import uuid4
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, transact
+from reshard.pipeline.errors import BrokerRefused, BrokerUnavailable
+from reshard.worker.queue.forms import Malformed, check
+from reshard.worker.queue.scripts import PREFIX, Pipeline, Scripts, decoded, transact
+
+log = logging.getLogger(__name__)
 
 EVENTS = f"{PREFIX}events"
-EVENTS_MAX = 100_000  # as common.lua has it; what is older is gone, and followers that need it look for themselves
+TOTALS = f"{PREFIX}totals"  # what followers count (followers/counters.py)
+TOLD = f"{PREFIX}told"  # what clients did that have a user of their own, until control relays it
+OF_CLIENTS = frozenset({"state", "ended", "retried", "catalog", "fired", "missed"})  # kinds
 TAKE_OVER = 10.0  # seconds; an event is handled in milliseconds, so who has one for so long is dead
 BATCH = 100  # events that are read at once
+UNFIT = ("WRONGTYPE", "would overflow", "not an integer")  # what a broker says of a value, and not of itself
 
 T = TypeVar("T")
 
@@ -49,7 +59,12 @@ class Event(NamedTuple):
 
     @classmethod
     def read(cls, id: bytes, data: Mapping[bytes, bytes]) -> Event:
-        fields = decoded(data)
+        """Raises Malformed."""
+        try:
+            fields = decoded(data)
+        except UnicodeDecodeError:
+            raise Malformed("it is not UTF-8") from None
+        check(sum(len(name) + len(value) for name, value in data.items()), fields)
         return cls(id.decode(), fields.pop("kind"), int(fields.pop("at")), fields)
 
 
@@ -88,7 +103,19 @@ class Reader:
         gone = [id for id, data in found if not data]  # older than what the stream keeps; Redis 7 drops these itself
         if gone:
             self._redis.xack(EVENTS, self.group, *gone)
-        return [Event.read(id, data) for id, data in found if data]
+        events: list[Event] = []
+        for id, data in found:
+            try:
+                events += [Event.read(id, data)] if data else []
+            except Malformed as error:
+                self.drop(id.decode(), str(error))
+        return events
+
+    def drop(self, id: str, why: str) -> None:
+        """Have this group never see the event again, and count and log that."""
+        if self._redis.xack(EVENTS, self.group, id):
+            self._redis.hincrby(TOTALS, f"dropped:{self.group}", 1)
+            log.error("event %s is dropped, %s cannot follow it: %s", id, self.group, why)
 
     def acknowledge(self, *events: Event) -> None:
         self._redis.xack(EVENTS, self.group, *(event.id for event in events))
@@ -116,17 +143,55 @@ def follow(follower: Follower, reader: Reader, batches: int = 1) -> int:
     for _ in range(batches):
         events = reader.take()
         if events:
-            follower.handle(events, reader)
+            _handle(follower, events, reader)
         handled += len(events)
         if len(events) < BATCH:
             break
     return handled
 
 
+def _handle(follower: Follower, events: Sequence[Event], reader: Reader) -> None:
+    """Have the follower handle them; the one that it fails over is dropped, if that is not for want of the broker.
+
+    What was done before it failed is done again, event by event, as after a death.
+    """
+    try:
+        follower.handle(events, reader)
+    except (redis.RedisError, BrokerUnavailable, BrokerRefused) as error:
+        if not any(unfit in str(error) for unfit in UNFIT):
+            raise
+        _handle_each(follower, events, reader, error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the other events are followed
+        _handle_each(follower, events, reader, error)
+
+
+def _handle_each(follower: Follower, events: Sequence[Event], reader: Reader, error: Exception) -> None:
+    if len(events) > 1:
+        for event in events:
+            _handle(follower, [event], reader)
+    else:
+        log.debug("what a follower failed over", exc_info=error)
+        reader.drop(events[0].id, f"{type(error).__name__} over kind {events[0].kind}")
+
+
 def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:
     """Append an event, in the transaction that makes it true."""
-    data = {"kind": kind, "at": at, **fields}
-    pipe.xadd(EVENTS, cast(Any, data), maxlen=EVENTS_MAX, approximate=True)
+    Scripts(pipe)("append", at, kind, *(text for field in fields.items() for text in field))
+
+
+def relay(client: redis.Redis) -> None:
+    """Have followed what clients did that may not write to the stream themselves, as far as a client may do it."""
+    found = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(TOLD, count=BATCH))
+    for id, data in found:
+        why = ""
+        try:
+            if (event := Event.read(id, data)).kind not in OF_CLIENTS:
+                why = f"no client makes a {event.kind} event"
+        except Malformed as error:
+            why = str(error)
+        if Scripts(client)("relay", id, int(not why)) and why:
+            client.hincrby(TOTALS, "dropped:relay", 1)
+            log.error("event %s of a client is dropped: %s", id.decode(), why)
 
 
 def create_group(client: redis.Redis, stream: str, group: str, start: str) -> None:
