@@ -25,6 +25,9 @@ class AmbiguousWeights(BadIndex, code="checkpoint.ambiguous"):
 class UnsafePath(CheckpointError, code="checkpoint.unsafe_path", why="leaves the repository"):
     message = "{file} names {path}, which {why}"
     hint = "do not use this checkpoint before you know who made it"
+class FolderLink(UnsafePath, code="checkpoint.unsafe_path.folder"):
+    message = "{file}: {path} is a link to a folder, which is not followed"
+    hint = "give {to} as the place, if that is the model; otherwise remove the link, or put a copy in its place"
 class UnsafeName(CheckpointError, code="checkpoint.unsafe_name"):
     message = "{file} names a tensor {tensor}; control characters and bidirectional marks are not published to a Hub"
     hint = "do not use this checkpoint before you know who made it; a folder as the target takes any name"

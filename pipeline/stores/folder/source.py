@@ -5,17 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
-from reshard.pipeline.errors import FolderNotFound, LinkLoop, PathTooLong, ResourceError, SourceChanged, UnsafePath
+from reshard.pipeline.errors import (
+    FolderLink,
+    FolderNotFound,
+    LinkLoop,
+    PathTooLong,
+    ResourceError,
+    SourceChanged,
+    UnsafePath,
+)
 from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import key_of
+from reshard.pipeline.stores.folder.hf_cache import Owns, is_moved_snapshot, owned_by_cache
 from reshard.pipeline.tensors import Pin, StoredFile
 
 
@@ -27,48 +36,54 @@ class FileStat(NamedTuple):
 
 
 def list_folder(root: Path) -> dict[str, FileStat]:
-    """Every file below ``root`` by its POSIX path, sorted. Links to files are followed as far as the repository goes.
+    """Every file below ``root`` by its POSIX path, sorted. Links to files are followed as far as the checkpoint goes.
 
-    A snapshot of the huggingface_hub cache is made of links to its ``blobs`` folder, which belong to it. Raises
-    FolderNotFound, and UnsafePath for any other link out of the folder and for links to folders.
+    A snapshot of huggingface_hub's cache is made of links to what that cache owns (hf_cache.py), which belongs to it.
+    Raises FolderNotFound, and UnsafePath for any other link out of the folder and for links to folders.
     """
     real = resolved(str(root))
-    homes = [real]
-    if real.parent.name == "snapshots":
-        homes.append(real.parent.parent / "blobs")
+    if is_moved_snapshot(root, real):
+        raise UnsafePath(file=str(root), path=str(real))
+    owns = owned_by_cache(real)
     found: dict[str, FileStat] = {}
-
-    def failed(error: OSError) -> NoReturn:
-        raise _unreadable(error, error.filename or root) from error
-
-    for folder, subfolders, names in os.walk(root, onerror=failed):
-        prefix = Path(folder).relative_to(root).as_posix()
-        prefix = "" if prefix == "." else f"{prefix}/"
-        subfolders[:] = [name for name in subfolders if not is_tool_folder(prefix + name)]
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
         try:
-            links = [name for name in subfolders if Path(folder, name).is_symlink()]
-        except OSError as error:  # deeper than any system call reaches
-            failed(error)
-        if links:
-            raise UnsafePath(file=str(root), path=f"{prefix}{links[0]}")
-        for name in names:
-            seen = _stat(Path(folder, name), homes, root, prefix + name)
-            if seen is not None:
-                found[prefix + name] = seen
+            with os.scandir(root / prefix) as entries:
+                for entry in entries:
+                    path = prefix + entry.name
+                    if entry.is_dir():
+                        if is_tool_folder(path):
+                            continue
+                        if entry.is_symlink():
+                            raise _folder_link(entry, real, root, path)
+                        waiting.append(f"{path}/")
+                    elif (seen := _stat(entry, real, owns, root, path)) is not None:
+                        found[path] = seen
+        except OSError as error:
+            raise _unreadable(error, error.filename or root) from error
     return dict(sorted(found.items()))
 
 
-def _stat(file: Path, homes: Sequence[Path], root: Path, path: str) -> FileStat | None:
+def _folder_link(link: os.DirEntry[str], real: Path, root: Path, path: str) -> UnsafePath:
+    to = Path(os.path.realpath(link))
+    if to.is_relative_to(real):
+        return FolderLink(file=str(root), path=path, to=str(to))
+    return UnsafePath(file=str(root), path=path)
+
+
+def _stat(file: os.DirEntry[str], real: Path, owns: Owns, root: Path, path: str) -> FileStat | None:
     """The size and time of a regular file; None for a socket, a pipe and the like."""
     try:
         path.encode()
-        if file.is_symlink() and not any(Path(os.path.realpath(file)).is_relative_to(home) for home in homes):
-            raise UnsafePath(file=str(root), path=path)
-        status = file.stat()
     except UnicodeEncodeError as error:
         raise FolderNotFound(path=repr(path), why="its name is not UTF-8") from error
-    except OSError as error:
-        raise _unreadable(error, file) from error
+    if file.is_symlink():
+        to = Path(os.path.realpath(file))
+        if not to.is_relative_to(real) and not owns(to):
+            raise UnsafePath(file=str(root), path=path)
+    status = file.stat()
     return FileStat(status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 

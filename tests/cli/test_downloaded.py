@@ -1,0 +1,71 @@
+"""What the real `hf download` leaves on the disk, as a source: every layout that it makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.test_over_the_hub import source
+from tests.support.checker import from_folder, read_checkpoint
+from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
+
+__all__ = ["hub", "hub_process", "namespace", "source"]
+
+HF = Path(sys.executable).parent / "hf"
+
+
+def links_of(file: Path) -> list[Path]:
+    """Where ``file`` leads, link by link."""
+    found = []
+    while file.is_symlink():
+        file = Path(os.path.normpath(file.parent / file.readlink()))
+        found.append(file)
+    return found
+
+
+def download(repo: str, space: Namespace, home: Path, *typed: str | Path, **env: str) -> Path:
+    """The folder that `hf download` says it made."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own = {"HF_ENDPOINT": space.endpoint, "HF_TOKEN": space.token, "HF_HOME": str(home), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [HF, "download", repo, *typed], env=clean | own | env, capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.split("path:")[-1].strip())
+
+
+@pytest.mark.parametrize(
+    ("typed", "env", "links"),
+    [
+        ((), {}, ["models--*/blobs/*", "blobs/??/*"]),
+        ((), {"HF_HUB_DISABLE_SHARED_BLOBS": "1"}, ["models--*/blobs/*"]),
+        ((), {"HF_HUB_DISABLE_XET": "1"}, ["models--*/blobs/*"]),
+        ((), {"HF_HUB_DISABLE_SYMLINKS": "1"}, []),
+        (("--local-dir", "here"), {}, []),
+    ],
+    ids=["shared blobs", "own blobs", "without Xet", "copies", "local folder"],
+)
+def test_what_hf_download_makes_is_planned_run_and_verified(
+    reshard: Run,
+    namespace: Namespace,
+    source: str,
+    tmp_path: Path,
+    typed: tuple[str, ...],
+    env: dict[str, str],
+    links: list[str],
+) -> None:
+    home = tmp_path / "home"
+    folder = download(source, namespace, home, *(tmp_path / word if word == "here" else word for word in typed), **env)
+    found = links_of(folder / "model.safetensors")
+    assert len(found) == len(links) and all(path.match(link) for path, link in zip(found, links, strict=True)), found
+    planned = reshard("plan", folder, "--size", "3.1MB")
+    assert planned.code == 0, planned.err
+    done = reshard("run", folder, "--size", "3.1MB", "--to", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert read_checkpoint(from_folder(tmp_path / "out")) == read_checkpoint(from_folder(folder))
+    verified = reshard("verify", folder)
+    assert verified.code == 0, verified.out + verified.err
