@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -52,6 +53,7 @@ class Web:
         self.own = own
         self.tokens = Tokens(own.tokens)
         self.streams = Streams(queue.jobs)
+        self.hooks = asyncio.Semaphore(hooks.AT_ONCE)
 
     def caller(self, request: Request, scope: Scope) -> Caller:
         """Who asks, if they may; raises SignInNeeded, ScopeMissing, and CrossSite where a browser was misled."""
@@ -128,7 +130,8 @@ async def _hook(web: Web, request: Request) -> Response:
     hooks.check_secret(request.headers.get(hooks.SECRET), web.own.hook_secret)
     request.state.connection.recognize()
     payload = read(hooks.Payload, await request.body())
-    return document(await run_in_threadpool(_taken, web, payload))
+    async with web.hooks:  # the others wait without a thread, which everybody's requests need
+        return document(await run_in_threadpool(_taken, web, payload))
 
 
 def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 8  # hooks; each holds one of 40 threads, and may wait for the Hub
 SECRET = "x-webhook-secret"
 CONTENT = "repo.content"  # what was pushed; narrower ones begin so, and count as this
 

@@ -365,8 +365,8 @@ def _meant(typed: str, level: type[Strict]) -> str:
     return f"did you mean `{key}`?" if key in level.model_fields else f"`{key}` belongs {homes[key]}"
 
 
-def named(catalog: Catalog) -> Iterator[str]:
+def named(catalog: Catalog) -> Iterator[tuple[str, CatalogEntry]]:
     """The repositories that entries name; no query finds them again."""
     for entry in catalog.entries:
         if entry.repo is not None:
-            yield _hub(entry.repo).repo
+            yield _hub(entry.repo).repo, entry

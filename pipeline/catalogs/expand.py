@@ -140,7 +140,7 @@ def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
 
 def _models(catalog: Catalog, context: Context, empty: list[int]) -> Iterator[tuple[CatalogEntry, str]]:
     """Each model with its entry; the numbers of entries that find none are added to ``empty``."""
-    by_id = set(named(catalog))
+    by_id = {repo for repo, _ in named(catalog)}
     for number, entry in enumerate(catalog.entries):
         if entry.repo is not None:
             yield entry, entry.repo

@@ -16,6 +16,7 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
 from reshard.web.api import HUB_CALLS
 from reshard.web.auth import Scope, add_token
+from reshard.web.hooks import AT_ONCE
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
@@ -129,6 +130,23 @@ def test_a_hub_that_makes_it_wait_does_not_keep_a_push_from_its_job(
     keep(store, "nightly", namespace.repo("source"), namespace.repo("target"))
     namespace.admin.fault("GET .*/commits/", "status", status=429, headers={"Retry-After": "3000"})
     assert told(watched, pushed(namespace.repo("source"), "1" * 40))["carried"][0]["outcome"] == "submitted"
+
+
+def test_pushes_that_wait_for_a_hub_keep_nobody_else_waiting(
+    watched: Site, store: JobStore, namespace: Namespace
+) -> None:
+    """More of them than there are threads."""
+    keep(store, "nightly", namespace.repo("source"), namespace.repo("target"))
+    rule, count = namespace.admin.fault("GET .*/commits/", "hold"), 60
+    with ThreadPoolExecutor(count) as pool:
+        waiting = [pool.submit(told, watched, pushed(namespace.repo("source"), f"{n:040}")) for n in range(count)]
+        namespace.admin.wait_for_fault(rule, waiting=AT_ONCE)
+        assert watched.get("/api/v1/jobs", scope="act")["jobs"] == []
+        assert httpx2.get(f"{watched.url}/readyz").text == "ok\n"
+        namespace.admin.release(rule)
+        outcomes = [carried["outcome"] for answer in waiting for carried in answer.result()["carried"]]
+    assert len(outcomes) == count and set(outcomes) == {"submitted", "existed"}
+    assert len(store.recent()) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
+from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
@@ -55,6 +59,52 @@ def test_models_of_catalogs_are_found_as_they_were_expanded_and_before(store: Jo
     catalogs.pause("mirror")
     catalogs.cancel("waiting")
     assert [watch.catalog for watch in pushes.watches("them/m1", MAIN)] == ["never"]
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "Them/M1",
+        "'them/m1'",
+        '"th\\x65m/\\\n      m1"',
+        ">-\n      them/m1",
+        "!!binary dGhlbS9tMQ==",
+        "!!str them/m1",
+        "https://hub.example//them//%6d1",
+        "hf://them/m1",
+        "&model them/m1",
+    ],
+)
+def test_a_name_in_a_file_is_found_however_it_is_spelled(store: JobStore, pushes: Pushes, spelled: str) -> None:
+    text = f"name: never\nentries:\n  - repo: {spelled}\n    to: us/third\n  - {{repo: them/m2, to: us/second}}\n"
+    never = Definition(name="never", text=text)
+    Schedules(store).add(Schedule(name="nightly", cron="@daily", catalog=never))
+    for _ in range(2):
+        assert [str(watch.request.target) for watch in pushes.watches("them/m1", MAIN)] == ["us/third"]
+    assert pushes.watches("them/m", MAIN) == []
+
+
+def test_the_file_of_a_catalog_is_parsed_once_and_only_for_what_it_may_name(store: JobStore, pushes: Pushes) -> None:
+    """Processor time of this process: ten pushes take less than parsing the file four times."""
+    entries = "".join(f"  - repo: them/m{number}\n" for number in range(5000))
+    text = f"name: large\ndefaults: {{to: 'us/{{name}}'}}\nentries:\n{entries}"
+    once = spent(lambda: parse(text, "large"))
+    large = Definition(name="large", text=text)
+    Schedules(store).add(Schedule(name="nightly", cron="@daily", catalog=large))
+    assert spent(lambda: pushes.watches("them/other", MAIN)) < once / 4
+    found = list[Watch]()
+    assert spent(lambda: found.extend(pushes.watches(f"them/m{n}", MAIN)[0] for n in range(10))) < 4 * once
+    assert [str(watch.request.target) for watch in found] == [f"us/m{number}" for number in range(10)]
+    changed = large.model_copy(update={"text": text.replace("us/", "them/new-")})
+    Schedules(store).remove("nightly")
+    Schedules(store).add(Schedule(name="nightly", cron="@daily", catalog=changed))
+    assert [str(watch.request.target) for watch in pushes.watches("them/m1", MAIN)] == ["them/new-m1"]
+
+
+def spent(run: Callable[[], object]) -> float:
+    before = time.process_time()
+    run()
+    return time.process_time() - before
 
 
 @pytest.mark.parametrize("kind", ["schedule", "catalog"])

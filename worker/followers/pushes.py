@@ -10,18 +10,21 @@ push weights in several commits, one soon after the other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Literal, NamedTuple, cast
 
-from reshard.pipeline.catalogs.definition import parse, request_for
+from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, named, parse, request_for
 from reshard.pipeline.errors import BadPlace, TargetBusy
 from reshard.pipeline.places import Hub, Place, Strict
 from reshard.pipeline.request import DEFAULT_BRANCH, Request
 from reshard.worker.followers.catalogs import Catalogs, key
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import Definition, Entry
-from reshard.worker.followers.schedules import Schedules
+from reshard.worker.followers.schedules import Schedules, ScheduleStatus
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, submission
 from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, transact
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 ASKED_BY = "webhook"
 REPEATS = 30 * 86400  # seconds; a Hub sends an event again within minutes, a person within days
 SCAN = 1000  # entries of a catalog that are read at once
+FILES_KEPT = 8  # files of catalogs that are kept parsed; few wait to be expanded
 REFUSED = frozenset({"paused", "stopped", "cancelled"})  # states of a catalog that nothing new is begun for
 
 WAITING = f"{PREFIX}pushes"
@@ -70,6 +74,7 @@ class Pushes:
         self._redis = store.redis
         self._schedules = Schedules(store)
         self._catalogs = Catalogs(store)
+        self._files = Files()
         self._contained = Contained("push")
 
     # -------------------------------------------------------------------------------------------------- for clients
@@ -80,8 +85,8 @@ class Pushes:
         Whose Hub it is does not count: one may call itself otherwise than it is reached, and a job too many finds
         nothing to do. What is paused, or was stopped or cancelled, is left out.
         """
-        found: dict[str, Watch] = {}
-        for watch in (*self._scheduled(), *self._in_catalogs(repo)):
+        found, scheduled = dict[str, Watch](), self._schedules.all()
+        for watch in (*_scheduled(scheduled), *self._in_catalogs(repo, scheduled)):
             if _reads(watch.request.source, repo, revisions):
                 found.setdefault(watch.what, watch)
         return list(found.values())
@@ -172,25 +177,21 @@ class Pushes:
 
         return transact(self._redis, step, job_key(job))
 
-    def _scheduled(self) -> Iterator[Watch]:
-        for seen in self._schedules.all():
-            if seen.next is not None and seen.schedule.request is not None:
-                yield Watch(schedule=seen.schedule.name, request=seen.schedule.request)
-
-    def _in_catalogs(self, repo: str) -> Iterator[Watch]:
+    def _in_catalogs(self, repo: str, scheduled: Sequence[ScheduleStatus]) -> Iterator[Watch]:
         """Those of catalogs that may read ``repo``; of one that is not expanded yet, those that its file names."""
         submitted = set(self._catalogs.names())
         for name in submitted:
             with self._contained(name):
                 state, definition = cast("list[bytes | None]", self._redis.hmget(key(name), "state", "definition"))
                 if state == b"expanding" and definition is not None:
-                    yield from _named(Definition.model_validate_json(definition))
+                    yield from self._files.watches(Definition.model_validate_json(definition), repo)
                 if state is not None and state.decode() not in REFUSED:
                     yield from self._entries(name, repo)
-        for seen in self._schedules.all():
+        for seen in scheduled:
             catalog = seen.schedule.catalog
             if catalog is not None and seen.next is not None and catalog.name not in submitted:
-                yield from _named(catalog)
+                with self._contained(catalog.name):
+                    yield from self._files.watches(catalog, repo)
 
     def _entries(self, name: str, repo: str) -> Iterator[Watch]:
         mark = f'"{repo.lower()}"'.encode()  # only what has it anywhere is parsed: a catalog may have 100,000
@@ -208,9 +209,50 @@ def _reads(source: Place, repo: str, revisions: Collection[str]) -> bool:
     return (source.revision or DEFAULT_BRANCH) in revisions
 
 
-def _named(definition: Definition) -> Iterator[Watch]:
-    catalog = parse(definition.text, definition.name)
-    for entry in catalog.entries:
-        with suppress(BadPlace):  # its template gives it no target, which its catalog says
-            if entry.repo is not None:
-                yield Watch(catalog=definition.name, request=request_for(catalog, entry, entry.repo))
+def _scheduled(seen: Sequence[ScheduleStatus]) -> Iterator[Watch]:
+    for one in seen:
+        if one.next is not None and one.schedule.request is not None:
+            yield Watch(schedule=one.schedule.name, request=one.schedule.request)
+
+
+class Named(NamedTuple):
+    """What a catalog's file names, as little of it as a request is made of: 100,000 entries take some 30 MB."""
+
+    catalog: Catalog  # without its entries
+    entries: Mapping[str, list[bytes]]  # by their repository, in small letters
+
+    @classmethod
+    def read(cls, definition: Definition) -> Named:
+        """Raises BadCatalog."""
+        catalog, entries = parse(definition.text, definition.name), defaultdict[str, list[bytes]](list)
+        for repo, entry in named(catalog):
+            entries[repo.lower()].append(entry.model_dump_json(exclude_unset=True).encode())
+        return cls(catalog.model_copy(update={"entries": ()}), dict(entries))
+
+
+class Files:
+    """The files of catalogs that are not expanded yet; each is parsed once, and only for a model that it may name."""
+
+    def __init__(self) -> None:
+        self._parsing = Lock()  # or all that come while one is parsed would parse it again
+        self._parsed: dict[str, Named] = {}  # by digest, the latest used last
+
+    def watches(self, definition: Definition, repo: str) -> Iterator[Watch]:
+        """What the file itself asks for ``repo``; raises BadCatalog."""
+        if not _may_name(definition.text, repo):
+            return
+        digest = definition.digest
+        with self._parsing:
+            found = self._parsed.pop(digest) if digest in self._parsed else Named.read(definition)
+            self._parsed[digest] = found
+            for oldest in [*self._parsed][:-FILES_KEPT]:
+                del self._parsed[oldest]
+        for stored in found.entries.get(repo.lower(), ()):
+            entry = CatalogEntry.model_validate_json(stored)
+            with suppress(BadPlace):  # its template gives it no target, which its catalog says
+                yield Watch(catalog=definition.name, request=request_for(found.catalog, entry, entry.repo or ""))
+
+
+def _may_name(text: str, repo: str) -> bool:
+    """Only escapes, tags and slashes in a row spell a name otherwise than it is."""
+    return repo.lower() in re.sub("//+", "/", text.lower()) or any(mark in text for mark in "\\!%")
