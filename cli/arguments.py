@@ -20,7 +20,7 @@ from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, Section
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError
-from reshard.pipeline.limits import DEFAULT_SIZE, RENAME_RULES_MAX, RENAME_TEXT_MAX
+from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import NOWHERE, AnyPlace, Folder, Hub, check_credential, parse_place, parse_target
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
@@ -251,6 +251,10 @@ def _typed_as(parameter: str) -> str:
 # ------------------------------------------------------------------------------------- from signatures to options
 
 
+Jobs = Annotated[
+    int | None,
+    value("N", "Source files copied at a time (default: by cores and memory).", section=ACCESS, min=1, max=JOBS_MAX),
+]
 Verbose = Annotated[bool, flag("--verbose/-v", "Show the figures of each check at the end.", OUTPUT)]
 Command = Callable[..., None]
 

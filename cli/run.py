@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reshard.cli.arguments import Verbose, read_output, read_request, takes
+from reshard.cli.arguments import Jobs, Verbose, read_output, read_request, takes
 from reshard.cli.job_text import checks_text, ended, in_short, moved, outcome, sent, summary, undo_rows
 from reshard.cli.output import Output, count
 from reshard.cli.progress import Bar, bar
@@ -29,7 +29,7 @@ PHASES = {
 
 
 @takes(request=read_request, output=read_output)
-def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
+def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output: Output) -> None:
     """Reshard SRC into DST now, without a broker.
 
     On a terminal it asks before --public shows a private or gated SRC to everyone.
@@ -46,7 +46,7 @@ def run(*, request: Request, verbose: Verbose = False, output: Output) -> None:
         view = _View(request, output, shown)
         watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step)
         try:
-            report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher)
+            report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher, jobs=jobs)
         except KeyboardInterrupt:
             shown.say(view.interrupted)
             raise

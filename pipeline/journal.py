@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack, suppress
@@ -44,13 +45,14 @@ def journal_key(plan: Plan, target: str) -> str:
 class Journal:
     """Receipts by shard digest and what groups attested by number, each on the disk before it is told.
 
-    Where it has no file, it keeps them for this run alone.
+    Where it has no file, it keeps them for this run alone. Groups that are copied side by side share one.
     """
 
     def __init__(self, path: Path | None = None, file: IO[bytes] | None = None) -> None:
         self.receipts: dict[str, Receipt] = {}
         self.attested: dict[int, Attested] = {}
         self._path, self._file = path, file
+        self._lock = threading.RLock()
         if file is not None:
             self._read(file)
 
@@ -78,28 +80,33 @@ class Journal:
     def seal(self, receipts: Iterable[Receipt]) -> None:
         """Shards that the store has answered for."""
         news = {receipt.shard: receipt for receipt in receipts}
-        self.receipts |= news
-        if news:
-            self._write({"receipts": [receipt.to_json() for receipt in news.values()]})
+        with self._lock:
+            self.receipts |= news
+            if news:
+                self._write({"receipts": [receipt.to_json() for receipt in news.values()]})
 
     def finish(self, group: int, attested: Attested) -> None:
         """A group that was copied whole."""
-        self.attested[group] = attested
-        self._write({"group": group, "attested": attested})
+        with self._lock:
+            self.attested[group] = attested
+            self._write({"group": group, "attested": attested})
 
     def forget(self, digests: Collection[str], plan: Plan) -> list[int]:
         """Shards that have to be copied again; returns the groups of ``plan`` that must be, which are open again."""
         void = {*digests}
-        lost = void & self.receipts.keys()
         again = [group.number for group in plan.groups if any(plan.shards[n].digest in void for n in group.shards)]
-        self._forget(lost, again)
-        if lost or again:
-            self._write({"void": sorted(lost), "groups": again})
+        with self._lock:
+            lost = void & self.receipts.keys()
+            self._forget(lost, again)
+            if lost or again:
+                self._write({"void": sorted(lost), "groups": again})
         return again
 
     def close(self, done: bool) -> None:
         """Give the file up, and remove it once nothing of it is needed any more."""
-        if self._file is not None and self._path is not None:
+        with self._lock:
+            if self._file is None or self._path is None:
+                return
             file, self._file = self._file, None
             with suppress(OSError):  # a state folder that broke is no reason to end a run; what is left is too old soon
                 if done:

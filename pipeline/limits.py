@@ -52,6 +52,8 @@ SETTLE = 256 * MB  # ... and about this much, or a shard, elsewhere; each time c
 GAP_MAX = 1 * MIB  # bytes; a gap up to this size is read through, because a new request costs more
 MEMORY_FLOOR = 128 * MB  # bytes; the resident set of a copying process without Xet
 MEMORY_FLOOR_XET = 512 * MB  # bytes; Xet's own buffers come on top
+MEMORY_MORE = 64 * MB  # bytes; of each source file that is copied beside the first: its lanes, and a window of a gather
+JOBS_MAX = 16  # source files copied side by side; a process runs the Python between two chunks of one at a time
 
 # --------------------------------------------------------------------------------------------------------- doctor
 SMALL_FILE = 50 * MB  # bytes; a file below it takes longer to ask for than to send
@@ -106,7 +108,7 @@ CHUNK = 1 * MIB  # bytes; what a store reads or sends at once: large enough that
 RECEIVE = 256 * KIB  # bytes; what one call takes from a socket at most: httpcore's own 64 KiB double Python's share
 STALL_WINDOW = 60.0  # seconds; a connection that brings less than STALL_BYTES in it is given up and resumed
 STALL_BYTES = 64 * KIB  # bytes; below this a trickle would keep a socket's own timeout from ever striking
-POOL = 16  # connections per endpoint; more than HEADER_READERS and the two directions of a copy need
+POOL = HEADER_READERS + 2 * JOBS_MAX  # connections per endpoint: a copy needs one for each direction
 WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait is a mistake of the server's
 SAMPLE = 512  # bytes of a file that a preupload call shows
 ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a cancelled copy ends within 5

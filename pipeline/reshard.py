@@ -12,6 +12,7 @@ them one after the other in this process, the worker calls each under a lease.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 from uuid import uuid4
 
+from reshard.pipeline.abreast import abreast, jobs_here
 from reshard.pipeline.check import Check, prior_checks
-from reshard.pipeline.copying.loop import Attested, Moved, copy
+from reshard.pipeline.copying.loop import Attested, Moved, Stopped, copy
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.drafting import draft, exposed, plan, refuse_without_disk, refuse_without_room
 from reshard.pipeline.errors import (
@@ -37,7 +39,7 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.limits import COPIES
 from reshard.pipeline.places import AnyPlace
-from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.planning.model import Group, Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.commit import Published, check_receipts, publish, weights
@@ -110,7 +112,8 @@ class Watcher:
     """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied and of how many
     bytes of the source, how many are copied by now, bytes read, and each step by name.
 
-    ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise.
+    ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise. Where
+    several source files are copied at a time, ``sealed`` and ``moved`` are called by their threads, one call at a time.
     """
 
     exposing: Callable[[Source], None] = lambda source: None
@@ -126,15 +129,17 @@ def run(
     context: Context | None = None,
     watcher: Watcher | None = None,
     meta_loader: MetaLoader | None = None,
+    jobs: int | None = 1,
 ) -> Report:
     """Carry out ``request`` in this process: what the queue does in many. A given ``meta_loader`` stays warm.
 
-    Without a ``context``, tokens and limits come from the environment. Raises ReshardError, whose families say why.
+    Without a ``context``, tokens and limits come from the environment. ``jobs`` source files are copied at a time; with
+    None, as many as cores and memory allow. Raises ReshardError, whose families say why.
     """
     context = context or Context.from_env()
     if meta_loader is None:
         with closing(MetaLoader(tmpdir=context.tmpdir, verdicts=context.state_dir / VERDICTS, eager=True)) as ours:
-            return run(request, context, watcher, ours)
+            return run(request, context, watcher, ours, jobs)
     watcher = watcher or Watcher()
     source = source_of(request, context)
     if (hidden := exposed(request, source)) is not None:
@@ -159,7 +164,9 @@ def run(
         if checking.done():
             checking.result()  # raises what the check did: copying on would be of no use
 
-    work, done = _Work(made, source, target, uuid4().hex, context.disk, moved, journal, watcher.sealed), False
+    at_once = jobs_here(made, jobs, context.memory_limit, context.disk.room())
+    work = _Work(made, source, target, uuid4().hex, context.disk, moved, journal, watcher.sealed, at_once)
+    done = False
     try:
         watcher.step("copy")
         with _behind(lambda: check(made, made.shards, source, meta_loader)) as checking:
@@ -213,12 +220,15 @@ class _Work:
         tick: Tick,
         journal: Journal,
         told: Callable[[int], None],
+        jobs: int,
     ) -> None:
         self.token = token
         self.moved = Moved()
         self._made, self._source, self._target = made, source, target
-        self._disk, self._tick, self._journal, self._told = disk, tick, journal, told
+        self._disk, self._journal, self._jobs = disk, journal, jobs
+        self._on_bytes, self._told = tick, told
         self._damaged: Counter[int | None] = Counter()  # by group; None: of the commit
+        self._one = threading.Lock()  # of the threads that copy tells at a time
 
     @property
     def groups(self) -> list[Attested]:
@@ -226,20 +236,28 @@ class _Work:
 
     def copy(self) -> None:
         """Copy what has no receipt; raises SourceCorrupt or DigestsDiffer when a group failed ``COPIES`` times."""
-        sink, shards = self._target.sink(self.token), dict(enumerate(self._made.shards))
+        sink, shards, halt = self._target.sink(self.token), dict(enumerate(self._made.shards)), threading.Event()
         todo = [group for group in self._made.groups if group.number not in self._journal.attested]
-        while todo:
-            group = todo[0]
-            try:
-                receipts = self._journal.receipts
-                attested = copy(
-                    self._made, group, shards, self._source, sink, receipts, self._sealed, self._tick, self._disk
-                )
-                self._journal.finish(group.number, attested)
-                todo.pop(0)
-            except (SourceCorrupt, DigestsDiffer) as error:
-                self._journal.forget([shards[n].digest for n in group.shards], self._made)
-                self._damage(group.number, error)
+
+        def tick(count: int) -> None:
+            if halt.is_set():
+                raise Stopped("cancel")
+            with self._one:
+                self._on_bytes(count)
+
+        def group(one: Group) -> None:
+            while True:
+                try:
+                    receipts = self._journal.receipts
+                    attested = copy(
+                        self._made, one, shards, self._source, sink, receipts, self._sealed, tick, self._disk
+                    )
+                    return self._journal.finish(one.number, attested)
+                except (SourceCorrupt, DigestsDiffer) as error:
+                    self._journal.forget([shards[n].digest for n in one.shards], self._made)
+                    self._damage(one.number, error)
+
+        abreast(todo, min(self._jobs, max(1, len(todo))), group, halt)
 
     def publish(self) -> Published:
         made = self._made
@@ -266,5 +284,6 @@ class _Work:
 
     def _sealed(self, news: list[Receipt], moved: Moved) -> None:
         self._journal.seal(news)
-        self.moved = self.moved.plus(moved)
-        self._told(len(self._journal.receipts))
+        with self._one:
+            self.moved = self.moved.plus(moved)
+            self._told(len(self._journal.receipts))

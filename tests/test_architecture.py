@@ -80,7 +80,7 @@ ROOMS = {
     "pipeline": [
         {"api"},
         {"reshard", "doctor"},
-        {"drafting", "journal"},
+        {"drafting", "journal", "abreast"},
         {"verifying", "catalogs"},
         {"publishing"},
         {"copying"},

@@ -71,10 +71,10 @@ class Held:
     space: HubAdmin
     env: dict[str, str]
 
-    def interrupt(self, where: str, skip: int = 0, command: str = "run") -> str:
-        """What it says when someone presses Ctrl-C there."""
+    def interrupt(self, where: str, skip: int = 0, command: str = "run", jobs: int = 1, noted: int = 0) -> str:
+        """What it says when someone presses Ctrl-C there, with so many files noted as copied."""
         rule = self.space.fault(where, "hold", skip=skip, when="request")
-        options = ["--to", str(self.target), "--size", "4100B"] if command == "run" else []
+        options = ["--to", str(self.target), "--size", "4100B", "--jobs", str(jobs)] if command == "run" else []
         # A shell's background job ignores the signal, and so would this command if the tests are one.
         heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         running = subprocess.Popen(
@@ -86,6 +86,7 @@ class Held:
             preexec_fn=heeds,
         )
         self.space.wait_for_fault(rule, waiting=1)
+        wait_for(lambda: self.noted() >= noted, f"{noted} files", 60)
         # Python looks for signals before it waits for an answer, and sees none that comes between the two.
         wait_for(lambda: _sleeps(running.pid), "its waiting for the answer")
         running.send_signal(signal.SIGINT)
@@ -94,6 +95,11 @@ class Held:
         assert not self.target.exists()
         self.space.clear_faults()
         return said
+
+    def noted(self) -> int:
+        """Files that the run's journal holds."""
+        notes = [path.read_text() for path in Path(self.env["XDG_STATE_HOME"]).rglob("*.jsonl")]
+        return sum(text.count('\\"shard\\":') for text in notes)
 
 
 def _sleeps(pid: int) -> bool:
@@ -112,14 +118,14 @@ def held(clean: dict[str, str], state: Path, namespace: Namespace, tmp_path: Pat
     return Held(source, tmp_path / "out", space, clean)
 
 
-@pytest.mark.parametrize("number, kept", [(1, 0), (2, 4)])
-def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, reshard: Run, held: Held) -> None:
+@pytest.mark.parametrize("number, kept, jobs", [(1, 0, 1), (2, 4, 1), (1, 4, 2)])
+def test_ctrl_c_says_what_is_kept_and_what_to_type(number: int, kept: int, jobs: int, reshard: Run, held: Held) -> None:
     """The Hub holds the bytes of the first or of the second file back, once it is planned."""
     weights = f"^GET /_cdn/.*model-0000{number}-of"
     held.space.log(reset=True)
     assert reshard("plan", held.source, "--to", held.target, "--size", "4100B", env=held.env).code == 0
     planned = [r for r in held.space.log() if re.search(weights, f"{r['method']} {r['path']}")]
-    said = held.interrupt(weights, skip=len(planned))
+    said = held.interrupt(weights, skip=len(planned), jobs=jobs, noted=kept)
     ends = f"nothing was published; run the same command again to go on ({kept} of 8 files copied)"
     assert f"interrupted: {ends}" in " ".join(said.split())
     done = reshard("run", held.source, "--to", held.target, "--size", "4100B", env=held.env)
@@ -143,25 +149,28 @@ def test_what_is_sealed_at_once_is_what_the_docs_say() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("part, jobs", [(0.25, 1), (0.5, 1), (0.75, 1), (0.5, 2)])
 def test_a_run_that_is_killed_reads_at_most_one_seal_again(
-    part: float, reshard: Run, clean: dict[str, str], state: Path, tmp_path: Path
+    part: float, jobs: int, reshard: Run, clean: dict[str, str], state: Path, tmp_path: Path
 ) -> None:
-    """And the shards that were being written and brought to the disk; the source is read as fast as it is written."""
+    """Of each file that is copied at a time; and the shards that were being written and brought to the disk.
+
+    The source is read as fast as it is written.
+    """
     size, source, target = 3_000 * MB, tmp_path / "model", tmp_path / "out"
     save_sparse(source, layers(size), 3)
     for path in source.glob("*.safetensors"):  # holes, but for a number in every tensor
         with path.open("r+b") as file:
             for at in range(path.stat().st_size % (10 * MB), path.stat().st_size, 10 * MB):
                 os.pwrite(file.fileno(), np.int64(at).tobytes(), at)
-    typed = ["run", str(source), "--to", str(target), "--size", "51MB"]
+    typed = ["run", str(source), "--to", str(target), "--size", "51MB", "--jobs", str(jobs)]
     kill(typed, clean, target, part * size)
     before = copied(target)
     done = reshard(*typed, "--json", env=clean)
     assert done.code == 0, done.err
     read = done.documents[-1]["moved"]["read"]
     print(f"killed at {before / MB:.0f} MB of {size / MB:.0f}: {(before + read - size) / MB:.0f} MB were read again")
-    assert before + read - size <= SEAL + UNDER_WAY * SHARD
+    assert before + read - size <= jobs * (SEAL + UNDER_WAY * SHARD)
     for path in sorted(target.glob("*.safetensors")):
         assert path.stat().st_size <= SHARD + MB
     assert reshard("verify", str(target), "--against", str(source), "--deep", env=clean).code == 0

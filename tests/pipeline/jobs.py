@@ -24,8 +24,8 @@ def request_of(source: str, target: str, options: dict[str, Any]) -> Request:
     return Request(source=parse_place(source), target=parse_place(target), options=Options(**options))
 
 
-def do_run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
-    report = run(request_of(source, target, options), Context.from_env())
+def do_run(source: str, target: str, options: dict[str, Any], jobs: int = 1) -> dict[str, Any]:
+    report = run(request_of(source, target, options), Context.from_env(), jobs=jobs)
     return {
         "commit": report.published.commit,
         "shards": len(report.plan.shards),

@@ -1,0 +1,84 @@
+"""Several source files at a time, as many as cores, memory and disk allow.
+
+The thread that calls waits, so that Ctrl-C reaches it whatever the others wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TypeVar
+
+from reshard.pipeline.limits import ABORT_WAIT, JOBS_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, MEMORY_MORE
+from reshard.pipeline.planning.estimate import needs
+from reshard.pipeline.planning.model import Plan
+
+T = TypeVar("T")
+
+
+def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> int:
+    """How many source files of ``plan`` to copy at a time: ``asked``, or one for each core while ``memory`` lasts.
+
+    The first takes MEMORY_FLOOR and each more MEMORY_MORE; over Xet each takes MEMORY_FLOOR_XET, most of which are
+    hf_xet's buffers. Never more than ``disk`` has room for, for what lies there until it is sent; both in bytes.
+    """
+    over_xet = "xet" in plan.transports
+    fit = memory // MEMORY_FLOOR_XET if over_xet else 1 + (memory - MEMORY_FLOOR) // MEMORY_MORE
+    jobs = min(cores(), fit) if asked is None else asked
+    if lies := needs(plan, plan.transports.target != "file", {}).least_disk:
+        jobs = min(jobs, disk // lies)
+    return max(1, min(jobs, len(plan.groups), JOBS_MAX))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+def abreast(items: Sequence[T], jobs: int, work: Callable[[T], None], halt: threading.Event) -> None:
+    """Call ``work`` with each item, ``jobs`` at a time; raises the first error.
+
+    ``halt`` is then set, as after an interrupt, and the others end; one that does not is left behind after ABORT_WAIT.
+
+    >>> done = []
+    >>> abreast([1, 2, 3], 2, done.append, threading.Event())
+    >>> sorted(done)
+    [1, 2, 3]
+    """
+    if jobs == 1:
+        for item in items:
+            work(item)
+        return
+    waiting, ends = iter(items), SimpleQueue[BaseException | None]()
+
+    def some() -> None:
+        try:
+            for item in waiting:
+                if halt.is_set():
+                    break
+                work(item)
+        except BaseException as error:  # raised below  # noqa: BLE001
+            ends.put(error)
+            halt.set()
+        else:
+            ends.put(None)
+
+    threads = [threading.Thread(target=some, name=f"reshard-copy-{n}", daemon=True) for n in range(jobs)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            if (error := ends.get()) is not None:
+                raise error
+    finally:
+        halt.set()
+        until = time.monotonic() + ABORT_WAIT
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
