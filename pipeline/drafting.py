@@ -38,7 +38,7 @@ from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.existing import Before, drift
 from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
 from reshard.pipeline.planning.scales import MODELOPT
-from reshard.pipeline.protocols import Source, Target, TargetState, reach
+from reshard.pipeline.protocols import Leave, Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
@@ -164,7 +164,7 @@ def _draft(
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={path: text.decode() for path, text in texts.items()},
-        notes=() if state.exists else _created(request, source),
+        notes=_target_notes(request, source, target, state, shows),
     )
     made = _held_against_others(request, make_plan(known), target, last, replaces)
     if made.shards:
@@ -405,13 +405,23 @@ def _most_hidden(source: Source) -> Source | None:
     return min((one for one in both if not one.pin.is_folder), key=lambda one: reach(one.visibility), default=None)
 
 
-def _created(request: Request, source: Source) -> tuple[str, ...]:
-    """That a repository is created, and who may see it."""
+def _target_notes(request: Request, source: Source, target: Target, state: TargetState, shows: bool) -> tuple[str, ...]:
+    """That a repository is created, and who may see it; where it is only shown, also whether a run may write there."""
     if isinstance(request.target, Folder):
         return ()
+    repo = request.target.repo
     seen, other = ("private", "--public") if _private(request, source) else ("public", "--private")
     turns = f"; {other} changes that" if request.options.visibility == "as-source" else ""
-    return (f"{request.target.repo} is created, {seen}{turns}",)
+    created = () if state.exists else (f"{repo} is created, {seen}{turns}",)
+    if not shows:
+        return created
+    match target.leave(state.exists):
+        case Leave(False, why):
+            return (f"a run is refused: {why}",)
+        case Leave(None, why):
+            return (*created, f"whether the token may write to {repo}: not checked ({why})")
+        case Leave(_, says):
+            return tuple(f"{note} ({says})" for note in created)
 
 
 def _private(request: Request, source: Source) -> bool:

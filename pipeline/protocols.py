@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from reshard.pipeline.errors import ReshardError
 from reshard.pipeline.places import AnyPlace, Folder, Hub
@@ -163,6 +163,13 @@ class TargetState:
     head: str | None  # of the branch; None when the target or the branch is not there
 
 
+class Leave(NamedTuple):
+    """Whether a target may be written, as far as its store says so without being changed."""
+
+    given: bool | None  # None: it cannot be asked
+    says: str  # whose token may or may not, or why it cannot be asked
+
+
 class Target(Protocol):
     """A branch of a repository, or a folder, that can be changed by one guarded commit at a time."""
 
@@ -188,6 +195,10 @@ class Target(Protocol):
         ...
 
     def state(self) -> TargetState: ...
+
+    def leave(self, exists: bool) -> Leave:
+        """Whether we may write, or create what does not exist; asks, and changes nothing."""
+        ...
 
     def prepare(self, private: bool) -> str:
         """Create what is missing (repository, branch), make sure that we may write; returns the head.

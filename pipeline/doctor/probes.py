@@ -168,7 +168,7 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     if credential is None or account is None:
         return Probe(name, what, late or "only public repositories can be read, and nothing written")
-    rights, writes = rights_of(account), writable_by(account)
+    rights, writes = rights_of(account), account.writable
     warning = late or ("" if writes else "nothing can be published with it")
     reads = readable_by(account)
     facts = {"endpoint": endpoint, "account": account.name, "rights": rights, "reads": reads, "writes": writes}
@@ -194,26 +194,14 @@ def rights_of(account: Account) -> str:
     if gated:
         reads.append("what is gated and its owner was let into")
     refused = ", and nothing that is gated" if gated is False else ""
-    return f"reads {', '.join(reads)}{refused}; writes to {', '.join(writable_by(account)) or 'nothing'}"
+    return f"reads {', '.join(reads)}{refused}; writes to {', '.join(account.writable) or 'nothing'}"
 
 
 def readable_by(account: Account) -> list[str]:
     """The namespaces, and of a fine-grained token also single repositories, whose private files it may read."""
     if account.role in ROLES:
         return [account.name, *(org.name for org in account.orgs)]
-    return _scoped(account, {"repo.content.read", "repo.write"})
-
-
-def writable_by(account: Account) -> list[str]:
-    """The namespaces, and of a fine-grained token also single repositories, that it may write."""
-    if account.role == "write":
-        return [account.name, *(org.name for org in account.orgs if org.roleInOrg != "read")]
-    return _scoped(account, {"repo.write"})
-
-
-def _scoped(account: Account, permissions: set[str]) -> list[str]:
-    """Where a fine-grained token has one of these permissions; the names are those of the Hub's token settings."""
-    return [scope.entity.name for scope in account.fine_grained.scoped if permissions & {*scope.permissions}]
+    return account.scoped({"repo.content.read", "repo.write"})
 
 
 def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
@@ -229,10 +217,9 @@ def unwritable(targets: Iterable[Hub], context: Context) -> Iterator[str]:
             account = api.whoami() if api.credential else None
         except Refusal as refusal:
             raise refusal.as_source("whoami-v2") from refusal
-        writable = {name.lower() for name in (writable_by(account) if account else ())}
         who = f"{api.credential.name}, which is {account.name}'s," if api.credential and account else "no token here"
         for owner, repos in wanted.items():
-            denied = [repo for repo in repos if not {owner.lower(), repo.lower()} & writable]
+            denied = [repo for repo in repos if account is None or not account.may_write(repo)]
             if denied:
                 may = "may not" if api.credential else "may"
                 yield f"{who} {may} write to {owner} on {api.endpoint}: {first(denied)}"

@@ -177,6 +177,20 @@ class Account(Answer):
         access = self.auth.accessToken if self.auth else None
         return (access and self.role == "fineGrained" and access.fineGrained) or FineGrained()
 
+    @property
+    def writable(self) -> list[str]:
+        """The namespaces, and of a fine-grained token also single repositories, that it may write."""
+        if self.role == "write":
+            return [self.name, *(org.name for org in self.orgs if org.roleInOrg != "read")]
+        return self.scoped({"repo.write"})
+
+    def scoped(self, permissions: set[str]) -> list[str]:
+        """Where a fine-grained token has one of these permissions; the names are those of the Hub's token settings."""
+        return [scope.entity.name for scope in self.fine_grained.scoped if permissions & {*scope.permissions}]
+
+    def may_write(self, repo: str) -> bool:
+        return bool({repo.lower(), repo.partition("/")[0].lower()} & {name.lower() for name in self.writable})
+
 
 class _Discussion(Answer):
     num: Size

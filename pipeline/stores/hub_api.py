@@ -209,13 +209,14 @@ class HubApi:
         """Raises Refusal when the files of a gated repository are not for us."""
         self._auth_check(repo, "")
 
-    def check_writable(self, repo: str) -> None:
-        """Raises Refusal when we may not write; changes nothing."""
-        self._auth_check(repo, "/write")
+    def check_writable(self, repo: str) -> bool:
+        """Raises Refusal when we may not write; False where the Hub does not say. Changes nothing."""
+        return self._auth_check(repo, "/write")
 
-    def _auth_check(self, repo: str, use: str) -> None:
+    def _auth_check(self, repo: str, use: str) -> bool:
         try:
             self.call("GET", f"/api/models/{repo}/auth-check{use}")
+            return True
         except Refusal as refusal:
             if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
                 raise
@@ -223,6 +224,7 @@ class HubApi:
             if note not in self.notes:
                 log.warning("%s", note)
                 self.notes.append(note)
+            return False
 
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""

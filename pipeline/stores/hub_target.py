@@ -18,8 +18,10 @@ from urllib.parse import quote
 import httpx2
 
 from reshard.pipeline.errors import (
+    AccessError,
     HubError,
     HubRefused,
+    NoWriteAccess,
     ObjectLost,
     TargetConflict,
     TargetHidden,
@@ -36,6 +38,7 @@ from reshard.pipeline.protocols import (
     Commit,
     HeadMoved,
     HistoryRewritten,
+    Leave,
     Sink,
     Source,
     TargetState,
@@ -55,6 +58,9 @@ log = logging.getLogger(__name__)
 
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+
+
+UNTOLD = "this Hub does not say what a token may do"
 
 
 class ObjectStore(Protocol):
@@ -132,6 +138,25 @@ class HubTarget:
             return self._info().id
         except Refusal as refusal:
             raise refusal.as_target(self.place.repo) from refusal
+
+    def leave(self, exists: bool) -> Leave:
+        repo = self.place.repo
+        if self.api.credential is None:
+            return Leave(None, "no token here")
+        if self._pull_request:
+            return Leave(None, "it shows when the pull request is opened")
+        try:
+            if exists:
+                return Leave(True, "") if self.api.check_writable(repo) else Leave(None, UNTOLD)
+            account = self.api.whoami()
+        except Refusal as refusal:
+            error = refusal.as_target(repo)
+            return Leave(False if isinstance(error, AccessError) else None, str(error))
+        whose = f"the token of {account.name}"
+        if account.may_write(repo):
+            return Leave(True, f"{whose} may write there")
+        refused = NoWriteAccess(repo=repo, endpoint=self.api.endpoint, whose=whose)
+        return Leave(None, UNTOLD) if account.role is None else Leave(False, str(refused))
 
     def prepare(self, private: bool) -> str:
         repo = self.place.repo

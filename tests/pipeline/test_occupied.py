@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.api import plan
-from reshard.pipeline.errors import FoldersNested, NothingToRollBack, TargetOccupied
+from reshard.pipeline.errors import FoldersNested, NothingToRollBack, NoWriteAccess, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.rollback import rollback
@@ -273,12 +273,55 @@ def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Pat
     def told(source: str | Path, **options: str) -> str:
         return next(note for note in plan(asked(source, new, size=SIZE, **options)).notes if new in note)
 
-    assert told(model) == told(hidden) == f"{new} is created, private; --public changes that"
-    assert told(open_) == f"{new} is created, public; --private changes that"
-    assert told(open_, visibility="private") == f"{new} is created, private"
-    assert told(model, visibility="public") == f"{new} is created, public"
+    ours = f" (the token of {on_hub.name} may write there)"
+    assert told(model) == told(hidden) == f"{new} is created, private; --public changes that{ours}"
+    assert told(open_) == f"{new} is created, public; --private changes that{ours}"
+    assert told(open_, visibility="private") == f"{new} is created, private{ours}"
+    assert told(model, visibility="public") == f"{new} is created, public{ours}"
     assert f"{new} is created, private; --public changes that" in go(model, new, size=SIZE).plan.notes
     assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE)).notes)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_plan_promises_nothing_where_a_run_would_be_refused(
+    there: bool, model: Path, on_hub: Namespace, go: Run
+) -> None:
+    stranger = on_hub.admin.create_user(f"{on_hub.name}-stranger")
+    theirs = f"{stranger.name}/target"
+    if there:
+        on_hub.admin.create_repo(theirs, visibility="public")
+    with pytest.raises(NoWriteAccess) as refused:
+        go(model, theirs, size=SIZE)
+    (note,) = (note for note in plan(asked(model, theirs, size=SIZE)).notes if theirs in note)
+    assert note == f"a run is refused: {refused.value}"
+    assert f"the token of {on_hub.name} may not write to {theirs}" in note
+
+
+def test_a_plan_promises_nothing_for_a_token_that_only_reads(
+    model: Path, on_hub: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", on_hub.admin.create_token(on_hub.name, role="read"))
+    (note,) = plan(asked(model, on_hub.repo("new"), size=SIZE)).notes
+    assert note.startswith(f"a run is refused: the token of {on_hub.name} may not write to ")
+
+
+def test_a_plan_says_where_write_access_cannot_be_asked(
+    model: Path, on_hub: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, there = on_hub.repo("new"), hold(on_hub, "there", {})
+
+    def unchecked(repo: str, **options: bool) -> str:
+        notes = plan(asked(model, repo, size=SIZE, **options)).notes
+        return next(note.partition(": not checked ")[2] for note in notes if "not checked" in note)
+
+    assert "pull request" in unchecked(there, pr=True)
+    on_hub.admin.settings(auth_check_status=404)
+    assert "does not say" in unchecked(there)
+    on_hub.admin.fault("GET /api/whoami-v2", "status", status=404)
+    assert "whoami-v2" in unchecked(new)
+    monkeypatch.delenv("HF_TOKEN")
+    assert unchecked(new) == "(no token here)"
+    assert plan(asked(model, new, size=SIZE)).notes[0] == f"{new} is created, private; --public changes that"
 
 
 # -------------------------------------------------------------------------------------- replaced, and brought back

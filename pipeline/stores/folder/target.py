@@ -19,6 +19,7 @@ from reshard.pipeline.protocols import (
     Commit,
     HeadMoved,
     HistoryRewritten,
+    Leave,
     Source,
     TargetState,
 )
@@ -61,6 +62,9 @@ class FolderTarget:
         if self._root.exists() and not self._root.is_dir():
             raise FolderNotWritable(path=self.place.path, why="it is a file", cure=OTHER_NAME)
         return self._root.exists()
+
+    def leave(self, exists: bool) -> Leave:
+        return Leave(True, "")
 
     def prepare(self, private: bool) -> str:
         """Creates nothing: the folder appears whole with its first commit. Raises FolderNotWritable."""
