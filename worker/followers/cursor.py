@@ -39,6 +39,7 @@ from reshard.worker.queue.states import JobState
 log = logging.getLogger(__name__)
 
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
+CLOCK_SLACK = 1.0  # seconds that the broker's clock may be put back by, to correct it
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
 
@@ -78,7 +79,9 @@ class Cursor(Catalogs):
 
         def step(pipe: Pipeline, now: Now) -> str:
             pipe.multi()
-            if now.state != "expanding" or (now.expander not in {"", token} and now.expander_until > now.at):
+            ends = now.expander_until  # beyond its length: from before the broker's clock jumped back
+            held = now.expander not in {"", token} and now.at < ends <= now.at + ms(EXPAND_LEASE + CLOCK_SLACK)
+            if now.state != "expanding" or held:
                 return ""
             pipe.hset(key(name), mapping={"expander": token, "expander_until": now.at + ms(EXPAND_LEASE)})
             return now.run

@@ -30,7 +30,7 @@ import redis
 
 from reshard.pipeline.errors import BadSetting, ExtraMissing, NoticeFailed
 from reshard.pipeline.stores.retry import describe
-from reshard.worker.queue.events import TOTALS, create_group
+from reshard.worker.queue.events import TOTALS, create_group, forget_jump
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import BROKER_UNAVAILABLE, PREFIX, Pipeline, decoded, ms
 from reshard.worker.settings import (
@@ -319,6 +319,7 @@ class Notifier:
         """The id, the fields and the try of a notice that is this process's to tell now; no fields: it is gone."""
         for _, new in self._redis.xreadgroup(hook, self._me, {NOTICES: ">"}, count=1):
             return new[0][0].decode(), decoded(new[0][1]), 1
+        forget_jump(self._redis, NOTICES, hook, ms(max(NOTIFY_LEASE, NOTIFY_MAX)))
         for entry in self._redis.xpending_range(NOTICES, hook, "-", "+", NOTICES_MAX):
             id, tries = entry["message_id"].decode(), entry["times_delivered"]
             wait = _pause(tries) if entry["consumer"] == WAITING.encode() else NOTIFY_LEASE

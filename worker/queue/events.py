@@ -90,6 +90,7 @@ class Reader:
         """The next events; none while another process may be at work on earlier ones."""
         try:
             if self._redis.xpending(EVENTS, self.group)["pending"]:
+                forget_jump(self._redis, EVENTS, self.group, self._take_over)
                 answer = self._redis.xautoclaim(EVENTS, self.group, self.name, self._take_over, count=BATCH)
                 found = answer[1]
             else:
@@ -192,6 +193,12 @@ def relay(client: redis.Redis) -> None:
         if Scripts(client)("relay", id, int(not why)) and why:
             client.hincrby(TOTALS, "dropped:relay", 1)
             log.error("event %s of a client is dropped: %s", id.decode(), why)
+
+
+def forget_jump(client: redis.Redis, stream: str, group: str, age: int) -> None:
+    """Have what was delivered before the server's clock jumped back be ``age`` ms old, and so free to take over."""
+    if found := Scripts(client)("forget_jump", stream, group, age):
+        log.warning("the broker's clock jumped back: %s deliveries of %s to %s are taken over", found, stream, group)
 
 
 def create_group(client: redis.Redis, stream: str, group: str, start: str) -> None:
