@@ -19,9 +19,18 @@ from typer import Argument, Option, Typer
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
-from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError
+from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
-from reshard.pipeline.places import NOWHERE, AnyPlace, Folder, Hub, check_credential, parse_place, parse_target
+from reshard.pipeline.places import (
+    NOWHERE,
+    AnyPlace,
+    Folder,
+    Hub,
+    check_credential,
+    check_revision,
+    parse_place,
+    parse_target,
+)
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
@@ -128,7 +137,7 @@ def read_request(
     return Request(
         source=_by("--credential", credential, _source(source, revision)),
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
-        options=Options(
+        options=Options.of(
             size=_size(size, for_, single),
             rename=read_rules(rename) if rename else (),
             config_from=parse_place(config_from) if config_from else None,
@@ -156,6 +165,10 @@ def _source(value: str, revision: str | None) -> AnyPlace:
         return place
     if not isinstance(place, Hub):
         raise UsageError(what=f"--revision {revision}: only a repository has revisions, and {value} is none")
+    try:
+        check_revision(revision)
+    except ValueError as error:
+        raise UsageError(what=f"--revision {shortened(revision)}: {error}") from None
     if place.revision not in {None, revision}:
         raise UsageError(what=f"{value} and --revision {revision} name two revisions")
     return place.model_copy(update={"revision": revision})

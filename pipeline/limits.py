@@ -21,6 +21,18 @@ GGUF_DIMENSIONS_MAX = 8  # of a tensor; llama.cpp knows 4, and video models have
 GGUF_ALIGNMENT_MAX = MIB  # bytes; every file has 32, and the padding of headers is held in memory
 HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth is what they wait for
 
+# ------------------------------------------------------------------------------------------------------- requests
+REQUEST_MAX = 64 * KIB  # bytes of a request as a job keeps it; one that uses every option has some 2 kB
+CATALOG_MAX = 16 * MB  # bytes of a catalog's file; 100,000 entries that each say where they go have 8 MB
+EXPANSION_MAX = 256 * MB  # bytes of the requests of one catalog, which the broker holds in memory
+REPO_MAX = 193  # characters of user/repo; the Hub allows 96 on either side
+REVISION_MAX = 250  # characters; git keeps a branch in a file of its name, and file systems take 255
+URL_MAX = 1000  # characters of a Hub's address or of a folder of an object store
+PATH_MAX = 4096  # characters of a folder; PATH_MAX of Linux
+GLOBS_MAX, GLOB_MAX = 100, 500  # patterns of one option, and characters of each
+SEARCH_MAX = 250  # characters of what a catalog searches for
+ASKED_BY_MAX = 350  # characters of who submitted; a name of a user or a token, and of a host
+
 # --------------------------------------------------------------------------------------------------------- shards
 BARE_SIZE_MIN = 1 * MB  # bytes; of a size typed without a unit: a smaller number lacks its unit rather than means bytes
 DEFAULT_SIZE = 5 * GB  # bytes; what the Hub's own tools cut at, and what a plain HTTP download still takes

@@ -19,14 +19,16 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    WithJsonSchema,
     model_serializer,
 )
 
 from reshard.pipeline.errors import BadPlace, shortened
+from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
 # and neither `-` nor `.` at either end.
-_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
+_NAME = re.compile(r"(?![\w.-]*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
 
 
 # No token has this form: one that is typed where a name belongs must not get into a job.
@@ -40,7 +42,38 @@ def check_credential(value: str) -> str:
     return value
 
 
-CredentialName = Annotated[str, AfterValidator(check_credential)]
+CredentialName = Annotated[
+    str, AfterValidator(check_credential), WithJsonSchema({"type": "string", "pattern": f"^{_CREDENTIAL.pattern}$"})
+]
+
+# git check-ref-format: a branch, a tag, a commit or refs/pr/1. Beyond it, nothing that a terminal obeys.
+_REVISION = re.compile(
+    r"(?![-./])(?!@$)(?!.*(?:\.\.|@\{|//|/\.|\.lock(?:/|$)))"
+    r"[^\x00-\x20\x7f-\x9f~^:?*\[\\\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    rf"{{1,{REVISION_MAX}}}(?<![./])"
+)
+
+
+def check_revision(value: str | None) -> str | None:
+    """``value`` if git takes it as the name of a branch or tag, else ValueError."""
+    if value is not None and not _REVISION.fullmatch(value):
+        raise ValueError(
+            "git knows no such branch, tag or commit: no spaces, control characters, `..` or ~^:?*[ and"
+            f" at most {REVISION_MAX} characters"
+        )
+    return value
+
+
+def _text(pattern: str, most: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^(?:{pattern})$", "maxLength": most}
+
+
+Revision = Annotated[
+    str | None,
+    AfterValidator(check_revision),
+    WithJsonSchema({"anyOf": [_text(_REVISION.pattern, REVISION_MAX), {"type": "null"}]}),
+]
+Endpoint = Annotated[str | None, Field(max_length=URL_MAX, pattern="^[!-~]*$")]
 
 
 class Strict(BaseModel):
@@ -82,16 +115,24 @@ def _taken_out(data: Any, where: Sequence[str | int]) -> str:
     return ""
 
 
+def _told_apart(schema: dict[str, Any]) -> None:
+    """A place as an object says its kind, by which it is told from the others."""
+    schema["required"] = sorted({*schema.get("required", ()), "kind"})
+
+
 class Hub(Strict):
     """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
 
     ``credential`` names an entry of RESHARD_CREDENTIALS there; None takes the one that serves the namespace.
     """
 
+    model_config = ConfigDict(json_schema_extra=_told_apart)
     kind: Literal["hub"] = "hub"
-    repo: str
-    revision: str | None = None
-    endpoint: str | None = None
+    repo: Annotated[
+        str, Field(max_length=REPO_MAX), WithJsonSchema(_text(f"{_NAME.pattern}/{_NAME.pattern}", REPO_MAX))
+    ]
+    revision: Revision = None
+    endpoint: Endpoint = None
     credential: CredentialName | None = None
 
     @model_serializer(mode="wrap")
@@ -111,13 +152,16 @@ class Hub(Strict):
 
 
 # Container names of Azure, bucket names of S3 and of Google, which allows the most.
-_BUCKET = re.compile(r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9](?:/.+)?")
+_BUCKET = r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9]"
+_PART = r"(?!\.{1,2}(?:/|$))[^/?#\\\x00-\x1f]+"
 
 
 def check_bucket(url: str) -> str:
     """``url`` without the slash at its end if it names a folder of an object store, else ValueError."""
     url = url.rstrip("/")
-    if not _BUCKET.fullmatch(url):
+    if len(url) > URL_MAX:
+        raise ValueError(f"a folder of an object store has at most {URL_MAX} characters")
+    if not re.fullmatch(rf"{_BUCKET}(?:/.+)?", url):
         raise ValueError(
             "a folder of an object store is s3://bucket/folder, gs://bucket/folder or az://container/folder"
         )
@@ -129,8 +173,13 @@ def check_bucket(url: str) -> str:
 class Bucket(Strict):
     """A folder of an object store, which is only read, with the credentials of the environment where that is done."""
 
+    model_config = ConfigDict(json_schema_extra=_told_apart)
     kind: Literal["bucket"] = "bucket"
-    url: Annotated[str, AfterValidator(check_bucket)]
+    url: Annotated[
+        str,
+        AfterValidator(check_bucket),
+        WithJsonSchema(_text(rf"{_BUCKET}(?:/{_PART})*", URL_MAX)),
+    ]
 
     @model_serializer(mode="wrap")
     def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -143,8 +192,9 @@ class Bucket(Strict):
 class Folder(Strict):
     """A folder of this machine, by its absolute path."""
 
+    model_config = ConfigDict(json_schema_extra=_told_apart)
     kind: Literal["folder"] = "folder"
-    path: str
+    path: str = Field(min_length=1, max_length=PATH_MAX)
 
     @model_serializer(mode="wrap")
     def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -165,8 +215,21 @@ def _typed_target(value: object) -> object:
 AnyPlace = Hub | Folder | Bucket
 _Object = Annotated[AnyPlace, Field(discriminator="kind")]
 _TargetObject = Annotated[Hub | Folder, Field(discriminator="kind")]
-Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | str)]
-TargetPlace = Annotated[_TargetObject, BeforeValidator(_typed_target, json_schema_input_type=_TargetObject | str)]
+# A place as it is typed, as far as it means the same everywhere: a service takes no folder relative to its own.
+_REPO = f"{_NAME.pattern}/{_NAME.pattern}"
+_TYPED_TARGET = "|".join(
+    [
+        rf"(?:hf://)?{_REPO}(?:@{_REVISION.pattern})?",
+        rf"https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}",
+        r"(?:/(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f]{1,255})+",
+    ]
+)
+_Typed = Annotated[str, WithJsonSchema(_text(rf"{_TYPED_TARGET}|{_BUCKET}(?:/{_PART})*", URL_MAX))]
+_TypedTarget = Annotated[str, WithJsonSchema(_text(_TYPED_TARGET, URL_MAX))]
+Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | _Typed)]
+TargetPlace = Annotated[
+    _TargetObject, BeforeValidator(_typed_target, json_schema_input_type=_TargetObject | _TypedTarget)
+]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
 
 
@@ -193,7 +256,10 @@ def parse_place(value: str) -> AnyPlace:
         raise BadPlace(value=repr(value), why="no place is given; is a variable of the shell not set?")
     if text.startswith(("./", "../", "/", "~/")) or text in {".", ".."}:
         path = Path(text).expanduser().absolute()
-        return Folder(path=str(resolved(str(path)) if ".." in path.parts else path))
+        real = str(resolved(str(path)) if ".." in path.parts else path)
+        if len(real) > PATH_MAX:
+            raise BadPlace(value=value, why=f"a folder has at most {PATH_MAX} characters")
+        return Folder(path=real)
     if "://" in text:
         return _from_url(text)
     repo, _, revision = text.partition("@")
@@ -201,7 +267,7 @@ def parse_place(value: str) -> AnyPlace:
         raise BadPlace(value=value, why="this is not a model repository", cure=MODELS_ONLY)
     if "@" in text and not revision:
         raise BadPlace(value=value, why="nothing follows the @")
-    return Hub(repo=_repo(repo, value), revision=revision or None)
+    return _hub(repo, value, revision or None)
 
 
 def _from_url(url: str) -> Hub | Bucket:
@@ -218,7 +284,7 @@ def _from_url(url: str) -> Hub | Bucket:
         raise BadPlace(value=shown, why="only http, https, hf, s3, gs and az URLs are known")
     if parts.scheme == "hf":
         repo, _, at = url.removeprefix("hf://").partition("@")
-        return Hub(repo=_repo(repo, shown), revision=at or None)
+        return _hub(repo, shown, at or None)
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
         raise BadPlace(value=shown, why="this is not a model repository", cure=MODELS_ONLY)
@@ -228,7 +294,17 @@ def _from_url(url: str) -> Hub | Bucket:
     elif len(segments) > 2:
         raise BadPlace(value=shown, why="this URL names no repository or revision")
     endpoint = f"{parts.scheme}://{parts.netloc}"
-    return Hub(repo=_repo("/".join(segments[:2]), shown), revision=revision, endpoint=endpoint)
+    return _hub("/".join(segments[:2]), shown, revision, endpoint)
+
+
+def _hub(repo: str, value: str, revision: str | None, endpoint: str | None = None) -> Hub:
+    """The repository that was typed as ``value``; raises BadPlace."""
+    if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
+        raise BadPlace(value=value, why="this is no address of a Hub")
+    try:
+        return Hub(repo=_repo(repo, value), revision=check_revision(revision), endpoint=endpoint)
+    except ValueError as error:
+        raise BadPlace(value=value, why=str(error)) from None
 
 
 def state_dir() -> Path:

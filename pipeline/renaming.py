@@ -55,10 +55,21 @@ def _rule(value: object) -> Rule:
     return rule
 
 
+_PATTERN = {"type": "string", "format": "regex", "minLength": 1, "maxLength": RENAME_TEXT_MAX}  # RE2's
+_REPLACEMENT = {"type": "string", "format": "replacement", "maxLength": RENAME_TEXT_MAX}  # with `\\1` of what it has
+_MAPPING = {
+    "type": "object",
+    "propertyNames": _PATTERN,
+    "additionalProperties": _REPLACEMENT,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+_PAIR = {"type": "array", "prefixItems": [_PATTERN, _REPLACEMENT], "minItems": 2, "maxItems": 2}
 Rules = tuple[
     Annotated[
         Rule,
-        BeforeValidator(_rule, json_schema_input_type=dict[str, str] | tuple[str, str]),
+        BeforeValidator(_rule),
+        WithJsonSchema({"anyOf": [_MAPPING, _PAIR]}, "validation"),
         WithJsonSchema({"type": "array", "items": {"type": "string"}}, "serialization"),
     ],
     ...,

@@ -7,11 +7,20 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from reshard.pipeline.errors import BadSize, UsageError, shortened
-from reshard.pipeline.limits import BARE_SIZE_MIN, DEFAULT_SIZE, RENAME_RULES_MAX
-from reshard.pipeline.places import Folder, Hub, Place, Strict, TargetPlace, parse_place, parse_target
+from reshard.pipeline.errors import BadSize, RequestTooLarge, UsageError, shortened
+from reshard.pipeline.limits import (
+    ASKED_BY_MAX,
+    BARE_SIZE_MIN,
+    DEFAULT_SIZE,
+    GLOB_MAX,
+    GLOBS_MAX,
+    RENAME_RULES_MAX,
+    RENAME_TEXT_MAX,
+    REQUEST_MAX,
+)
+from reshard.pipeline.places import Folder, Hub, Place, Revision, Strict, TargetPlace, parse_place, parse_target
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import first_problem
 
@@ -28,7 +37,7 @@ _UNITS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
+_SIZE = re.compile(r"(?P<number>\d{1,20}(?:\.\d{1,20})?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
 
 
 def parse_size(value: str, option: str = "--size") -> int:
@@ -55,6 +64,8 @@ def parse_size(value: str, option: str = "--size") -> int:
     size = int(float(match["number"]) * factor) if "." in match["number"] else int(match["number"]) * factor
     if size <= 0:
         raise BadSize(option=option, value=value, why="a size is more than zero")
+    if size > SINGLE:
+        raise BadSize(option=option, value=value, why="no file is that large")
     if not unit and size < BARE_SIZE_MIN:
         why = f"without a unit these are bytes; {text}MB is probably meant, or {text}B"
         raise BadSize(option=option, value=value, why=why)
@@ -65,10 +76,24 @@ def _parsed(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
+Bytes = Annotated[int, Field(gt=0, le=SINGLE)]
+# A size as it is typed; the others that ``parse_size`` takes are too long or too small to be one.
+TypedSize = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^(?:[1-9][0-9]{0,17} ?B|[1-9][0-9]{6,17}"
+            r"|(?:[1-9][0-9]{0,5}(?:\.[0-9]{1,9})?|0\.[0-9]{0,2}[1-9][0-9]{0,6}) ?[KMGTkmgt]i?B)$",
+            "maxLength": 50,
+        }
+    ),
+]
 DType = Literal["keep", "float16", "bfloat16", "float32"]
 Experts = Literal["keep", "fused", "separate", "separate-mixtral"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
+Glob = Annotated[str, Field(max_length=GLOB_MAX)]
 
 
 class Options(Strict):
@@ -79,9 +104,10 @@ class Options(Strict):
     never changes; what is to be otherwise by default is another option.
     """
 
-    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=int | str)] = Field(
+    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = Field(
         default=DEFAULT_SIZE,
         gt=0,
+        le=SINGLE,
         description="Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
     )
     oversize: Literal["own-shard", "fail"] = Field(
@@ -106,7 +132,9 @@ class Options(Strict):
         description="Tied weights of .bin files: keep every name, or only the one the others are tied to.",
     )
     strip_prefix: str | None = Field(
-        default=None, description="Remove this prefix from tensor names; auto removes those of known wrappers."
+        default=None,
+        max_length=RENAME_TEXT_MAX,
+        description="Remove this prefix from tensor names; auto removes those of known wrappers.",
     )
     experts: Experts = Field(
         default="keep",
@@ -118,9 +146,13 @@ class Options(Strict):
         description="Rename tensors by a YAML list of regular expressions and replacements.",
     )
     config_from: Place | None = Field(default=None, description="Take config and tokenizer from here if SRC has none.")
-    include: tuple[str, ...] = Field(default=(), description="Also carry files that match this glob.")
-    exclude: tuple[str, ...] = Field(default=(), description="Do not carry files that match this glob.")
-    branch: str | None = Field(default=None, description="Commit to this branch of the target.")
+    include: tuple[Glob, ...] = Field(
+        default=(), max_length=GLOBS_MAX, description="Also carry files that match this glob."
+    )
+    exclude: tuple[Glob, ...] = Field(
+        default=(), max_length=GLOBS_MAX, description="Do not carry files that match this glob."
+    )
+    branch: Revision = Field(default=None, description="Commit to this branch of the target.")
     pr: bool = Field(default=False, description="Open a pull request on the target.")
     visibility: Literal["as-source", "public", "private"] = Field(
         default="as-source",
@@ -139,6 +171,16 @@ class Options(Strict):
     transport: Transport = Field(
         default="auto", description="How weights travel; auto takes xet where the Hub offers it."
     )
+
+    @classmethod
+    def of(cls, **options: Any) -> Options:
+        """Those that are given; raises BadSize, and UsageError for others that make no sense."""
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            first = first_problem(error)
+            given = "" if first.unknown else f", not {shortened(repr(first.given))}"
+            raise UsageError(what=f"{first.where}: {first.why}{given}") from error
 
     def weights(self) -> dict[str, object]:
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""
@@ -178,7 +220,7 @@ class Request(Strict):
     target: TargetPlace
     options: Options = Options()
     priority: Priority = "interactive"
-    asked_by: str = ""  # who submitted it, for the record
+    asked_by: str = Field(default="", max_length=ASKED_BY_MAX)  # who submitted it, for the record
     recurring: bool = False  # nobody looks each time: `overwrite` lasts until the target is this source's
 
     @classmethod
@@ -187,13 +229,7 @@ class Request(Strict):
 
         Raises BadPlace, BadSize, and UsageError for other options that make no sense.
         """
-        try:
-            chosen = Options(**options)
-        except ValidationError as error:
-            first = first_problem(error)
-            given = "" if first.unknown else f", not {shortened(repr(first.given))}"
-            raise UsageError(what=f"{first.where}: {first.why}{given}") from error
-        return cls(source=parse_place(source), target=parse_target(target), options=chosen)
+        return cls(source=parse_place(source), target=parse_target(target), options=Options.of(**options))
 
     def submitted_for(self, what: str) -> Request:
         """This, as ``what``, a schedule or a catalog, submits it again and again."""
@@ -217,8 +253,11 @@ class Request(Strict):
         )
 
     def stored(self) -> str:
-        """The JSON that a job keeps, without defaults (``Options`` says why)."""
-        return self.model_dump_json(exclude_defaults=True)
+        """The JSON that a job keeps, without defaults (``Options`` says why); raises RequestTooLarge."""
+        text = self.model_dump_json(exclude_defaults=True)
+        if (size := len(text.encode())) > REQUEST_MAX:
+            raise RequestTooLarge(size=size, most=REQUEST_MAX)
+        return text
 
     def slot(self, default_endpoint: str) -> str:
         """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""

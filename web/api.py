@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from threading import BoundedSemaphore
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reshard.client import PAGE_MAX, acts
 from reshard.client.broker import BrokerJobs
@@ -19,21 +19,18 @@ from reshard.pipeline.errors import BadBody, TooManyPlans, WrongState
 from reshard.pipeline.places import NOWHERE, Place, TargetPlace
 from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.stores.connect import Context, RateLimiterOf
-from reshard.web.endpoint import Call, endpoint
+from reshard.web.endpoint import Body, Call, endpoint
 from reshard.worker.fleet import policy
 from reshard.worker.queue.listing import page
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 
 LISTED = 50  # jobs of a page, unless told otherwise
+STATES_MAX = 20  # states that one list is asked for; there are ten
+AFTER_MAX = 50  # characters of a page's end: a time, and an id
+REASON_MAX = 500  # characters of why a service is paused
 HUB_CALLS = 16  # plans and rollbacks at once; there are 40 threads
 _places = BoundedSemaphore(HUB_CALLS)
-
-
-class Body(BaseModel):
-    """Nothing that is not known."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Asked(Body):
@@ -55,9 +52,14 @@ class Drafted(Asked):
 
 
 class Listed(Body):
-    state: list[JobState] = Field(default_factory=list)
+    state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
     limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
-    after: str | None = Field(default=None, description="`next` of the page before")
+    after: str | None = Field(
+        default=None,
+        max_length=AFTER_MAX,
+        pattern=r"^[0-9]{1,15}(-[a-z0-9]*)?$",
+        description="`next` of the page before",
+    )
     since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
 
 
@@ -75,7 +77,7 @@ class Again(Body):
 
 
 class Why(Body):
-    reason: str | None = None
+    reason: str | None = Field(default=None, max_length=REASON_MAX)
 
 
 @endpoint("GET", "/jobs", jobs.JobsPage, query=Listed)

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from reshard.client import ROOT
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import (
+    BodyTooLarge,
     BrokerUnavailable,
     CrossSite,
     NoSuchPage,
@@ -100,9 +101,16 @@ def build(web: Web) -> Starlette:
 async def _answer(web: Web, endpoint: Endpoint, request: Request) -> Response:
     found = await run_in_threadpool(web.caller, request, endpoint.scope)
     query = read(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
-    body = read(endpoint.body, await request.body() or b"{}") if endpoint.body else None
+    body = read(endpoint.body, await _sent(request, endpoint.body.most)) if endpoint.body else None
     call = Call(web.queue, found, request.path_params, query, body, web.settings)
     return document(await run_in_threadpool(_run, endpoint, call))
+
+
+async def _sent(request: Request, most: int) -> bytes:
+    """The body; raises BodyTooLarge."""
+    if len(sent := await request.body()) > most:
+        raise BodyTooLarge(most=most)
+    return sent or b"{}"
 
 
 def _run(endpoint: Endpoint, call: Call) -> Mapping[str, Any]:

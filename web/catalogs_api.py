@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from reshard.client import acts
 from reshard.client.facts import catalog_facts, failure_facts, schedule_facts
 from reshard.client.models import catalogs
 from reshard.pipeline.catalogs.definition import parse
-from reshard.web.api import Asked, Body, allow
-from reshard.web.endpoint import Call, endpoint
-from reshard.worker.followers.records import AT_ONCE, Definition
-from reshard.worker.followers.schedules import Schedule
-
-AT_ONCE_MAX = 100_000  # jobs; the entries that a catalog may have
-COUNT_MAX = 2**53  # what JSON's readers and the broker count exactly
+from reshard.web.api import Asked, allow
+from reshard.web.endpoint import BODY_MAX, Body, Call, endpoint
+from reshard.worker.followers.records import AT_ONCE, AT_ONCE_MAX, COUNT_MAX, NAME_MAX, Definition
+from reshard.worker.followers.schedules import CRON_MAX, NAME, ZONE_MAX, Schedule
 
 
 class Submission(Body):
     """A catalog's file, with its limits."""
 
-    text: str = Field(description="the YAML file")
+    most: ClassVar[int] = BODY_MAX
+    text: str = Field(
+        max_length=BODY_MAX, description="the YAML file", json_schema_extra={"contentMediaType": "application/yaml"}
+    )
     at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX, description="how many of its jobs run at a time")
     max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX, description="stop after more failures than this")
     max_bytes: int | None = Field(
@@ -37,15 +37,25 @@ class Submission(Body):
 
 
 class Only(Body):
-    only: str | None = Field(default=None, description="only failures with this error code")
+    only: str | None = Field(default=None, max_length=NAME_MAX, description="only failures with this error code")
+
+
+def _only(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"type": "object"}}}
 
 
 class Kept(Body):
     """A request or a catalog, and when it is submitted."""
 
-    name: str
-    cron: str = Field(description="minute hour day month weekday, or @daily")
-    tz: str = "UTC"
+    most: ClassVar[int] = BODY_MAX
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only("request"), _only("catalog")]})
+    name: str = Field(max_length=NAME_MAX, pattern=f"^{NAME.pattern}$")
+    cron: str = Field(
+        max_length=CRON_MAX,
+        json_schema_extra={"format": "cron"},
+        description="minute hour day month weekday, or @daily",
+    )
+    tz: str = Field(default="UTC", max_length=ZONE_MAX, json_schema_extra={"format": "timezone"})
     missed: Literal["once", "skip"] = "once"
     request: Asked | None = None
     catalog: Submission | None = None

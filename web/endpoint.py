@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadBody
+from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.validation import first_problem
 from reshard.web.auth import Caller, Scope
 from reshard.worker.settings import Settings
 
+BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """Nothing that is not known."""
+
+    most: ClassVar[int] = REQUEST_MAX  # bytes
+    model_config = ConfigDict(extra="forbid")
 
 
 def read(model: type[Model], data: Mapping[str, Any] | bytes, whole: str = "the body") -> Model:
@@ -48,7 +57,7 @@ class Endpoint:
     answer: Any  # a model of client/models
     run: Callable[[Call], Mapping[str, Any]]
     query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
+    body: type[Body] | None = None
 
 
 ENDPOINTS: list[Endpoint] = []
@@ -60,7 +69,7 @@ def endpoint(
     answer: Any,
     *,
     query: type[BaseModel] | None = None,
-    body: type[BaseModel] | None = None,
+    body: type[Body] | None = None,
     scope: Scope | None = None,
 ) -> Callable[[Callable[[Call], Mapping[str, Any]]], Callable[[Call], Mapping[str, Any]]]:
     """Adds a function to the API, its docstring's first line as its summary. What changes something takes ``act``."""

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reshard.pipeline.errors import BodyTooLarge, ReshardError, UsageError
 from reshard.web.documents import failed
+from reshard.web.endpoint import BODY_MAX
 from reshard.web.settings import is_local
 
-BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 # Nothing from elsewhere, no inline script or style, and nobody may show the page inside another.

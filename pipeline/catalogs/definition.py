@@ -23,7 +23,8 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 from pydantic.fields import FieldInfo
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
-from reshard.pipeline.places import CredentialName, Hub, Strict, parse_place
+from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
+from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, Strict, parse_place
 from reshard.pipeline.request import Options, Request, parse_size
 from reshard.pipeline.validation import first_problem
 
@@ -31,6 +32,8 @@ VERSION: Literal[1] = 1
 NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
 NODES_MAX = 3_000_000  # values of a file, with what its aliases repeat; an entry has few more than twenty
 ENTRIES_MAX = 100_000  # of one file; its expansion is kept in the broker's memory, about a kilobyte each
+SIZE_MAX = 50  # characters of a size as it is typed
+TAGS_MAX = 50  # of one query
 FILLED_MAX = 250  # characters of a template that is filled in; the Hub's longest repository has 193
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 WORDS = {  # for what pydantic says of a pattern, which only a name has, and of a length, which only entries have
@@ -52,8 +55,13 @@ def _with_unit(value: str) -> str:
 
 
 Size = Annotated[
-    str, AfterValidator(_with_unit), Field(examples=["200MB", "5GB"], description="With a unit: 200MB is 200,000,000.")
+    str,
+    AfterValidator(_with_unit),
+    Field(max_length=SIZE_MAX, examples=["200MB", "5GB"], description="With a unit: 200MB is 200,000,000."),
 ]
+
+
+Word = Annotated[str, Field(max_length=SEARCH_MAX)]
 
 
 def _whole(field: FieldInfo) -> Any:
@@ -64,7 +72,7 @@ def _whole(field: FieldInfo) -> Any:
 if TYPE_CHECKING:
 
     class _Chosen(Strict):
-        branch: str | None = None
+        branch: Revision = None
         pr: bool | None = None
 else:
     # The options of a request, each of which may be left out; a catalog names no folder and is its own --force.
@@ -82,16 +90,18 @@ else:
 class Cut(_Chosen):
     """How to cut and where to publish; an entry's own goes before the defaults'."""
 
-    to: str | None = Field(default=None, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}.")
-    endpoint: str | None = Field(default=None, description="The source's Hub (default: the worker's HF_ENDPOINT).")
-    to_endpoint: str | None = Field(default=None, description="The target's Hub (default: the worker's HF_ENDPOINT).")
+    to: str | None = Field(
+        default=None, max_length=FILLED_MAX, description="acme/{name}-{size}, with {owner}, {name}, {size}, {revision}."
+    )
+    endpoint: Endpoint = Field(default=None, description="The source's Hub (default: the worker's HF_ENDPOINT).")
+    to_endpoint: Endpoint = Field(default=None, description="The target's Hub (default: the worker's HF_ENDPOINT).")
     credential: CredentialName | None = Field(
         default=None, description="Which of the worker's RESHARD_CREDENTIALS reads the source, by its name."
     )
     to_credential: CredentialName | None = Field(
         default=None, description="Which of the worker's RESHARD_CREDENTIALS writes the target, by its name."
     )
-    revision: str | None = Field(default=None, description="Branch, tag or commit of the source.")
+    revision: Revision = Field(default=None, description="Branch, tag or commit of the source.")
     size: Size | None = Field(default=None, description=Options.model_fields["size"].description)
 
     @field_validator("to")
@@ -111,16 +121,22 @@ class Cut(_Chosen):
 class Query(Strict):
     """Which of a Hub's models: those that are all of this."""
 
-    author: str | None = Field(default=None, description="A user or an organisation.")
-    search: str | None = Field(default=None, description="A part of the repository's id.")
-    tags: tuple[str, ...] = ()
-    library: str | None = None
-    name: str | None = Field(default=None, description="A glob over the name without its owner: llama-*.")
-    min_downloads: int | None = Field(default=None, ge=0)
+    author: str | None = Field(default=None, max_length=REPO_MAX, description="A user or an organisation.")
+    search: str | None = Field(default=None, max_length=SEARCH_MAX, description="A part of the repository's id.")
+    tags: tuple[Word, ...] = Field(default=(), max_length=TAGS_MAX)
+    library: Word | None = None
+    name: str | None = Field(
+        default=None, max_length=SEARCH_MAX, description="A glob over the name without its owner: llama-*."
+    )
+    min_downloads: int | None = Field(default=None, ge=0, le=2**53)
     min_size: Size | None = Field(default=None, description="Of all that the repository stores.")
     max_size: Size | None = Field(default=None, description="Of all that the repository stores.")
-    limit: int | None = Field(default=None, ge=1, description="The most models, those with the most downloads first.")
-    collection: str | None = Field(default=None, description="A collection's slug; goes with name and limit alone.")
+    limit: int | None = Field(
+        default=None, ge=1, le=ENTRIES_MAX, description="The most models, those with the most downloads first."
+    )
+    collection: str | None = Field(
+        default=None, max_length=SEARCH_MAX, description="A collection's slug; goes with name and limit alone."
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Query:
@@ -135,7 +151,7 @@ class Query(Strict):
 class CatalogEntry(Cut):
     """One model by its id, or all that a query finds."""
 
-    repo: str | None = Field(default=None, description="A model: them/model.")
+    repo: str | None = Field(default=None, max_length=URL_MAX, description="A model: them/model.")
     query: Query | None = None
 
     @field_validator("repo")
@@ -175,6 +191,9 @@ HOMES: dict[type[Strict], str] = {  # of a key that two of them know, the last o
 
 def parse(text: str, file: str) -> Catalog:
     """The catalog that ``text`` is; raises BadCatalog with the line, the key and what to do."""
+    if len(text) > CATALOG_MAX:
+        why = f"it has more than {CATALOG_MAX:,} characters"
+        raise BadCatalog(file=file, line=1, key="file", why=why, fix="make two catalogs of it")
     try:
         _refuse_bombs(text)
         loader = LOADER(text)

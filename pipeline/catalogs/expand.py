@@ -16,7 +16,16 @@ from typing import Any
 from urllib.parse import quote
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, Cut, Query, merged, named, request_for
-from reshard.pipeline.errors import AccessError, BadPlace, ReshardError, TargetMoreVisible, TargetsCollide
+from reshard.pipeline.errors import (
+    AccessError,
+    BadCatalog,
+    BadPlace,
+    RequestTooLarge,
+    ReshardError,
+    TargetMoreVisible,
+    TargetsCollide,
+)
+from reshard.pipeline.limits import EXPANSION_MAX
 from reshard.pipeline.places import AnyPlace, Hub, check_repo
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
@@ -78,11 +87,18 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     refused: list[Wanted] = []
     asked: dict[Request, str] = {}
     empty: list[int] = []
+    held = 0
     for entry, repo in _models(catalog, context, empty):
+        if held > EXPANSION_MAX:
+            why = f"its models' requests come to more than {EXPANSION_MAX:,} bytes"
+            raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
         try:
             check_repo(repo)
-            asked.setdefault(request_for(catalog, entry, repo), repo)
-        except BadPlace as error:
+            request = request_for(catalog, entry, repo)
+            if request not in asked:
+                held += len(request.stored())
+            asked.setdefault(request, repo)
+        except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))
     sources = _lookup([_hub(request.source) for request in asked], context, "read")
     targets = _lookup([_hub(request.target) for request in asked], context, "write")

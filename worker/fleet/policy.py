@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reshard.pipeline.errors import FolderNotAllowed, PublicNotAllowed, SourceNotAllowed, TargetNotAllowed, TokenMissing
+from reshard.pipeline.errors import (
+    BadPlace,
+    FolderNotAllowed,
+    PublicNotAllowed,
+    SourceNotAllowed,
+    TargetNotAllowed,
+    TokenMissing,
+)
 from reshard.pipeline.places import Bucket, Folder, Hub, check_repo, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
@@ -70,8 +77,11 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
 
 def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
     """Links are followed first, so that one inside an allowed folder leads nowhere else."""
-    real = resolved(place.path)
-    if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
+    try:
+        real: Path | None = resolved(place.path)
+    except BadPlace:  # no folder that is allowed has such a name
+        real = None
+    if real is None or not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
 
 

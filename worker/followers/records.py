@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from reshard.pipeline.errors import BadPlace, ReshardError, TargetsCollide
+from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, TargetsCollide
+from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
 from reshard.pipeline.places import Hub, Strict
 from reshard.pipeline.request import Request, key_of
 from reshard.worker.queue.jobs import Job
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 AT_ONCE = 8  # jobs; enough for a few workers, and few enough that interactive ones need not wait for long
 
 # What only the file can correct: a retry finds it as it was, and of two that want one target the last would win.
-IN_FILE = frozenset({BadPlace.code, TargetsCollide.code})
+IN_FILE = frozenset({BadPlace.code, RequestTooLarge.code, TargetsCollide.code})
+AT_ONCE_MAX = 100_000  # jobs; the entries that a catalog may have
+COUNT_MAX = 2**53  # what JSON's readers and the broker count exactly
+NAME_MAX = 63  # characters of a name of a catalog or schedule
 
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
 UNDER_WAY = frozenset({"expanding", "running", "paused"})
@@ -35,12 +39,14 @@ Standing = Literal["unchanged", "source", "target", "unknown"]
 class Definition(Strict):
     """What is submitted: the file's text, and how much of it at once and at most."""
 
-    name: str
-    text: str
-    at_once: int = Field(default=AT_ONCE, ge=1)
-    max_failures: int | None = None  # it stops when more have failed
-    max_bytes: int | None = None  # it admits no more once so many bytes of weights were read
-    asked_by: str = ""
+    name: str = Field(max_length=NAME_MAX)
+    text: str = Field(max_length=CATALOG_MAX)
+    at_once: int = Field(default=AT_ONCE, ge=1, le=AT_ONCE_MAX)
+    max_failures: int | None = Field(default=None, ge=0, le=COUNT_MAX)  # it stops when more have failed
+    max_bytes: int | None = Field(
+        default=None, ge=0, le=COUNT_MAX
+    )  # it admits no more once so many bytes of weights were read
+    asked_by: str = Field(default="", max_length=ASKED_BY_MAX)
 
     @property
     def digest(self) -> str:

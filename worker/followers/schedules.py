@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable, UsageError
 from reshard.pipeline.places import Strict
@@ -29,7 +29,7 @@ from reshard.pipeline.validation import first_problem
 from reshard.worker.cron import next_after
 from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained
-from reshard.worker.followers.records import Definition
+from reshard.worker.followers.records import NAME_MAX, Definition
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
@@ -41,6 +41,7 @@ PRIORITY = "bulk"  # of what a schedule submits, whatever was asked for: no pers
 RUNS_MAX = 100  # of one schedule; after that the oldest go
 LATE = 60.0  # seconds after which a time counts as missed; a control that runs fires within two
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+CRON_MAX, ZONE_MAX = 250, 100  # characters; the longest zone has 32
 
 ALL = f"{PREFIX}schedules"
 DUE, LAST_JOB, AWAITED, KEPT = (f"{ALL}:{part}" for part in ("due", "job", "awaited", "kept"))
@@ -54,9 +55,9 @@ Outcome = Literal["fired", "missed", "overlap", "busy"]
 class Schedule(Strict):
     """What is submitted, and when. Raises BadSchedule from ``check``."""
 
-    name: str
-    cron: str
-    tz: str = "UTC"
+    name: str = Field(max_length=NAME_MAX)
+    cron: str = Field(max_length=CRON_MAX)
+    tz: str = Field(default="UTC", max_length=ZONE_MAX)
     missed: Literal["once", "skip"] = "once"  # what becomes of times that passed while no control ran
     request: Request | None = None
     catalog: Definition | None = None  # as it was when the schedule was added or set
@@ -69,6 +70,8 @@ class Schedule(Strict):
             raise BadSchedule(
                 what=f"{self.name!r} is not a valid name: small letters, digits, dots, - and _, at most 63"
             )
+        if self.request is not None:
+            self.request.stored()  # raises RequestTooLarge
         self.next_after(0.0)
 
     def next_after(self, moment: float) -> float:

@@ -188,8 +188,8 @@ def test_what_entries_share_may_have_an_anchor() -> None:
         ("us/{name[0]}", "plain fields"),
         ("us/{0}", "plain fields"),
         ("us/{}", "not known"),
-        ("us/" + "n" * 300, "more than 250 characters"),
-        ("us/" + "{name}{{" * 100_000, "more than 250 characters"),
+        ("us/" + "n" * 300, "(at most|more than) 250 characters"),
+        ("us/" + "{name}{{" * 100_000, "(at most|more than) 250 characters"),
     ],
 )
 def test_a_template_has_plain_fields_alone_and_no_long_result(to: str, why: str) -> None:
