@@ -76,6 +76,7 @@ CLOCK_SKEW_MAX = 60.0  # seconds; signed URLs live for minutes, and their signer
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 60.0  # seconds without a byte; every socket has one, so that nothing hangs for ever
 ATTEMPTS = 6  # tries of one request in a row without progress
+FIRST_ATTEMPTS = 3  # of an object store that nobody answers for: within 2 s, a misspelled endpoint stays away
 BACKOFF_FIRST = 0.5  # seconds; doubles each time, with jitter
 RENEWALS = 3  # signed URLs in a row that may be stale before their first byte, as on a slow line
 BACKOFF_MAX = 30.0  # seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from posixpath import basename, dirname, join
 from typing import Literal
 
-from reshard.pipeline.errors import AbsentFile, BadIndex, NotRead
+from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
 Format = Literal["safetensors", "torch", "distributed", "ranks", "zero", "gguf"]
@@ -41,7 +41,9 @@ class FileSet:
     index_path: str | None = None
     index_metadata: Mapping[str, object] | None = None
     weight_map: Mapping[str, str] | None = None  # tensor -> path from the root of the repository
-    metadata: StoredFile | None = None  # of a distributed checkpoint: what says where its chunks lie
+    # Of a distributed checkpoint, what says where its chunks lie; of one of DeepSpeed, which step counts.
+    metadata: StoredFile | None = None
+    other_steps: tuple[str, ...] = ()  # folders of DeepSpeed's that lie beside that step
 
 
 def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> Iterator[FileSet]:
@@ -55,7 +57,8 @@ def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> 
     for home, steps in sorted(_steps(listing).items()):
         if wanted(name := Name(home, "model")):
             step, latest = _latest(home, steps, listing, text)
-            yield FileSet(name, "zero", _zero(step, listing), metadata=latest)
+            others = tuple(sorted(steps - {step}))
+            yield FileSet(name, "zero", _zero(step, listing), metadata=latest, other_steps=others)
 
 
 def _distributed(listing: Listing) -> Iterator[FileSet]:
@@ -122,8 +125,10 @@ def _latest(home: str, steps: set[str], listing: Listing, text: Text) -> tuple[s
     if there:
         raise AbsentFile(file=there[0].path, other=repr(named[0])[1:-1][:200])
     if len(steps) > 1:
-        why = f"{len(steps)} steps lie beside each other, and no file `latest` says which counts; --exclude the others"
-        raise BadIndex(file=min(steps), why=why)
+        first, *others = sorted(steps)
+        they = "is another step" if len(others) == 1 else "are other steps"
+        why = f"{they}, and no file `latest` says which one counts"
+        raise AmbiguousWeights(file=first, other=", ".join(others), why=why)
     return min(steps), None
 
 

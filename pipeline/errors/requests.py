@@ -112,9 +112,9 @@ class RevisionNotFound(SourceError, code="source.no_revision"):
 class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
-class BucketNotFound(SourceError, code="source.no_bucket"):
+class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: no such bucket, or nothing in this folder of it ({why})"
-    hint = "check the spelling, and AWS_ENDPOINT_URL or its like{where}; then {again}"
+    hint = "check the spelling, and {setting}{where}; then {again}"
 class LinkLoop(FolderNotFound, code="source.link_loop"):
     hint = "remove the symbolic link that leads back to itself, then {again}"
 class PathTooLong(FolderNotFound, code="source.path_too_long"):
@@ -179,9 +179,9 @@ class CredentialUnknown(AccessError, code="access.credential_unknown", blames_wo
 class CredentialScope(AccessError, code="access.credential_scope"):
     message = "credential {name} is not there to {use} {namespace} on {endpoint}; it serves {serves}"
     hint = "name one that is, or none: then the one that serves the namespace is taken"
-class BucketRefused(AccessError, code="access.bucket", blames_worker=True):
+class BucketRefused(AccessError, code="access.bucket", blames_worker=True, settings="AWS_*"):
     message = "{place} may not be read: {why}"
-    hint = "set credentials that may list and read it{where} (AWS_*, GOOGLE_* or AZURE_* variables), then {again}"
+    hint = "set credentials that may list and read it{where} ({settings} variables), then {again}"
 class SignInNeeded(AccessError, code="access.sign_in"):
     message = "who asks is not known here"
     hint = "make a token by `reshard token NAME`; send it as `Authorization: Bearer TOKEN`, or sign in with it"

@@ -71,9 +71,9 @@ class TempDirUnusable(ResourceError, code="resource.tmpdir"):
 class HubError(ReshardError, code="hub", exit_code=9, retryable=True):
     message = "{endpoint}: {what}"
     hint = "it may pass: {again}, and it goes on where it stopped"
-class HubUnreachable(HubError, code="hub.unreachable"):
+class HubUnreachable(HubError, code="hub.unreachable", setting="HF_ENDPOINT"):
     message = "{endpoint} cannot be reached: {what}"
-    hint = "check the network and HF_ENDPOINT, or AWS_ENDPOINT_URL; then {again}, and it goes on where it stopped"
+    hint = "check the network and {setting}; then {again}, and it goes on where it stopped"
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
     hint = "read what it says; nothing was published"

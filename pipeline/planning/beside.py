@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from fnmatch import fnmatchcase
-from posixpath import basename
+from posixpath import basename, dirname
 
 from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
 from reshard.pipeline.checkpoint.open import Opened
@@ -62,6 +62,10 @@ def _why_not(path: str, found: Found, duplicates: Mapping[str, str], options: Op
         return duplicates[path]
     kind = foreign_format(path)
     if kind is not None:
+        for part in found.sets:
+            if part.metadata and any(path.startswith(f"{step}/") for step in part.other_steps):
+                counts = dirname(part.files[-1].path)
+                return f"another step than {counts}, which {part.metadata.path} names"
         return f"weights or data in another format ({kind}); --include {basename(path)!r} carries it"
     if is_weight_index(path):
         return "an index of weights that are not carried"

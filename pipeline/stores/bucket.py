@@ -24,7 +24,7 @@ from reshard.pipeline.errors import (
     SourceChanged,
     UnsafePath,
 )
-from reshard.pipeline.limits import CHUNK, CONNECT_TIMEOUT, LISTED_MAX, READ_TIMEOUT
+from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTEMPTS, LISTED_MAX, READ_TIMEOUT
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import key_of
@@ -80,7 +80,7 @@ class BucketSource:
             from obstore import store as stores
         except ImportError as error:
             raise CloudExtraMissing(place=place) from error
-        kind, _, rest = place.url.partition("://")
+        kind, rest = _kind(place), place.url.partition("://")[2]
         bucket, _, prefix = rest.partition("/")
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS[kind])
         options: dict[str, Any] = {
@@ -96,7 +96,7 @@ class BucketSource:
                     bucket, prefix=prefix or None, client_options=options, retry_config={"max_retries": 0}
                 )
             except (exceptions.BaseError, ValueError) as error:
-                raise BucketRefused(place=place, why=_told(error)) from error
+                raise _refused(place, _told(error)) from error
             return cls(place, obstore, store, limiter, most)
 
     def files(self) -> Mapping[str, StoredFile]:
@@ -134,17 +134,17 @@ class BucketSource:
 
     def _list(self, most: int) -> dict[str, tuple[int, str]]:
         """Size and ETag of every object by path, sorted, but for those that only stand for a folder."""
-        retry = self._retry()
+        retry, unheard = self._retry(), self._retry(FIRST_ATTEMPTS)
         while True:
             try:
                 found = self._listed(most)
                 break
             except self._refusals as error:
-                self._go_on(retry, error, "")
+                self._go_on(retry if _status(error) else unheard, error, "")
         folders = {path[:end] for path in found for end, letter in enumerate(path) if letter == "/"}
         listed = {p: found[p] for p in sorted(found) if p and not (found[p][0] == 0 and p in folders)}
         if not listed:
-            raise BucketNotFound(place=self.place, why="it lists no object")
+            raise _not_found(self.place, "it lists no object")
         return listed
 
     def _listed(self, most: int) -> dict[str, tuple[int, str]]:
@@ -162,8 +162,8 @@ class BucketSource:
                 raise HubRefused(endpoint=self.place, what="a listing", why=why)
         return found
 
-    def _retry(self) -> Retry:
-        return Retry(self.place.url, self._limiter)
+    def _retry(self, attempts: int = ATTEMPTS) -> Retry:
+        return Retry(self.place.url, self._limiter, attempts, setting=_ENDPOINTS[_kind(self.place)][0])
 
     def _go_on(self, retry: Retry, error: Exception, path: str) -> None:
         """Wait until the next try; raises what ``error`` means where there is none."""
@@ -182,11 +182,23 @@ def _panics_refused(place: Bucket) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of PyO3, which no module exports
             raise
-        prefix = _PREFIXES[place.url.partition("://")[0]]
+        prefix = _PREFIXES[_kind(place)]
         odd = [n for n, value in sorted(os.environ.items()) if n.startswith(prefix) and not value.isprintable()]
         such = f", such as {odd[0]}, which has a line break or another control character in it" if odd else ""
         why = f"no request can be made of the region, the endpoint and the credentials in the environment{such}"
-        raise BucketRefused(place=place, why=why) from None
+        raise _refused(place, why) from None
+
+
+def _kind(place: Bucket) -> str:
+    return place.url.partition("://")[0]
+
+
+def _refused(place: Bucket, why: str) -> BucketRefused:
+    return BucketRefused(place=place, why=why, settings=f"{_PREFIXES[_kind(place)]}*")
+
+
+def _not_found(place: Bucket, why: str) -> BucketNotFound:
+    return BucketNotFound(place=place, why=why, setting=_ENDPOINTS[_kind(place)][0])
 
 
 def _bare(etag: str | None) -> str:
@@ -208,10 +220,10 @@ def _meaning(error: Exception, place: Bucket, path: str = "") -> ReshardError | 
     if status in (404, 412, 416) and path:
         return SourceChanged(place=place, what=f"{path} is {'gone' if status == 404 else 'another object now'}")
     if status == 404:
-        return BucketNotFound(place=place, why=_told(error))
+        return _not_found(place, _told(error))
     # Nothing follows a redirect: S3 answers so of a bucket in another region.
     if "redirect" in _told(error) or (status is not None and status not in TRANSIENT_STATUS):
-        return BucketRefused(place=place, why=_told(error))
+        return _refused(place, _told(error))
     return None
 
 

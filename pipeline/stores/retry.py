@@ -128,10 +128,12 @@ class LocalRateLimiter:
 class Retry:
     """Counts attempts without progress, waits between them, and gives up with the right error."""
 
-    def __init__(self, endpoint: str, limiter: RateLimiter, attempts: int = ATTEMPTS) -> None:
+    def __init__(self, endpoint: str, limiter: RateLimiter, attempts: int = ATTEMPTS, **about: str) -> None:
+        """``about`` are more facts for an error that no host answered."""
         self._endpoint = endpoint
         self._limiter = limiter
         self._attempts = attempts
+        self._about = about
         self._failed = 0
 
     def progress(self) -> None:
@@ -161,7 +163,8 @@ class Retry:
             if problem.status_code == 429:
                 return RateLimited(endpoint=self._endpoint, seconds=round(asked or BACKOFF_MAX), **request)
             return HubError(endpoint=self._endpoint, what=f"answers {problem.status_code}, after {tried}", **request)
-        return HubUnreachable(endpoint=self._asked(problem), what=f"{describe(problem)}, after {tried}")
+        what = f"{describe(problem)}, after {tried}"
+        return HubUnreachable(endpoint=self._asked(problem), what=what, **self._about)
 
     def _asked(self, problem: httpx2.TransportError) -> str:
         """The Hub, or the host that it had led to: whichever did not answer. Of its URL no more is told."""

@@ -255,6 +255,8 @@ def test_a_checkpoint_of_deepspeed(folder: Path, tmp_path: Path, go: Run, stage:
     carried = {file.path for file in report.plan.carried}
     assert carried == {"config.json"}
     assert {"global_step8", "zero_to_fp32.py"} == {item.path.split("/")[0] for item in report.plan.left_out}
+    why = {item.why for item in report.plan.left_out if item.path.startswith("global_step8/")}
+    assert why == {f"another step than global_step{made.step}, which latest names"}
 
 
 def test_of_a_partition_only_what_is_used_is_read_and_a_flipped_byte_of_it_is_found(

@@ -124,6 +124,9 @@ class _Odd(BaseHTTPRequestHandler):
         if self.server.heeds_match and self.headers.get("If-Match") not in {None, f'"{etag}"'}:
             return self._refuse(412)
         start, stop = (int(end) for end in self.headers["Range"].removeprefix("bytes=").split("-"))
+        stop = min(stop, _size(data) - 1)
+        if start > stop:
+            return self._refuse(416)
         self.send_response(206)
         self.send_header("ETag", f'"{etag}"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")

@@ -7,7 +7,7 @@ from posixpath import basename
 import pytest
 
 from reshard.pipeline.checkpoint.parts import FileSet, find_parts
-from reshard.pipeline.errors import AbsentFile, BadIndex, CheckpointError, NotRead
+from reshard.pipeline.errors import AbsentFile, AmbiguousWeights, BadIndex, CheckpointError, NotRead
 from reshard.pipeline.tensors import Name, StoredFile
 
 
@@ -78,7 +78,14 @@ def test_the_latest_of_several_steps_is_the_model_of_the_folder_that_they_are_in
     assert (part.name, part.format) == (Name("run", "model"), "zero")
     assert [file.path for file in part.files] == new, "in the order of ranks"
     assert part.metadata is not None and part.metadata.path == "run/latest"
+    assert part.other_steps == ("run/global_step5",)
     assert all(file.sha256 is None for file in part.files), "no moments are read for a sum"
+
+
+def test_steps_that_cannot_be_told_apart_are_no_broken_source() -> None:
+    with pytest.raises(AmbiguousWeights) as error:
+        found(*step("a/"), *step("b/"))
+    assert "--exclude" in error.value.next_step and "get the file again" not in error.value.next_step
 
 
 def test_one_step_needs_no_word_and_may_be_the_source_itself() -> None:
@@ -103,7 +110,8 @@ def test_optimizers_without_a_model_are_no_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("paths", "latest", "error", "why"),
     [
-        (step("a/") + step("b/"), None, BadIndex, "2 steps lie beside each other, and no file `latest` says which"),
+        (step("a/") + step("b/"), None, AmbiguousWeights, "a: b beside it is another step, and no file `latest` says"),
+        (step("a/") + step("b/") + step("c/"), None, AmbiguousWeights, "a: b, c beside it are other steps, and no"),
         (step("a/"), "b", AbsentFile, "latest: it names b, which is not there"),
         (step("a/"), "../a", AbsentFile, r"latest: it names \.\./a, which is not there"),
         (step("a/"), "\x1b[2J", AbsentFile, r"it names \\x1b\[2J"),

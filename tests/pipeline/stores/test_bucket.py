@@ -19,7 +19,7 @@ from reshard.pipeline.errors import (
     UnsafePath,
 )
 from reshard.pipeline.installed import to_add
-from reshard.pipeline.limits import ATTEMPTS
+from reshard.pipeline.limits import ATTEMPTS, FIRST_ATTEMPTS
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.stores.bucket import BucketSource
@@ -123,6 +123,20 @@ def test_an_object_that_was_written_again_is_another(odd: Source, odd_store: Odd
         list(views)
 
 
+@pytest.mark.parametrize("heeds_match", [True, False])
+@pytest.mark.parametrize("etag", ["v1", "v2"])
+@pytest.mark.parametrize("left", [0, 4, 1000])
+def test_an_object_cut_after_the_listing_is_a_source_that_changed(
+    odd: Source, odd_store: OddStore, pace: Impatient, heeds_match: bool, etag: str, left: int
+) -> None:
+    """Also of a store that knows no If-Match, or calls the shorter object by the tag of the longer one."""
+    odd_store.heeds_match = heeds_match
+    odd_store.objects["model.safetensors"] = (DATA[:left], etag)
+    with pytest.raises(SourceChanged, match=r"model\.safetensors is another object now"):
+        b"".join(odd.read(odd.files()["model.safetensors"], 2, 5000))
+    assert not pace.slept, "what changed does not change back"
+
+
 def test_an_object_that_is_gone_and_one_written_again_in_a_real_store(bucket: S3, context: Context) -> None:
     url = bucket.put("run", {"a.bin": b"1", "b.bin": b"2"})
     source = opened(url, context)
@@ -159,10 +173,55 @@ def test_a_store_that_stays_away_is_an_error_of_its_own(odd: Source, odd_store: 
     odd_store.shutdown()
     odd_store.server_close()
     with pytest.raises(
-        HubUnreachable, match="s3://odd/folder cannot be reached: HTTP error: error sending request, after 6"
+        HubUnreachable, match="s3://odd/folder cannot be reached: HTTP error: error sending request, after 3"
     ) as error:
         opened("s3://odd/folder", context)
     assert "http://" not in str(error.value), "URLs may be signed"
+
+
+@pytest.mark.parametrize(
+    ("url", "setting", "more"),
+    [
+        ("s3://odd/m", "AWS_ENDPOINT_URL", {}),
+        ("gs://odd/m", "GOOGLE_BASE_URL", {"GOOGLE_SKIP_SIGNATURE": "true"}),
+        ("az://odd/m", "AZURE_STORAGE_ENDPOINT", {"AZURE_SKIP_SIGNATURE": "true", "AZURE_STORAGE_ACCOUNT_NAME": "a"}),
+    ],
+)
+def test_a_dead_endpoint_is_given_up_soon_and_told_with_its_own_setting(
+    url: str, setting: str, more: dict[str, str], odd_store: OddStore, pace: Impatient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd_store.shutdown()
+    odd_store.server_close()
+    for name, value in {setting: odd_store.env["AWS_ENDPOINT_URL"], **more}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HubUnreachable) as gone:
+        BucketSource.open(Bucket(url=url), pace)
+    assert gone.value.next_step.startswith(f"check the network and {setting}; then ")
+    assert len(pace.slept) == FIRST_ATTEMPTS - 1 and sum(pace.slept) < 3
+
+
+def test_a_store_that_answers_badly_is_asked_as_often_as_any(odd: Source, odd_store: OddStore, pace: Impatient) -> None:
+    odd_store.listing = 503
+    with pytest.raises(HubError, match=f"answers 503, after {ATTEMPTS} attempts"):
+        BucketSource.open(Bucket(url="s3://odd"), pace)
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "more"),
+    [
+        ("s3://odd/m", "AWS_*", {"AWS_ACCESS_KEY_ID": "AKIA\n"}),
+        ("gs://odd/m", "GOOGLE_*", {"GOOGLE_SERVICE_ACCOUNT": "/nowhere"}),
+        ("az://odd/m", "AZURE_*", {}),  # without an account
+    ],
+)
+def test_hints_at_credentials_name_those_of_the_store(
+    url: str, settings: str, more: dict[str, str], pace: Impatient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BucketRefused) as refused:
+        BucketSource.open(Bucket(url=url), pace)
+    assert f"({settings} variables)" in refused.value.next_step
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 301])
