@@ -13,7 +13,7 @@ from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.request import DType, Experts, Options, parse_size
+from reshard.pipeline.request import DType, Experts, Options, Ties, parse_size
 
 if TYPE_CHECKING:
     from reshard.pipeline.verifying.load import LoadOptions
@@ -38,10 +38,13 @@ def verify(
     strip_prefix: Annotated[str | None, value("PREFIX", "Expect names without this prefix.", section=AGAINST)] = None,
     rename: Annotated[
         Path | None,
-        value("RULES", "Expect names as these rules make them (default: the manifest's rules).", section=AGAINST),
+        value("RULES", "Expect names as these rules make them (default: as the manifest claims).", section=AGAINST),
     ] = None,
     experts: Annotated[
-        Experts, Option(help="Expect experts so arranged (default: as the manifest says).", rich_help_panel=AGAINST)
+        Experts, Option(help="Expect experts so arranged (default: as the manifest claims).", rich_help_panel=AGAINST)
+    ] = "keep",
+    ties: Annotated[
+        Ties, Option(help="Expect one name of tied weights, as of `reshard run --ties`.", rich_help_panel=AGAINST)
     ] = "keep",
     exclude: Annotated[list[str] | None, value("GLOB", "Files of SRC that `run` left out.", section=AGAINST)] = None,
     config_from: Annotated[
@@ -84,11 +87,12 @@ def verify(
         strip_prefix=strip_prefix,
         rename=rules,
         experts=experts,
+        ties=ties,
         exclude=left_out,
     )
     if against is None and (changes != Options() or config_from):
-        what = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --exclude and --config-from need --against"
-        raise UsageError(what=what)
+        names = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --ties, --exclude and --config-from"
+        raise UsageError(what=f"{names} need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:

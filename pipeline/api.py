@@ -11,8 +11,7 @@ from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.places import AnyPlace, Bucket, Hub, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
-from reshard.pipeline.protocols import Source
-from reshard.pipeline.publishing.history import Publication
+from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import draft, source_of
 from reshard.pipeline.stores.connect import Context, open_source, open_target
@@ -65,8 +64,10 @@ def verify(
 ) -> Verification:
     """Check a checkpoint, optionally against its source; ``deep`` reads every byte of each side once.
 
-    ``changes`` has the dtype, the prefix, the rules for names and the excluded files by which the output is meant to
-    differ, and ``config_from`` lent the files that the source lacks. With ``load`` the model is also loaded and run.
+    ``changes`` has the dtype, the prefix, the rules for names, the ties and the excluded files by which the output is
+    meant to differ, and ``config_from`` lent the files that the source lacks. What only the output itself says of such
+    changes makes the result ``inconclusive``, unless this user published it. With ``load`` the model is also loaded and
+    run.
     What is wrong with ``output`` is in the checks; raises NoWeights, the CheckpointError family for a broken source,
     DeviceMapIncomplete, and what stores raise.
     """
@@ -74,7 +75,8 @@ def verify(
     place = parse_place(output) if isinstance(output, str) else output
     other, lender = _place(against), _place(config_from)
     ours = open_source(place, context)
-    described = _described(place, ours, context)
+    target = _published_to(place, ours, context)
+    described = described_by(target, ours.pin.commit) if target else None
     theirs = open_source(other, context) if other else None
     if theirs and lender:
         theirs = Borrowing(theirs, open_source(lender, context))
@@ -89,6 +91,7 @@ def verify(
             deep=deep,
             changes=changes or Options(),
             described=described,
+            vouched=lambda: bool(target and described and target.is_ours(described.commit, described.author)),
             tick=tick,
             tmpdir=context.tmpdir,
         )
@@ -99,11 +102,11 @@ def _place(given: str | AnyPlace | None) -> AnyPlace | None:
     return parse_place(given) if isinstance(given, str) else given
 
 
-def _described(place: AnyPlace, output: Source, context: Context) -> Publication | None:
-    """The commit that brought the manifest; what has no manifest, or no history, is not asked."""
+def _published_to(place: AnyPlace, output: Source, context: Context) -> Target | None:
+    """What has the commit that brought the manifest; what has no manifest, or no history, is not asked."""
     if isinstance(place, Bucket) or (isinstance(place, Hub) and MANIFEST not in output.files()):
         return None
-    return described_by(open_target(place, Options(), context), output.pin.commit)
+    return open_target(place, Options(), context)
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

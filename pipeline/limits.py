@@ -128,6 +128,7 @@ ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a can
 LISTED_MAX = 1_000_000  # objects of one folder of an object store; its owner may have millions in the one above
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
+MARK_KEY = 32  # bytes; of the key by which a machine knows its own records in folders, as long as a sha256
 KEPT_MAX = 64 * KIB  # bytes; of a published text that a folder target remembers, to tell an edit by its owner later
 
 # --------------------------------------------------------------------------------------------------------- reload
@@ -140,6 +141,7 @@ RELOAD_FILE = 16 * MIB  # bytes; the longest file that a check may write: its lo
 RELOAD_ANSWER = 64 * MIB  # bytes; the longest answer that is read from the child
 RELOAD_CACHE = 64  # verdicts kept, in memory and on disk; one is a few kB
 REPORT_NAMES_MAX = 200  # names per list of a report; the rest is counted
+EXCHANGED_SHOWN = 10  # names that hold another tensor of the source, which a check shows; the rest is counted
 OCCUPIED_SHOWN = 5  # files of others that an error names; a plan lists all
 TOKENIZER_MAX = 256 * MIB  # bytes; of one file of a tokenizer that is fetched to be loaded; the largest known has 34 MB
 READ_AGAIN_MAX = 20  # tensors that differ and are read again to say where; of another model a few say enough

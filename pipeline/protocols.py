@@ -228,6 +228,10 @@ class Target(Protocol):
         """Whether ``commit`` is in main's history, too: then no commit on top of it here loses what it holds."""
         ...
 
+    def is_ours(self, commit: str, author: str) -> bool:
+        """Whether this user made ``commit``, and nobody else can have written its description."""
+        ...
+
     def room(self) -> int | None:
         """Bytes that may be written there, those of earlier tries included; None for a Hub, which says it itself."""
         ...

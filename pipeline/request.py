@@ -91,6 +91,7 @@ TypedSize = Annotated[
 ]
 DType = Literal["keep", "float16", "bfloat16", "float32"]
 Experts = Literal["keep", "fused", "separate", "separate-mixtral"]
+Ties = Literal["keep", "source"]
 Priority = Literal["interactive", "bulk"]
 Transport = Literal["auto", "xet", "http"]
 Glob = Annotated[str, Field(max_length=GLOB_MAX)]
@@ -127,7 +128,7 @@ class Options(Strict):
         description="Make quantised weights plain ones of --dtype; their scales go, and all other tensors stay.",
     )
     strict_dtype: bool = Field(default=False, description="Fail if a cast turns a finite value into infinity.")
-    ties: Literal["keep", "source"] = Field(
+    ties: Ties = Field(
         default="keep",
         description="Tied weights of .bin files: keep every name, or only the one the others are tied to.",
     )

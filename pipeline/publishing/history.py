@@ -34,6 +34,7 @@ class Publication:
     manifest: str | None = None  # the root of the manifest that it brought
     manifest_sha256: str | None = None  # of the whole file; our first commits did not say it
     submitted: int | None = None  # when its job was submitted, in ms since the epoch; the same of those
+    author: str = ""  # as the history has it
 
     def is_later(self, submitted: int | None, now: float) -> bool:
         """Whether its job was submitted after ``submitted``, as far as clocks can tell; ``now`` in seconds.
@@ -90,6 +91,7 @@ def read(commit: Commit) -> Publication | None:
     try:
         facts = json.loads(trailer)
         about = {"commit": commit.id, "manifest_sha256": _trailer(commit, _MANIFEST), "kept": tuple(facts["kept"])}
+        about |= {"author": commit.author}
         submitted = _trailer(commit, _SUBMITTED)
         return Publication(**facts | about, submitted=int(submitted) if submitted else None)
     except (ValueError, TypeError, KeyError):

@@ -63,13 +63,20 @@ class Making(BaseModel, frozen=True):
 
     @property
     def names(self) -> dict[str, Any]:
-        """The options that gave its tensors other names, ``experts`` and ``rename``; none that cannot be read here."""
-        asked = {name: self.options[name] for name in ("experts", "rename") if name in self.options}
+        """The options that gave its tensors other names; none that cannot be read here."""
+        return self._used("experts", "rename")
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The other options that made tensors differ from the source's."""
+        return self._used("dtype", "dequantize", "strip_prefix")
+
+    def _used(self, *names: str) -> dict[str, Any]:
         try:
-            chosen = Options(**asked)
+            chosen = Options(**{name: self.options[name] for name in names if name in self.options})
         except ValidationError:
             return {}
-        return {name: getattr(chosen, name) for name in asked}
+        return {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(Options(), name)}
 
 
 class Manifest(BaseModel, frozen=True):

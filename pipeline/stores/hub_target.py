@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -23,6 +24,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     NoWriteAccess,
     ObjectLost,
+    ReshardError,
     TargetConflict,
     TargetHidden,
     TargetMoved,
@@ -55,6 +57,8 @@ from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
+
+_HEX = re.compile("[0-9a-f]+")  # a commit, which may be one of a pull request
 
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
@@ -223,6 +227,17 @@ class HubTarget:
             if refusal.code == "RevisionNotFound":  # another Hub's main may have another name
                 return False
             raise refusal.as_target(self.place.repo) from refusal
+
+    def is_ours(self, commit: str, author: str) -> bool:
+        """By the account of our token, in its own namespace, outside pull requests: a git author is easily made up."""
+        if self.api.credential is None or self._ref.startswith("refs/"):
+            return False
+        try:
+            name, owner = self.api.whoami().name.casefold(), self._name().partition("/")[0].casefold()
+        except (Refusal, ReshardError):  # among them TargetMoved: its history is another's now
+            return False
+        ours = name == owner == author.casefold()
+        return ours and (_HEX.fullmatch(self._ref) is None or self.is_shared(commit))
 
     def room(self) -> None:
         return None

@@ -5,7 +5,7 @@ Neither needs to be ours, to have the same files, or the same format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from posixpath import join
 from typing import NamedTuple
@@ -34,6 +34,7 @@ class OpenedSide:
     found: Found
     opened: Opened
     changed: Mapping[Name, Mapping[str, Entry]] = field(default_factory=dict)  # what is compared as another dtype
+    exchanged: Mapping[str, str] = field(default_factory=dict)  # name of one tensor -> whose bytes it is to stand for
 
     @classmethod
     def open(cls, source: Source, changes: Options = UNCHANGED) -> OpenedSide:
@@ -55,7 +56,8 @@ class OpenedSide:
         }
         changed = [replace(c, tensors=tuple(entry.tensor for entry in chosen[c.name])) for c in opened.checkpoints]
         casts = {name: {e.name: e for e in entries if e.cast} for name, entries in chosen.items()}
-        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts)
+        exchanged = {new: old for pair in zip(opened.checkpoints, changed, strict=True) for new, old in _taken(*pair)}
+        return cls(source, found, replace(opened, checkpoints=tuple(changed)), casts, exchanged)
 
     @classmethod
     def attempt(cls, source: Source) -> OpenedSide | CheckpointError:
@@ -79,6 +81,16 @@ class OpenedSide:
         changed = self.changed.get(checkpoint.name, {})
         kinds = {tensor.name: (tensor.dtype, tensor.shape) for tensor in checkpoint.tensors}
         return kinds | {name: (entry.as_dtype, entry.tensor.shape) for name, entry in changed.items()}
+
+
+def _taken(before: Checkpoint, after: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Each name that was one tensor's and is another one's, which had the second name."""
+    were = {tensor.name: tensor.pieces for tensor in before.tensors}
+    moved = [tensor for tensor in after.tensors if were.get(tensor.name, tensor.pieces) != tensor.pieces]
+    names = {pieces: name for name, pieces in were.items()} if moved else {}
+    for tensor in moved:
+        if tensor.pieces in names:  # not in those that are stacked or cut, or whose bytes are computed
+            yield tensor.name, names[tensor.pieces]
 
 
 def _settings(source: Source, name: Name, changes: Options) -> dict[str, str]:

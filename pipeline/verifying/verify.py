@@ -7,25 +7,33 @@ model's own class, the tokenizer, and with ``deep`` every byte. A check that can
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from posixpath import basename, join
 from typing import Any
 
-from reshard.pipeline.check import Check, Result
+from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import BadExperts, BadRename, CheckpointError, RenameCollision
-from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.limits import CONFIG_MAX, EXCHANGED_SHOWN
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.publishing.history import Publication
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Checkpoint, Name
+from reshard.pipeline.text import printable
 from reshard.pipeline.verifying.compare import check_bytes, check_headers, check_stored, check_ties, read, read_both
 from reshard.pipeline.verifying.files import check_files
 from reshard.pipeline.verifying.index_rules import check_rules
-from reshard.pipeline.verifying.manifest_check import attested_by, check_manifest, check_manifest_bytes
+from reshard.pipeline.verifying.manifest_check import (
+    Recorded,
+    attested_by,
+    check_manifest,
+    check_manifest_bytes,
+)
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
 from reshard.pipeline.verifying.opened import UNCHANGED, OpenedSide, paired
 from reshard.pipeline.verifying.tokenizer import check_tokenizers
@@ -39,25 +47,35 @@ def verify(
     deep: bool = False,
     changes: Options = UNCHANGED,
     described: Publication | None = None,
+    vouched: Callable[[], bool] = lambda: False,
     tick: Tick = lambda count: None,
     tmpdir: Path | None = None,
 ) -> list[Check]:
     """The checks of ``output``, alone or against ``source``; with ``deep`` both sides are read once, byte for byte.
 
-    ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts and rename: the output should
-    equal the source after them. Where they say nothing of names the output's manifest does, and the check says so.
-    ``described`` is the commit that published a manifest, where the history is known; ``tick`` is
-    called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself is
-    broken, and what stores raise; for what is wrong with ``output``, never.
+    ``changes`` are what was asked to change on the way, dtype, strip_prefix, experts, rename and ties: the output
+    should equal the source after them. Where they say nothing of names the output's manifest does. That is its author's
+    word, so the check lists it and is inconclusive, unless ``described``, the commit that published the manifest, has
+    its sha256, and ``vouched`` says that this user made that commit.
+    ``tick`` is called with the bytes of each view. Raises NoWeights, the CheckpointError family where ``source`` itself
+    is broken, and what stores raise; for what is wrong with ``output``, never.
     """
     if any(basename(path) == "config.json" for path in output.files()):
         threading.Thread(target=meta_loader.warm, daemon=True).start()  # its imports take seconds, and so do headers
     recorded = check_manifest(output, described)
-    named = recorded.manifest.made.names if recorded.manifest else {}
-    named = {name: value for name, value in named.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
-    their_side = _their_side(source, changes, named) if source else None
+    told = _unlike(recorded.manifest.made.names, changes) if recorded.manifest else {}
+    their_side, told = _their_side(source, changes, told) if source else (None, {})
     side = OpenedSide.attempt(output)
-    checks = [check_rules(output, side)]
+
+    @cache
+    def ours_by_commit() -> bool:
+        return _is_recorded(side, recorded, described) and vouched()
+
+    checks = []
+    if their_side and their_side.exchanged:
+        believed = not told or ours_by_commit()
+        checks.append(_exchanged(their_side.exchanged, believed))
+    checks.append(check_rules(output, side))
     checks += [recorded.check] if recorded.check else []
     if isinstance(side, CheckpointError):
         return checks
@@ -72,14 +90,11 @@ def verify(
     }
     ties = {name: verdict.ties for name, verdict in models.items()}
     if their_side and matched:
-        same = check_headers(their_side, side, matched, ties)
-        if named:
-            made = "; ".join(
-                f"--{name} {value if isinstance(value, str) else ', '.join(map(str, value))}"
-                for name, value in named.items()
-            )
-            told = f"names are compared as the manifest says that they were made: {made}"
-            same = replace(same, reason="; ".join(filter(None, (same.reason, told))))
+        same = check_headers(their_side, side, matched, ties, lambda: changes.ties == "source" or ours_by_commit())
+        if told:
+            same = _by_its_word(same, told, ours_by_commit())
+        if same.result == "failed" and recorded.manifest:
+            same = _with_hint(same, _unlike(recorded.manifest.made.changes, changes))
         checks += [same, check_files(their_side, side, changes, deep, tick)]
     checks += [_check_model(name, verdict, alone=source is None) for name, verdict in models.items()]
     checks += check_tokenizers(output, source, meta_loader, tmpdir)
@@ -94,14 +109,63 @@ def verify(
     return checks
 
 
-def _their_side(source: Source, changes: Options, named: dict[str, Any]) -> OpenedSide:
+def _their_side(source: Source, changes: Options, told: dict[str, Any]) -> tuple[OpenedSide, dict[str, Any]]:
     """The source after ``changes`` and what a manifest says of names; without that where it does not fit the source."""
     try:
-        return OpenedSide.open(source, changes.model_copy(update=named))
+        return OpenedSide.open(source, changes.model_copy(update=told)), told
     except (RenameCollision, BadRename, BadExperts):
-        if not named:
+        if not told:
             raise
-        return OpenedSide.open(source, changes)
+        return OpenedSide.open(source, changes), {}
+
+
+def _is_recorded(side: OpenedSide | CheckpointError, recorded: Recorded, described: Publication | None) -> bool:
+    """Whether a commit has the sha256 of the manifest, all is as that says, and it says it of all that is compared."""
+    if isinstance(side, CheckpointError) or recorded.manifest is None or described is None:
+        return False
+    passed = recorded.check is not None and recorded.check.result == "passed"
+    files = {side.opened.files[number].path for c in side.opened.checkpoints for number in c.files}
+    return passed and described.manifest_sha256 is not None and files <= recorded.manifest.files.keys()
+
+
+def _exchanged(names: Mapping[str, str], believed: bool) -> Check:
+    """Told before everything else: with such rules, other weights under the right names are no difference."""
+    shown = some([f"{new} holds the source's {old}" for new, old in sorted(names.items())], EXCHANGED_SHOWN)
+    result: Result = "passed" if believed else "inconclusive"
+    level = "which of the source's names the rules for names give to another tensor"
+    return Check("exchanged names", result, level, ", ".join(shown), {"tensors": len(names)})
+
+
+def _unlike(told: dict[str, Any], changes: Options) -> dict[str, Any]:
+    """Those of the changes that a manifest tells of which ``changes`` say nothing."""
+    return {name: value for name, value in told.items() if getattr(changes, name) == getattr(UNCHANGED, name)}
+
+
+def _by_its_word(same: Check, told: dict[str, Any], believed: bool) -> Check:
+    """``same`` where the output's manifest decided which name of the source is which of the output."""
+    if believed:
+        text = f"names are compared as the manifest says that they were made, and you published it: {_typed(told)}"
+        return replace(same, reason="; ".join(filter(None, (same.reason, text))))
+    text = f"names are compared as only the output's manifest says that they were made: {_typed(told)}"
+    text += "; give verify the same if you expect that"
+    result: Result = "inconclusive" if same.result == "passed" else same.result
+    return replace(same, result=result, reason="; ".join(filter(None, (text, same.reason))))
+
+
+def _with_hint(same: Check, told: dict[str, Any]) -> Check:
+    text = f"the output's manifest says {_typed(told)}; give verify the same if you expect that" if told else ""
+    return replace(same, reason="; ".join(filter(None, (same.reason, text))))
+
+
+def _typed(told: dict[str, Any]) -> str:
+    """Options as they are typed, but for rules, which are in a file then."""
+
+    def one(name: str, value: Any) -> str:
+        option = f"--{name.replace('_', '-')}"
+        text = printable(value) if isinstance(value, str) else ", ".join(map(str, value)) if value is not True else ""
+        return f"{option} {text}".rstrip()
+
+    return "; ".join(one(name, value) for name, value in told.items())
 
 
 def _one_at_a_time(tick: Tick) -> Tick:

@@ -12,6 +12,7 @@ from typing import Any
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.disk import write_file
+from reshard.pipeline.stores.folder.marks import is_ours
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource
 from reshard.pipeline.tensors import StoredFile
 
@@ -33,6 +34,7 @@ class Record:
     publications: list[RecordedPublication] = field(default_factory=list)
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # path: size, mtime_ns, sha256
     kept: dict[str, str] = field(default_factory=dict)  # base64 of small files, to tell an owner's edit later
+    marks: dict[str, str] = field(default_factory=dict)  # by publication: the mark of the machine that made it
 
     @staticmethod
     def load(root: Path) -> Record:
@@ -43,6 +45,7 @@ class Record:
                 [RecordedPublication(**item) for item in data["publications"]],
                 {path: (size, mtime_ns, sha256) for path, (size, mtime_ns, sha256) in data["files"].items()},
                 data["kept"],
+                data.get("marks", {}),
             )
         except FileNotFoundError:
             return Record()
@@ -55,6 +58,10 @@ class Record:
         file = folder / "publications.json"
         file.unlink(missing_ok=True)  # it may be the last state's own, linked here
         write_file(file, json.dumps(asdict(self)).encode())
+
+    def is_ours(self, publication: RecordedPublication) -> bool:
+        """Whether this machine wrote it down; anybody else may have written the rest."""
+        return is_ours(publication.message, self.marks.get(publication.id))
 
     def sha256(self, listing: Mapping[str, FileStat]) -> dict[str, str]:
         """The sha256 of those of our files that are unchanged."""

@@ -25,6 +25,7 @@ from reshard.pipeline.protocols import (
 )
 from reshard.pipeline.stores.carry import send_whole
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
+from reshard.pipeline.stores.folder.marks import mark
 from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
 from reshard.pipeline.stores.folder.sink import FolderSink
 from reshard.pipeline.stores.folder.source import EMPTY, FileStat, FolderSource, digest_of, list_folder
@@ -33,6 +34,7 @@ from reshard.pipeline.tensors import StoredFile
 
 OTHER_NAME = "choose another name, of a folder or of nothing yet"
 BELOW = "choose a folder inside it"
+OURS = "reshard"  # the author of what this machine published
 
 
 class FolderTarget:
@@ -118,7 +120,7 @@ class FolderTarget:
                 yield Commit(reached, "changed by somebody else", "", "")
                 if ours.id == since:
                     return
-            yield Commit(ours.id, ours.title, ours.message, "reshard")
+            yield Commit(ours.id, ours.title, ours.message, OURS if record.is_ours(ours) else "")
             reached = ours.parent
         if since is not None and reached != since:
             raise HistoryRewritten(since)
@@ -140,6 +142,9 @@ class FolderTarget:
 
     def is_shared(self, commit: str) -> bool:
         return False
+
+    def is_ours(self, commit: str, author: str) -> bool:
+        return author == OURS
 
     def room(self) -> int:
         existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
@@ -231,7 +236,8 @@ class FolderTarget:
                     kept[addition.path] = base64.b64encode(content).decode()
         files = {path: (*listing[path], digest) for path, digest in sha256.items() if path in listing}
         ours = RecordedPublication(commit, parent, change.title, change.message)
-        return Record([*old.publications, ours], files, kept)
+        marks = old.marks | ({commit: made} if (made := mark(change.message)) else {})
+        return Record([*old.publications, ours], files, kept, marks)
 
 
 def _name(folder: Path) -> str | None:

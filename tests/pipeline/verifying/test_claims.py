@@ -1,0 +1,169 @@
+"""What only an output says of how it was made is a claim: `verify` lists it and does not take it for proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
+
+from reshard.pipeline import Options, Verification, verify
+from reshard.pipeline.check import Check
+from reshard.pipeline.stores.folder import marks
+from reshard.pipeline.stores.folder.record import RECORD
+from tests.pipeline.conftest import Run, upload
+from tests.support.hub.fixtures import Namespace
+
+SWAP: Any = [{"^good$": "?"}, {"^bad$": "good"}, {"^[?]$": "bad"}]
+TOLD = "good holds the source's bad"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    weights = {name: np.full(300, i, np.uint8) for i, name in enumerate(("good", "bad", "h.norm"))}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """From here on this is another machine, which published nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state of another machine"))
+    return tmp_path / "state of another machine"
+
+
+def deep(output: object, source: object, **changes: Any) -> Verification:
+    return verify(str(output), str(source), deep=True, changes=Options(**changes))
+
+
+def named(found: Verification, name: str) -> Check:
+    return next(check for check in found.checks if check.name == name)
+
+
+def test_a_swap_that_a_manifest_tells_is_no_proof_and_is_said_first(
+    source: Path, tmp_path: Path, go: Run, request: pytest.FixtureRequest
+) -> None:
+    out = tmp_path / "out"
+    go(source, out, rename=SWAP)
+    mine = deep(out, source)
+    assert (mine.result, mine.checks[0].name) == ("passed", "exchanged names"), "this machine published it"
+    request.getfixturevalue("elsewhere")
+    for remove in ("", RECORD):  # the record lies in the folder, and is its author's, too
+        shutil.rmtree(out / remove) if remove else None
+        found = deep(out, source)
+        assert (found.result, found.checks[0].name) == ("inconclusive", "exchanged names")
+        assert TOLD in found.checks[0].reason and found.checks[0].figures == {"tensors": 2}
+        names = named(found, "same tensors")
+        assert names.result == "inconclusive"
+        assert names.reason.startswith("names are compared as only the output's manifest says")
+        assert "--rename '^good$' -> '?'" in names.reason
+    asked = deep(out, source, rename=SWAP)
+    assert (asked.result, asked.checks[0].result) == ("passed", "passed") and TOLD in asked.checks[0].reason
+
+
+def test_a_name_that_goes_to_the_next_tensor_is_said_and_plain_new_names_are_not(
+    source: Path, tmp_path: Path, go: Run
+) -> None:
+    for name, rules in (("chain", [{"^bad$": "worse"}, {"^good$": "bad"}]), ("plain", [{"^h[.]": "model."}])):
+        go(source, tmp_path / name, rename=rules)
+    assert deep(tmp_path / "chain", source).checks[0].reason == "bad holds the source's good"
+    assert "exchanged names" not in [check.name for check in deep(tmp_path / "plain", source).checks]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_stacks_are_claims_and_a_dtype_or_prefix_is_never_taken_from_the_output(tmp_path: Path, go: Run) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    shapes = {"gate_up_proj": (2, 8, 4), "down_proj": (2, 4, 4)}
+    stack = {f"module.layers.0.mlp.experts.{name}": torch.rand(shape) for name, shape in shapes.items()}
+    save_torch(stack, source / "model.safetensors")
+    go(source, out, experts="separate")
+    shutil.rmtree(out / RECORD)
+    found = named(deep(out, source), "same tensors")
+    assert found.result == "inconclusive" and "--experts separate" in found.reason
+    assert deep(out, source, experts="separate").result == "passed"
+
+    go(source, tmp_path / "cast", dtype="bfloat16", strip_prefix="module.")
+    found = named(deep(tmp_path / "cast", source), "same tensors")
+    assert found.result == "failed", "also where this machine published it"
+    assert "the output's manifest says --dtype bfloat16; --strip-prefix module." in found.reason
+    assert deep(tmp_path / "cast", source, dtype="bfloat16", strip_prefix="module.").result == "passed"
+
+
+def test_a_dropped_name_is_a_claim_where_no_class_ties_it(tmp_path: Path) -> None:
+    weight = torch.randn(50, 40)
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir(), out.mkdir()
+    torch.save({"a": weight, "b": weight}, source / "pytorch_model.bin")
+    save_torch({"a": weight}, out / "model.safetensors", metadata={"format": "pt", "b": "a"})
+    found = named(deep(out, source), "same tensors")
+    assert (found.result, found.findings) == ("inconclusive", ())
+    assert "tied copies dropped: b (kept: a)" in found.reason and "only the output says" in found.reason
+    assert named(deep(out, source, ties="source"), "same tensors").result == "passed"
+
+
+def test_a_commit_vouches_that_nobody_but_we_can_have_made(
+    source: Path, on_hub: Namespace, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our account's, in its own namespace; an author's name can be made up, and so can a description."""
+    target = on_hub.repo("target")
+    go(upload(on_hub, "source", source), target, rename=SWAP)
+    assert deep(target, source).result == "passed"
+    assert deep(f"{target}@{on_hub.admin.head(target)}", source).result == "passed", "main has it"
+    published = go(on_hub.repo("source"), target, rename=SWAP, size=1000, pr=True).published
+    for revision in (published.ref, published.commit):
+        assert deep(f"{target}@{revision}", source).result == "inconclusive", "anyone opens pull requests"
+    monkeypatch.delenv("HF_TOKEN")
+    assert deep(target, source).result == "inconclusive"
+
+    stranger = on_hub.admin.create_user(f"{on_hub.name}-stranger")
+    monkeypatch.setenv("HF_TOKEN", stranger.token)
+    assert deep(target, source).result == "inconclusive", "another account's commit"
+    forged = f"{stranger.name}/target"
+    go(on_hub.repo("source"), forged, rename=SWAP)
+    assert deep(forged, source).result == "passed"
+    monkeypatch.setenv("HF_TOKEN", on_hub.token)
+    assert deep(forged, source).result == "inconclusive"
+
+
+def test_what_is_not_in_the_manifest_of_a_commit_of_ours_is_not_vouched_for(
+    source: Path, tmp_path: Path, go: Run
+) -> None:
+    out = tmp_path / "out"
+    go(source, out, rename=SWAP)
+    (source / "vae").mkdir(), (out / "vae").mkdir()
+    for folder, names in ((source, ("good", "bad")), (out, ("bad", "good"))):
+        weights = {name: np.full(300, i, np.uint8) for i, name in enumerate(names)}
+        save_file(weights, folder / "vae" / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    found = deep(out, source)
+    assert (found.result, found.checks[0].result) == ("inconclusive", "inconclusive")
+    manifest = json.loads((out / "reshard.manifest.json").read_text())
+    manifest["made"]["by"] = "reshard 99"  # and so of another sha256 than the commit says
+    (out / "reshard.manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(out / "vae"), shutil.rmtree(source / "vae")
+    assert named(deep(out, source), "exchanged names").result == "inconclusive"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_key_of_a_machine_is_made_once_whole_and_for_its_owner(elsewhere: Path) -> None:
+    key = elsewhere / "reshard" / marks.KEY
+    assert not marks.is_ours("text", marks.mark("other text")) and marks.is_ours("text", marks.mark("text"))
+    assert key.stat().st_mode & 0o077 == 0 and [*key.parent.iterdir()] == [key]
+    script = "import sys; from reshard.pipeline.stores.folder.marks import mark; print(mark('text'))"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    assert other.stdout.strip() == marks.mark("text")
+    made = marks.mark("text")
+    key.write_bytes(b"")
+    assert marks.mark("text") is None and not marks.is_ours("text", made)
+    assert not marks.is_ours("text", None)
