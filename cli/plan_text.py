@@ -89,10 +89,11 @@ def _moves(facts: dict[str, Any]) -> str:
     reads = f"reads {expected['read']:,} bytes in {count(expected['reads'], 'request')} ({source}){times}"
     if facts["target"] is None:
         return reads
-    seams = f" for {count(expected['seams'], 'seam')}" if target == "xet" else ""
     if target == "file":
         return f"{reads}, writes {expected['uploaded']:,} bytes"
-    return f"{reads}, uploads about {expected['uploaded']:,} bytes ({target or 'as the target will take'}){seams}"
+    if expected["at_most"]:
+        return f"{reads}, uploads up to {expected['uploaded']:,} bytes ({target or 'depends on deduplication'})"
+    return f"{reads}, uploads about {expected['uploaded']:,} bytes (xet) for {count(expected['seams'], 'seam')}"
 
 
 def _extremes(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:

@@ -161,6 +161,7 @@ def _draft(
         before,
         None,
         Transports(source.transport, _transport(request, target, state)),
+        source.transport == "xet" and source.pin.endpoint == target.endpoint,
         lender,
         ties=_ties(opened, configs, meta_loader) if options.ties == "source" else {},
         configs={path: text.decode() for path, text in texts.items()},

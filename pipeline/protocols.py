@@ -182,6 +182,11 @@ class Target(Protocol):
         ...
 
     @property
+    def endpoint(self) -> str | None:
+        """The Hub that it is on; None for a folder."""
+        ...
+
+    @property
     def transport(self) -> str:
         """How weights are written, for the plan: ``file``, ``lfs`` or ``xet``."""
         ...

@@ -117,6 +117,7 @@ class Known:
     before: Before
     published: str | None = None
     transports: Transports = NO_TRANSPORT
+    shares: bool = False
     lender: Pin | None = None
     ties: Mapping[Name, Mapping[str, str]] = field(default_factory=dict)  # parameter -> the one it is tied to
     configs: Mapping[str, str] = field(default_factory=dict)  # the texts that follow a change of dtype
@@ -190,6 +191,7 @@ def make_plan(known: Known) -> Plan:
         notes=tuple(notes + _uncut_notes(known, carried) + _idle_globs(known) + _warnings(shards, carried, known)),
         digest="",
         transports=known.transports,
+        shares=known.shares,
         published=known.published,
         drift=(drifted := tuple(drift(before))),
         replaced=changes,

@@ -23,8 +23,6 @@ from reshard.pipeline.planning.ranges import attested, joined, parts, read_plan,
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.tensors import Record, StoredFile, same_by_hash
 
-XET_TO_XET = ("xet", "xet")  # only then does the target's store know the source's chunks
-
 
 class Forecast(NamedTuple):
     """Bytes and requests that carrying out a plan takes."""
@@ -34,6 +32,7 @@ class Forecast(NamedTuple):
     written: int  # bytes of shards
     seams: int  # places where a shard's bytes stop being a source file's bytes in a row
     uploaded: int  # bytes that the target's store should not have yet
+    at_most: bool  # that is all that is written: how much of it the store has already does not show beforehand
 
     @property
     def amplification(self) -> float:
@@ -48,7 +47,8 @@ class Forecast(NamedTuple):
 def forecast(plan: Plan) -> Forecast:
     """What ``plan`` moves.
 
-    A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers.
+    A store of chunks has every stretch of the source but for the chunk that each seam cuts, and the headers. A target
+    that is yet to be created will take chunks where its Hub gives them out.
     """
     records: dict[int, list[Record]] = {}
     for record in plan.records:
@@ -60,12 +60,14 @@ def forecast(plan: Plan) -> Forecast:
     seams = sum(len(joined(place for part in parts(shard) for place in part.places)) for shard in plan.shards)
     headers = sum(len(shard.header) for shard in plan.shards)
     cast = sum(entry.size for shard in plan.shards for entry in shard.entries if entry.cast)
+    shared = plan.shares and plan.transports.target in ("xet", "")
     return Forecast(
         reads=sum(1 for segments in read_plans for _ in requests(segments)),
         read=sum(segment.stop - segment.start for segments in read_plans for segment in segments),
         written=written,
         seams=seams,
-        uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if plan.transports == XET_TO_XET else written,
+        uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if shared else written,
+        at_most=written > 0 and not shared and plan.transports.target != "file",
     )
 
 

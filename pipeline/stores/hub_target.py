@@ -96,6 +96,10 @@ class HubTarget:
         self._past: dict[str, HubSource] = {}  # by commit, which never changes, so that each is listed once
 
     @property
+    def endpoint(self) -> str:
+        return self.api.endpoint
+
+    @property
     def transport(self) -> str:
         return self._choose().transport
 

@@ -85,6 +85,7 @@ def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]
         "shards": len(plan.shards),
         "tensors": sum(len(s.entries) for s in plan.shards),
         "digest": plan.digest,
+        "forecast": forecast(plan).to_dict(),
     }
 
 

@@ -36,6 +36,13 @@ class Site:
 
     def reshard(self, target: str) -> Measured:
         """One job in a process of its own with empty caches, which the kernel keeps from both disk and memory."""
+        return self._measured("do_run_within", DISK, MEMORY_FLOOR_XET, target=target)
+
+    def planned(self, target: str) -> Any:
+        """What a plan says that the same job will move."""
+        return self._measured("do_plan", target=target).result["forecast"]
+
+    def _measured(self, what: str, *limits: int, target: str) -> Measured:
         self.runs += 1
         home = self.folder / f"home{self.runs}"
         home.mkdir()
@@ -48,10 +55,7 @@ class Site:
         }
         self.space.admin.log(reset=True)
         options = {"size": SIZE, "transport": "xet"}
-        return measured(
-            "tests.pipeline.jobs:do_run_within", DISK, MEMORY_FLOOR_XET, self.repo, self.space.repo(target), options,
-            env=env,
-        )  # fmt: skip
+        return measured(f"tests.pipeline.jobs:{what}", *limits, self.repo, self.space.repo(target), options, env=env)
 
     def uploaded(self) -> int:
         """Bytes that the content store received since the last job began."""
@@ -91,6 +95,7 @@ def publish(tensors: list[Any], tmp_path: Path, namespace: Namespace) -> Site:
 
 
 def test_a_new_cut_uploads_its_seams_and_a_repeat_after_a_crash_next_to_nothing(site: Site) -> None:
+    expected = site.planned("target")
     site.space.admin.fault("POST /api/models/.*/commit/", "status", status=403, times=1)
     with pytest.raises(subprocess.CalledProcessError):
         site.reshard("target")
@@ -101,6 +106,7 @@ def test_a_new_cut_uploads_its_seams_and_a_repeat_after_a_crash_next_to_nothing(
     assert facts["transports"] == ["xet", "xet"] and facts["written"] > site.size - MB
     print({"model": site.size, "seams": facts["seams"], "first": first, "again": again, "peak": done.peak})
     assert first <= SEAM * facts["seams"] + facts["headers"]
+    assert 0.4 * expected["uploaded"] <= first <= 1.3 * expected["uploaded"] and not expected["at_most"]
     assert again <= 0.0005 * site.size
     assert done.peak <= MEMORY_FLOOR_XET
 

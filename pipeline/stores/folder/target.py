@@ -41,6 +41,7 @@ class FolderTarget:
     """A Target that is a folder, or becomes one with its first commit."""
 
     branch = ""
+    endpoint = None
     transport = "file"
 
     def __init__(self, place: Folder) -> None:
