@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from reshard.client.facts import into, undoable
+from reshard.pipeline.checkpoint.names import SETTINGS_SUFFIX
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.planning.estimate import Room, forecast, licence, needs, warnings
@@ -67,7 +68,7 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
         "groups": [{"files": len(g.shards), "bytes": sum(plan.shards[i].size for i in g.shards)} for g in plan.groups],
         "card": None if plan.published else CARD,
         "carried": [{"path": f.path, "size": f.size} for f in plan.carried],
-        "edited": [edit.path for edit in plan.edits],
+        "edited": [edit.path for edit in plan.edits if not edit.path.endswith(SETTINGS_SUFFIX)],
         "left_out": [{"path": path, "why": why} for path, why in plan.left_out],
         "replaced": [{"path": f.path, "size": f.size, "deleted": f.path in plan.deletes} for f in plan.replaced],
         "overwrite": plan.options.overwrite,

@@ -21,8 +21,10 @@ from typing import IO, Any
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import STAGING_AGE
+from reshard.pipeline.places import Folder
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.request import LAYOUT, key_of
+from reshard.pipeline.stores.folder.source import folder_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ def journal_key(plan: Plan, target: str) -> str:
     A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that. Raises
     SourceChanged.
     """
-    folder = Path(plan.pin.repo) if plan.pin.is_folder else None
+    folder = folder_of(Folder(path=plan.pin.repo)) if plan.pin.is_folder else None
     try:
         stats = [(folder / file.path).stat() for file in plan.files] if folder else []
     except OSError as error:

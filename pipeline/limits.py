@@ -93,6 +93,7 @@ PICKLE_MEMORY_BASE = 32 * MIB  # bytes; what a pickle's values may take whatever
 PICKLE_MEMORY_FACTOR = 40  # ... plus this many bytes for each of its own; measured: 18 state dict, 33 DCP metadata
 PICKLE_MEMORY_MAX = 1 * GIB  # bytes; and never more than this
 NESTING_MAX = 8  # dictionaries inside dictionaries that are searched for tensors; wrappers nest two or three deep
+SETTINGS_MAX = 65_536  # values and characters of the settings beside the weights of a torch file; real ones have 100s
 VALUES_MAX = 10_000_000  # values of a pickle that are looked at while it is searched for tensors
 ZIP_DIRECTORY_MAX = 64 * MIB  # bytes; 500,000 records
 TAIL_READ = 64 * KIB  # bytes; holds the whole directory of a zip of about 700 records

@@ -33,12 +33,12 @@ _VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
 _VARIANT = re.compile(r"[A-Za-z_]\w*")
 # `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`, and what accelerate's documentation calls its
 # bare maps: `x.index.json`, `index.json`. Without a suffix it may be an index of anything.
-_INDEX = re.compile(
+INDEX = re.compile(
     r"(?:(?P<stem>.+?)(?P<suffix>\.safetensors|\.bin|\.pt|\.pth)?\.)?index(?:\.(?P<variant>[A-Za-z_]\w*))?\.json"
 )
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)")
 # What torch.distributed.checkpoint's HuggingFaceStorageWriter calls its files: each holds parts of tensors.
-_DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+DISTRIBUTED_SAFETENSORS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 # Their loaders read one file by its name and know no index, so they are carried whole and never cut:
 # adapters (peft), LoRA weights and textual inversions (diffusers) ...
@@ -49,7 +49,9 @@ _UNCUT_TWINS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", "c
 # was quantised by an imatrix has that in its name, too.)
 _PROJECTOR = "*mmproj*.gguf"
 
-_TORCH = (".bin", ".pt", ".pth", ".ckpt")  # in this order, where one checkpoint has several
+TORCH = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")  # in this order, where one checkpoint has several
+# TorchScript by its name: opened where nothing else is there, so that its own error says why it is not read.
+SCRIPT = ".jit"
 # Stems that loaders look for by themselves, `pytorch_model` being `model`: transformers and diffusers; and
 # mistral-inference, open_clip and peft.
 USUAL_STEMS = ("model", "diffusion_pytorch_model")
@@ -67,7 +69,8 @@ _METAL = "metal/model.bin"
 
 # Weights in formats that are not read, by their suffixes; pickles of anything else are among them.
 FOREIGN = {
-    ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".ckpt": "PyTorch", ".distcp": "PyTorch distributed",
+    ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".ckpt": "PyTorch", ".pth.tar": "PyTorch",
+    ".jit": "TorchScript", ".distcp": "PyTorch distributed",
     ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".onnx_data": "ONNX", ".gguf": "GGUF", ".ggml": "GGML",
     ".ot": "Rust", ".tflite": "TFLite", ".mlmodel": "Core ML", ".npz": "NumPy", ".nemo": "NeMo", ".engine": "TensorRT",
     ".pkl": "pickle", ".pickle": "pickle", ".joblib": "pickle",
@@ -112,24 +115,26 @@ def foreign_format(path: str) -> str | None:
         return FOREIGN[".distcp"]
     if path == _METAL:
         return "Metal"
-    return FOREIGN.get(_suffix(path).lower())
+    return FOREIGN.get(suffix_of(path).lower())
 
 
-def _suffix(path: str) -> str:
+def suffix_of(path: str) -> str:
     name = basename(path)
+    if name.endswith(".pth.tar"):  # no tar archive: torch.save under the name that torch's own examples have
+        return ".pth.tar"
     dot = name.rfind(".")
     return name[dot:] if dot >= 0 else ""
 
 
 def is_weight_index(path: str) -> bool:
     """``model.safetensors.index.json``, ``pytorch_model.bin.index.json`` and their variants."""
-    match = _INDEX.fullmatch(basename(path))
+    match = INDEX.fullmatch(basename(path))
     return match is not None and match["suffix"] is not None
 
 
 def index_name(path: str) -> Name:
     """The checkpoint that an index is of, by the index's own name."""
-    match = _INDEX.fullmatch(basename(path))
+    match = INDEX.fullmatch(basename(path))
     assert match is not None, "only indexes have such a name"
     return Name(dirname(path), _usual_stem(match["stem"] or "model"), match["variant"])
 
@@ -182,13 +187,13 @@ def find_uncut(source: Source) -> Found:
     uncut = _uncut(source, listing)
     if not uncut:
         raise NoWeights(place=str(source.place), **_what_else(listing, uncut))
-    sets = (FileSet(_name(path), _format({_suffix(path)}), (listing[path],)) for path in sorted(uncut))
+    sets = (FileSet(_name(path), _format({suffix_of(path)}), (listing[path],)) for path in sorted(uncut))
     return Found(tuple(sets), frozenset(uncut))
 
 
 def _uncut(source: Source, listing: Mapping[str, StoredFile]) -> set[str]:
-    weights = {path for path in listing if _suffix(path) in (SUFFIX, ".bin")}
-    usual = {dirname(p) for p in weights if _suffix(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
+    weights = {path for path in listing if suffix_of(path) in (SUFFIX, ".bin")}
+    usual = {dirname(p) for p in weights if suffix_of(p) == SUFFIX and set_name(p).stem in USUAL_STEMS}
     uncut = {path for path in weights if _matches(path, _UNCUT)}
     uncut |= {path for path in weights if _matches(path, _UNCUT_TWINS) and dirname(path) in usual}
     modules = listing.get("modules.json")
@@ -233,15 +238,17 @@ class _Finder:
     def sets(self) -> list[FileSet]:
         self._add(self._indexed({SUFFIX}))
         self._add(self._unindexed([SUFFIX]))
-        self._add(self._indexed(set(_TORCH)))
-        for suffix in _TORCH:
+        self._add(self._indexed(set(TORCH)))
+        for suffix in TORCH:
             usual = [p for p in self._torch_files() if set_name(p).stem in USUAL_STEMS]
             self._add(self._unindexed([suffix], [p for p in usual if self._is_new(set_name(p), suffix)]))
         self._add(find_parts(self._listing, self._is_new, self._text))
         if not self._found:
-            self._add(self._unindexed(_TORCH, self._torch_files()))
+            self._add(self._unindexed(TORCH, self._torch_files()))
         if not self._found:
             self._add(self._unindexed([GGUF], [p for p in self._listing if not _is_projector(p)]))
+        if not self._found:
+            self._add(self._unindexed([SCRIPT]))
         return [self._loadable(part) for part in self._found]
 
     def _text(self, file: StoredFile) -> bytes:
@@ -256,7 +263,7 @@ class _Finder:
 
     def _is_new(self, name: Name, suffix: str = "") -> bool:
         """Whether no set of a safer kind has the name. Sets of one kind may share it: which one counts, files tell."""
-        return all(part.name != name or _suffix(part.files[0].path) == suffix for part in self._found)
+        return all(part.name != name or suffix_of(part.files[0].path) == suffix for part in self._found)
 
     def _loadable(self, part: FileSet) -> FileSet:
         """The set, under the name that loaders look for where it is all that a config beside it can mean."""
@@ -269,21 +276,21 @@ class _Finder:
     def _indexed(self, suffixes: set[str]) -> Iterator[FileSet]:
         """The sets that an index names whose files have one of these suffixes."""
         for path in sorted(self._listing):
-            match = _INDEX.fullmatch(basename(path))
+            match = INDEX.fullmatch(basename(path))
             if match is None or (match["suffix"] is not None and match["suffix"] not in suffixes):
                 continue
             name = index_name(path)
             if not self._is_new(name, SUFFIX if SUFFIX in suffixes else ".bin"):
                 continue
             content = read_file(self._source, self._listing[path], INDEX_MAX)
-            if match["suffix"] is None and not _is_map_of(content, suffixes):
+            if match["suffix"] is None and not is_map_of(content, suffixes):
                 continue
             weight_map, metadata = parse_index(content, path)
             files = sorted(set(weight_map.values()))
             for file in files:
                 if file not in self._listing:
                     raise AbsentFile(file=path, other=file)
-                if _suffix(file) not in suffixes:
+                if suffix_of(file) not in suffixes:
                     raise BadIndex(file=path, why=f"it names {file}, which is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
             yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
@@ -292,7 +299,7 @@ class _Finder:
         """What no index names: numbered files are one set, any other file is one of its own."""
         suffixes = set(suffixes)
         pool = self._listing if among is None else among
-        free = {path for path in pool if _suffix(path) in suffixes} - self._claimed
+        free = {path for path in pool if suffix_of(path) in suffixes} - self._claimed
         indexed = {(part.name.folder, part.name.stem) for part in self._found if part.index_path}
         for key, paths in _numbered_sets(free):
             folder, stem, count, suffix = key
@@ -306,7 +313,7 @@ class _Finder:
             free -= set(paths)
             name = _name(join(folder, f"{stem}{suffix}"))
             yield FileSet(name, _format(suffixes), tuple(self._listing[p] for p in paths))
-        parts = sorted(path for path in free if _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
+        parts = sorted(path for path in free if DISTRIBUTED_SAFETENSORS.fullmatch(basename(path)))
         for folder, members in groupby(parts, key=dirname):
             paths = list(members)
             free -= set(paths)
@@ -315,7 +322,7 @@ class _Finder:
             yield FileSet(_name(path), _format(suffixes), (self._listing[path],))
 
     def _torch_files(self) -> list[str]:
-        torch = [path for path in self._listing if _suffix(path) in _TORCH and path != _METAL]
+        torch = [path for path in self._listing if suffix_of(path) in TORCH and path != _METAL]
         return [path for path in torch if not _matches(path, _TRAINERS)]
 
 
@@ -337,7 +344,7 @@ def _numbered_sets(paths: set[str]) -> Iterable[tuple[tuple[str, str, int, str],
     numbered = [
         path
         for path in paths
-        if NUMBERED.fullmatch(basename(path)) and not _DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
+        if NUMBERED.fullmatch(basename(path)) and not DISTRIBUTED_SAFETENSORS.fullmatch(basename(path))
     ]
     for group, members in groupby(sorted(numbered, key=lambda p: (key(p), p)), key=key):
         yield group, list(members)
@@ -350,7 +357,7 @@ def _usual_stem(stem: str) -> str:
 
 def _name(path: str) -> Name:
     """The name of a checkpoint without an index: ``unet/model.fp16.safetensors`` has the variant fp16."""
-    stem = basename(path).removesuffix(_suffix(path))
+    stem = basename(path).removesuffix(suffix_of(path))
     if path.endswith(GGUF):
         return Name(dirname(path), stem, suffix=GGUF)
     base, dot, variant = stem.rpartition(".")
@@ -365,7 +372,7 @@ def set_name(path: str) -> Name:
     return _name(join(dirname(path), match["stem"] + match["suffix"]) if match else path)
 
 
-def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
+def is_map_of(content: bytes, suffixes: set[str]) -> bool:
     """Whether this is a map from names to files that have one of these suffixes, and no index of anything else."""
     try:
         data = load_json(content)
@@ -374,7 +381,7 @@ def _is_map_of(content: bytes, suffixes: set[str]) -> bool:
     weight_map = data.get("weight_map", data) if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         return False
-    return all(isinstance(file, str) and _suffix(file) in suffixes for file in weight_map.values())
+    return all(isinstance(file, str) and suffix_of(file) in suffixes for file in weight_map.values())
 
 
 def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, object]]:

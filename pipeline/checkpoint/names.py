@@ -8,6 +8,8 @@ from posixpath import join
 from reshard.pipeline.checkpoint.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from reshard.pipeline.tensors import Name
 
+SETTINGS_SUFFIX = ".settings.json"
+
 
 def index_path(name: Name) -> str | None:
     """Where loaders look for the index: ``unet/model.safetensors.index.fp16.json``; None where none looks for any."""
@@ -23,6 +25,11 @@ def shard_path(name: Name, number: int, count: int) -> str:
     """The path of shard ``number`` (from 1) of ``count``; one alone has no number, as loaders expect."""
     numbered = f"-{number:05d}-of-{count:05d}" if count > 1 else ""
     return join(name.folder, _stem(name) + numbered + name.suffix)
+
+
+def settings_path(name: Name) -> str:
+    """Where settings go that lie beside the weights in one file of torch's: ``model.settings.json``."""
+    return join(name.folder, _stem(name) + SETTINGS_SUFFIX)
 
 
 def is_path_of(path: str, name: Name) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from reshard.pipeline.checkpoint.discover import Found, beside_a_model, is_numbered
@@ -44,6 +44,7 @@ class _File:
     notes: tuple[str, ...] = ()
     ties: tuple[tuple[str, ...], ...] = ()
     records: tuple[Record, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def open_checkpoints(source: Source, found: Found) -> Opened:
@@ -105,7 +106,9 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
 def _open_torch(source: Source, part: FileSet, first: int) -> Checkpoint:
     def read(number: int, file: StoredFile) -> _File:
         contents = read_torch(source.read, file, number)
-        return _File(file.path, contents.tensors, {}, contents.notes, contents.ties, contents.records)
+        return _File(
+            file.path, contents.tensors, {}, contents.notes, contents.ties, contents.records, contents.settings
+        )
 
     return _checkpoint(part, first, _each(enumerate(part.files, first), read))
 
@@ -194,6 +197,7 @@ def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
         notes=tuple(notes),
         ties=tuple(tie for file in files for tie in file.ties),
         records=tuple(record for file in files for record in file.records),
+        settings=next((file.settings for file in files if file.settings), {}),
     )
 
 

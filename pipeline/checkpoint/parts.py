@@ -19,12 +19,12 @@ Text = Callable[[StoredFile], bytes]  # the content of a small file
 DISTRIBUTED_METADATA = ".metadata"
 # accelerate's folder for a model that it saved with FSDP's SHARDED_STATE_DICT; what it makes belongs one level up.
 _FSDP_FOLDER = re.compile(r"pytorch_model_fsdp_\d+")
-_RANK_FILE = re.compile(r"model_world_size_(?P<count>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
+RANK_FILE = re.compile(r"model_world_size_(?P<count>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
 # Where verl puts config and tokenizer, and itself the weights where it is told to save them whole.
 _RANK_HOME = "huggingface"
 # DeepSpeed: the folder of each step, and beside them the name of the one that counts. Other ranks than these are those
 # of tensor, pipeline and expert parallelism, which only DeepSpeed's own conversion to a universal checkpoint undoes.
-_ZERO_FILE = re.compile(r".*[_-](?:optim|model)_states\.pt")
+ZERO_FILE = re.compile(r".*[_-](?:optim|model)_states\.pt")
 _ZERO_PARTITION = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_00_optim_states\.pt")
 _ZERO_MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_00_model_states\.pt")
 _ZERO_PARAMETER = re.compile(r"(?P<step>(?:.*/)?)zero/[^/]+/fp32\.pt")
@@ -49,7 +49,7 @@ class FileSet:
 def find_parts(listing: Listing, wanted: Callable[[Name], bool], text: Text) -> Iterator[FileSet]:
     """Every such set of ``listing`` whose name is ``wanted``; raises BadIndex or NotRead where one is not complete."""
     yield from (part for part in _distributed(listing) if wanted(part.name))
-    for folder in sorted({dirname(path) for path in listing if _RANK_FILE.fullmatch(basename(path))}):
+    for folder in sorted({dirname(path) for path in listing if RANK_FILE.fullmatch(basename(path))}):
         home = join(folder, _RANK_HOME)
         name = Name(home if join(home, "config.json") in listing else folder, "model")
         if wanted(name):
@@ -77,7 +77,7 @@ def _ranks(beside: Iterable[StoredFile]) -> tuple[StoredFile, ...]:
     found: dict[int, StoredFile] = {}
     count = None
     for file in sorted(beside, key=lambda file: file.path):
-        match = _RANK_FILE.fullmatch(basename(file.path))
+        match = RANK_FILE.fullmatch(basename(file.path))
         if match is None:
             continue
         rank, ranks = int(match["rank"]), int(match["count"])
@@ -104,11 +104,11 @@ def _steps(listing: Listing) -> dict[str, set[str]]:
 
     Optimizers without a model beside them are none.
     """
-    models = {dirname(path) for path in listing if _ZERO_FILE.fullmatch(path) and path.endswith("model_states.pt")}
+    models = {dirname(path) for path in listing if ZERO_FILE.fullmatch(path) and path.endswith("model_states.pt")}
     found: dict[str, set[str]] = {}
     for path in listing:
         match = _ZERO_PARAMETER.fullmatch(path)
-        if match is not None or (_ZERO_FILE.fullmatch(path) and path.endswith("_optim_states.pt")):
+        if match is not None or (ZERO_FILE.fullmatch(path) and path.endswith("_optim_states.pt")):
             step = match["step"].rstrip("/") if match else dirname(path)
             if step in models:
                 found.setdefault(dirname(step), set()).add(step)
@@ -141,7 +141,7 @@ def _zero(step: str, listing: Listing) -> tuple[StoredFile, ...]:
         if (match := _ZERO_PARAMETER.fullmatch(path)) is not None:
             if match["step"].rstrip("/") == step:
                 stored.append(file)
-        elif dirname(path) == step and _ZERO_FILE.fullmatch(basename(path)):
+        elif dirname(path) == step and ZERO_FILE.fullmatch(basename(path)):
             match = _ZERO_PARTITION.fullmatch(basename(path)) or _ZERO_MODEL.fullmatch(basename(path))
             if match is None:
                 what = "a model that is divided by tensor, pipeline or expert parallelism as well"

@@ -169,7 +169,7 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
 def _names(side: OpenedSide, seen: _Seen) -> Iterator[Symptom]:
     for checkpoint in side.opened.checkpoints:
         for note in checkpoint.notes:
-            yield Symptom("note", note, "a reshard keeps every tensor")
+            yield Symptom("note", note, _NOT_CARRIED if " left out" in note else "a reshard keeps all weights")
         if checkpoint.name in seen.names and checkpoint.name.stem not in USUAL_STEMS:
             text = f"{checkpoint.name} has a name that loaders do not look for"
             yield Symptom("name", text, "a reshard keeps its name, which its readers know")

@@ -26,7 +26,7 @@ from reshard.pipeline.limits import CLOCK_SKEW_MAX, DEFAULT_SIZE, GB, MEMORY_FLO
 from reshard.pipeline.places import Hub
 from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.credentials import Reference
+from reshard.pipeline.stores.credentials import Reference, Use
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import LocalRateLimiter, describe
@@ -168,9 +168,10 @@ def probe_hub(reference: Reference, now: Callable[[], float]) -> Probe:
         return Probe(name, what, error=HubRefused(endpoint=endpoint, what="GET /api/whoami-v2", why=why))
     if credential is None or account is None:
         return Probe(name, what, late or "only public repositories can be read, and nothing written")
-    rights, writes = rights_of(account), account.writable
-    warning = late or ("" if writes else "nothing can be published with it")
-    reads = readable_by(account)
+    use = reference.use
+    rights, reads = rights_of(account, use), readable_by(account) if use != "write" else []
+    writes = account.writable if use != "read" else []
+    warning = late or ("" if writes or use == "read" else "nothing can be published with it")
     facts = {"endpoint": endpoint, "account": account.name, "rights": rights, "reads": reads, "writes": writes}
     return Probe(name, f"{what} is {account.name}'s: {rights}", warning, facts=facts)
 
@@ -186,15 +187,21 @@ def _skew(date: str | None, now: float) -> float:
 ROLES = ("read", "write")  # of tokens that read whatever their owner may; others are fine-grained
 
 
-def rights_of(account: Account) -> str:
-    """What a token may read and write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes."""
+def rights_of(account: Account, use: Use | None = None) -> str:
+    """What a token may read and write, as ``whoami-v2`` tells: its role, and of a fine-grained one its scopes.
+
+    A credential with a ``use`` is never used for the other, whatever its token may.
+    """
+    writes = f"writes to {', '.join(account.writable) or 'nothing'}"
+    if use == "write":
+        return f"{writes}; not used to read"
     names = readable_by(account)
     reads = ["what is public", *([f"what is private to {', '.join(names)}"] if names else [])]
     gated = account.role in ROLES or account.fine_grained.canReadGatedRepos
     if gated:
         reads.append("what is gated and its owner was let into")
     refused = ", and nothing that is gated" if gated is False else ""
-    return f"reads {', '.join(reads)}{refused}; writes to {', '.join(account.writable) or 'nothing'}"
+    return f"reads {', '.join(reads)}{refused}; {'not used to write' if use == 'read' else writes}"
 
 
 def readable_by(account: Account) -> list[str]:

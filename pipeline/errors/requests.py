@@ -112,6 +112,9 @@ class RevisionNotFound(SourceError, code="source.no_revision"):
 class FolderNotFound(SourceError, code="source.no_folder"):
     message = "cannot read folder {path}: {why}"
     hint = "check the spelling; a place that starts with ./ or / is a folder, user/repo is a repository"
+class PartOfCheckpoint(SourceError, code="source.part"):
+    message = "{path} is one of the files of a checkpoint, by {why}"
+    hint = "give the folder: {folder}"
 class BucketNotFound(SourceError, code="source.no_bucket", setting="AWS_ENDPOINT_URL"):
     message = "{place}: no such bucket, or nothing in this folder of it ({why})"
     hint = "check the spelling, and {setting}{where}; then {again}"

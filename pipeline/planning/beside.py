@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Set
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname
 
 from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weight_index
+from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
 from reshard.pipeline.planning.model import CARD, MANIFEST, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile
+
+
+def settings_files(opened: Opened) -> dict[str, str]:
+    """path -> text of the settings that lie beside weights in files of torch's."""
+    return {
+        settings_path(checkpoint.name): json.dumps(checkpoint.settings, indent=2) + "\n"
+        for checkpoint in opened.checkpoints
+        if checkpoint.settings
+    }
 
 
 def excluded(options: Options, path: str) -> bool:

@@ -5,6 +5,7 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from posixpath import dirname, join
 from reshard.pipeline.checkpoint.discover import Found, is_weight_index
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.names import index_path, shard_path
+from reshard.pipeline.checkpoint.names import SETTINGS_SUFFIX, index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import (
     BadExperts,
@@ -33,7 +34,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
-from reshard.pipeline.planning.beside import sort_out
+from reshard.pipeline.planning.beside import excluded, settings_files, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.model import (
@@ -162,13 +163,16 @@ def make_plan(known: Known) -> Plan:
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
         _refuse_too_large(shards, carried)
-    edits = _edits(known, {file.path for file in carried})
-    stays = written | {*reused} | {f.path for f in carried} | {CARD}
+    settings, told = _settings(known)
+    edits = (*_edits(known, {file.path for file in carried}), *settings)
+    notes += told
+    beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}
+    stays = written | {*reused} | beside
     deletes = deletes_of(outputs, before, stays, options)
     pruned = {*deletes} - {*deletes_of(outputs, before, stays, options.model_copy(update={"prune": False}))}
     taken = pruned - before.published.keys()
     kept = before.files.keys() - stays - {*deletes}
-    _check_paths([s.path for s in shards], written | {f.path for f in carried} | {CARD}, kept, on_hub)
+    _check_paths([s.path for s in shards], written | beside, kept, on_hub)
     changes = replaced(before, written | {edit.path for edit in edits}, carried, deletes)
     plan = Plan(
         schema=SCHEMA,
@@ -203,7 +207,7 @@ def make_plan(known: Known) -> Plan:
 
 def _reused(known: Known) -> tuple[str, ...]:
     """What our last publication says of the weights, but for those that are carried whole."""
-    weights = (SUFFIX, gguf.SUFFIX)
+    weights = (SUFFIX, gguf.SUFFIX, SETTINGS_SUFFIX)
     ours = (p for p in known.before.published if p.endswith(weights) or is_weight_index(p) or p == MANIFEST)
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
@@ -213,6 +217,19 @@ def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
     texts = {path: text for path, text in sorted(known.configs.items()) if path in carried}
     edited = [Edit(path, edited_config(path, text, options, listing)) for path, text in texts.items()]
     return tuple(edit for edit in edited if edit.content != texts[edit.path])
+
+
+def _settings(known: Known) -> tuple[list[Edit], list[str]]:
+    """The files of settings that lie beside weights, and what is said of them."""
+    edits, notes = [], []
+    for path, text in settings_files(known.opened).items():
+        names = ", ".join(json.loads(text))
+        if path in known.listing or excluded(known.request.options, path):
+            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
+        else:
+            edits.append(Edit(path, text))
+            notes.append(f"the settings beside the weights ({names}) are written to {path}; --exclude leaves them out")
+    return edits, notes
 
 
 def _check_paths(shards: Sequence[str], written: set[str], kept: Set[str], on_hub: bool) -> None:

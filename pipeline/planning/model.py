@@ -190,7 +190,7 @@ class Plan:
     groups: tuple[Group, ...]
     outputs: tuple[Output, ...]
     carried: tuple[StoredFile, ...]
-    edits: tuple[Edit, ...]  # carried files whose text changes
+    edits: tuple[Edit, ...]  # carried files whose text changes, and files of settings
     left_out: tuple[LeftOut, ...]
     reused: tuple[str, ...]  # weight files of our last publication that are the right ones already
     deletes: tuple[str, ...]

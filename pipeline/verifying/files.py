@@ -9,7 +9,7 @@ from reshard.pipeline.checkpoint.discover import SOUGHT_STEMS, foreign_format, s
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.limits import CONFIG_MAX
-from reshard.pipeline.planning.beside import sort_out
+from reshard.pipeline.planning.beside import settings_files, sort_out
 from reshard.pipeline.planning.model import CARD, MANIFEST
 from reshard.pipeline.planning.select import edited_config
 from reshard.pipeline.protocols import Source
@@ -52,6 +52,7 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
     accounted = {*output.weights(), *compared_by_behaviour(theirs, ours), CARD, MANIFEST}
     folders = _model_folders(source, output)
     findings: list[str] = []
+    settings = settings_files(source.opened)
     undecided: list[str] = []
     figures = {"files": 0, "added": 0, "not_compared": 0}
     for path in sorted(path for path in (carried | ours.keys()) - accounted if not is_tool_file(path)):
@@ -59,6 +60,10 @@ def check_files(source: OpenedSide, output: OpenedSide, changes: Options, deep: 
         figures["files"] += 1
         if is_ is None:
             findings.append(f"{path} is not there")
+        elif was is None and path in settings:
+            expected = settings[path].encode()
+            if is_.size != len(expected) or b"".join(output.source.read(is_, 0, is_.size)) != expected:
+                findings.append(f"{path} says something else than the settings beside the source's weights")
         elif was is None:
             figures["added"] += 1
             if _is_read(path, folders):

@@ -165,7 +165,7 @@ def _files(source: Source) -> list[StoredFile]:
 
 @contextmanager
 def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
-    if isinstance(source.place, Folder):
+    if isinstance(source.place, Folder) and Path(source.place.path).is_dir():
         yield Path(source.place.path)
         return
     wanted = _files(source)

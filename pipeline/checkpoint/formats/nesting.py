@@ -8,7 +8,7 @@ tensors further inside are refused, because nobody can tell whether they are wei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -60,14 +60,14 @@ def label(path: Sequence[str]) -> str:
     return text if len(text) <= _LABEL_MAX else text[:_LABEL_MAX] + "..."
 
 
-def weights_of(root: Branch[T], file: str) -> tuple[dict[str, T], tuple[str, ...]]:
+def weights_of(root: Branch[T], file: str, told: Container[str] = ()) -> tuple[dict[str, T], tuple[str, ...]]:
     """The tensors of the dictionary under ``root`` that holds the weights, and notes on where it was and on the rest.
 
-    Raises Unsupported where none does.
+    ``told`` are names at the root that are no part of the rest. Raises Unsupported where none does.
     """
     path: tuple[str, ...] = ()
     left_out: list[str] = []
-    branch = root
+    branch = Branch({name: child for name, child in root.children.items() if name not in told}, root.has_tensors)
     while (key := _way_down(branch, file, path)) is not None:
         left_out += [_left_out((*path, name), child) for name, child in branch.children.items() if name != key]
         below = branch.children[key]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Loaded, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
+from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
     Contents,
@@ -66,7 +67,8 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         raise BadArchive(file=file.path, why="it begins like a torch file and does not go on like one")
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
-    tensors, notes = tensors_of(state.value, file.path)
+    settings = settings_of(state.value)
+    tensors, notes = tensors_of(state.value, file.path, settings)
     views = views_of(tensors, file.path)
     records = {
         storage.key: Record(f"storage {label((storage.key,))}", number, start, start + storage.whole, None)
@@ -74,7 +76,7 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         for start in (starts[storage.key],)
     }
     found = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
-    return Contents(tuple(found), notes, tied_names(views), tuple(records.values()))
+    return Contents(tuple(found), notes, tied_names(views), tuple(records.values()), settings)
 
 
 def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:

@@ -6,9 +6,10 @@ Sources: `torch/_utils.py` (the `_rebuild_*` functions, whose arguments these ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple, TypeGuard
 
 from reshard.pipeline.checkpoint.formats import torch_names
@@ -56,6 +57,7 @@ class Contents(NamedTuple):
     notes: tuple[str, ...]  # where the weights were found, and what else was there
     ties: tuple[tuple[str, ...], ...]  # names that are one view of one storage; overlapping views are not ties
     records: tuple[Record, ...] = ()  # every stretch that tensors are read from, with what attests it
+    settings: Mapping[str, object] = MappingProxyType({})  # those beside the weights, as values of JSON
 
 
 # --------------------------------------------------------------------------------------------------------- values
@@ -354,8 +356,8 @@ def piece_of(view: View, record: Record, big_endian: bool = False) -> Piece:
 # ------------------------------------------------------------------------------------------------------ state dicts
 
 
-def tensors_of(root: object, file: str) -> tuple[dict[str, Made], tuple[str, ...]]:
-    """Name -> tensor, as it was pickled, for the weights in a pickled value, and notes on the rest.
+def tensors_of(root: object, file: str, told: Container[str] = ()) -> tuple[dict[str, Made], tuple[str, ...]]:
+    """Name -> tensor, as it was pickled, for the weights in a pickled value, and notes on the rest but for ``told``.
 
     Raises Unsupported when the value is not a dictionary of tensors, DuplicateTensor, BadPickle.
     """
@@ -368,7 +370,7 @@ def tensors_of(root: object, file: str) -> tuple[dict[str, Made], tuple[str, ...
     node = _node(root, file, 0, _Search(file), {})
     if not isinstance(node, Branch):
         raise Unsupported(file=file, what="a dictionary whose keys are not all names")
-    return weights_of(node, file)
+    return weights_of(node, file, told)
 
 
 def views_of(tensors: Mapping[str, Made], file: str) -> dict[str, View]:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_spans
+from reshard.pipeline.checkpoint.formats.settings import settings_of
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import (
     Contents,
@@ -79,14 +80,15 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
     Reads the directory, the pickle and the records' headers, never a storage. Raises the CheckpointError family.
     """
     archive = open_zip(read, file, number)
-    tensors, notes = tensors_of(archive.root, file.path)
+    settings = settings_of(archive.root)
+    tensors, notes = tensors_of(archive.root, file.path, settings)
     views = views_of(tensors, file.path)
     records = archive.storages(views.values())
     found = tuple(
         Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
         for name, view in views.items()
     )
-    return Contents(found, notes, tied_names(views), tuple(records.values()))
+    return Contents(found, notes, tied_names(views), tuple(records.values()), settings)
 
 
 def open_zip(read: Read, file: StoredFile, number: int, allowed: frozenset[str] = ALLOWED) -> TorchZip:

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from reshard.pipeline.checkpoint.lone import is_index, is_weights, part_by
 from reshard.pipeline.checkpoint.tool_files import is_tool_folder
 from reshard.pipeline.errors import (
     FolderLink,
     FolderNotFound,
     LinkLoop,
+    PartOfCheckpoint,
     PathTooLong,
     ResourceError,
     SourceChanged,
@@ -73,7 +75,7 @@ def _folder_link(link: os.DirEntry[str], real: Path, root: Path, path: str) -> U
     return UnsafePath(file=str(root), path=path)
 
 
-def _stat(file: os.DirEntry[str], real: Path, owns: Owns, root: Path, path: str) -> FileStat | None:
+def _stat(file: os.DirEntry[str] | Path, real: Path, owns: Owns, root: Path, path: str) -> FileStat | None:
     """The size and time of a regular file; None for a socket, a pipe and the like."""
     try:
         path.encode()
@@ -111,6 +113,7 @@ class FolderSource:
         self, place: Folder, listing: Mapping[str, FileStat], commit: str, sha256: Mapping[str, str] | None = None
     ) -> None:
         self.place = place
+        self.folder = folder_of(place)
         self.pin = Pin(None, place.path, commit)
         self._listing = listing
         known = sha256 or {}
@@ -122,8 +125,27 @@ class FolderSource:
         """The folder as it is now; raises FolderNotFound, UnsafePath."""
         root = Path(place.path)
         resolved(place.path)
+        if root.is_file() and is_weights(root.name):
+            return cls._of_file(place, root)
         _require_folder(root)
         listing = list_folder(root)
+        return cls(place, listing, digest_of(listing))
+
+    @classmethod
+    def _of_file(cls, place: Folder, file: Path) -> FolderSource:
+        """A weight file, which stands for a folder with nothing else in it; raises PartOfCheckpoint.
+
+        Of those beside it, only indexes are read, which may name it. Links lead as far as those of its folder.
+        """
+        real = resolved(str(file.parent))
+        owns = owned_by_cache(real)
+        paths = [file, *sorted(path for path in file.parent.iterdir() if is_index(path.name))]
+        seen = {path.name: _stat(path, real, owns, file.parent, path.name) for path in paths}
+        listing = {name: status for name, status in seen.items() if status is not None}
+        folder = cls(place, listing, digest_of(listing))
+        if why := part_by(folder, file.name):
+            raise PartOfCheckpoint(path=place.path, why=why, folder=str(file.parent))
+        listing = {file.name: listing[file.name]}
         return cls(place, listing, digest_of(listing))
 
     def files(self) -> Mapping[str, StoredFile]:
@@ -135,7 +157,7 @@ class FolderSource:
         if stop > file.size:
             raise self._changed(f"{file.path} is {file.size:,} bytes long, and {stop:,} are asked for")
         try:
-            descriptor = os.open(Path(self.place.path, file.path), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.folder / file.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ResourceError(what=f"{file.path}: {error.strerror}") from error
@@ -162,8 +184,14 @@ class FolderSource:
         return SourceChanged(place=self.place.path, what=what)
 
 
+def folder_of(place: Folder) -> Path:
+    """Where the files of ``place`` lie: in it, or beside a weight file that stands for a folder."""
+    path = Path(place.path)
+    return path.parent if path.is_file() else path
+
+
 def _require_folder(root: Path) -> None:
     if not root.exists():
         raise FolderNotFound(path=str(root), why="there is no such folder")
     if not root.is_dir():
-        raise FolderNotFound(path=str(root), why="it is a file")
+        raise FolderNotFound(path=str(root), why="it is a file, and none of weights")

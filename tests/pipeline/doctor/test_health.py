@@ -241,3 +241,12 @@ def test_an_adapter_alone_is_refused_and_nothing_else_is_wrong_with_it(tmp_path:
     assert (symptom.kind, found.tensors) == ("refused", 1)
     assert "adapter_model.safetensors is read by its name and never cut" in symptom.text
     assert "merge_and_unload" in symptom.cure
+
+
+def test_what_a_reshard_leaves_out_of_a_file_is_not_said_to_be_kept(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(3)}
+    torch.save({"model": state, "optimizer": {"m": torch.zeros(3)}}, tmp_path / "pytorch_model.bin")
+    cures = {symptom.text: symptom.cure for symptom in health(tmp_path).symptoms if symptom.kind == "note"}
+    [left_out] = [text for text in cures if "left out optimizer" in text]
+    assert cures[left_out] == "a reshard leaves it out"
+    assert not any("every tensor" in cure for cure in cures.values())

@@ -40,6 +40,17 @@ def test_a_token_that_only_reads_is_a_warning_and_a_refused_one_trouble(namespac
     assert probe_hub(reference(namespace, None), lambda: 0.0).state == "warning"
 
 
+def test_a_credential_with_a_use_is_told_by_that_use_alone(namespace: Namespace) -> None:
+    """Whatever its token may do, nothing is written with one that is there to read."""
+    to_read, to_write = (
+        probe_hub(replace(reference(namespace, namespace.token), use=use), lambda: 0.0) for use in ("read", "write")
+    )
+    assert to_read.state == "ok" and "not used to write" in to_read.says and "writes to" not in to_read.says
+    assert to_read.facts["writes"] == [] and to_read.facts["reads"] == [namespace.name]
+    assert f"writes to {namespace.name}" in to_write.says and "not used to read" in to_write.says
+    assert to_write.facts["reads"] == [] and to_write.facts["writes"] == [namespace.name]
+
+
 def test_a_fine_grained_token_is_told_by_its_scopes() -> None:
     def account(*permissions: str, **more: bool) -> Account:
         scope = {"entity": {"type": "user", "name": "us"}, "permissions": [*permissions]}

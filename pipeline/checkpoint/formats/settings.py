@@ -1,0 +1,43 @@
+"""Settings that a torch file has beside its weights, as values of JSON: ``{"model": {...}, "config": {...}}``. Pure."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from reshard.pipeline.checkpoint.formats.torch_state import pairs_of
+from reshard.pipeline.limits import NESTING_MAX, SETTINGS_MAX
+
+# What training scripts call what the model was made with. Other values (an epoch, arguments of the script, paths) are
+# not the model's, and may hold what nobody means to publish.
+NAMES = ("config", "model_config", "model_args", "model_kwargs", "hyper_parameters", "hparams")
+
+
+class _NotPlain(Exception):
+    """A value that JSON has no word for, or too many of them."""
+
+
+def settings_of(root: object) -> dict[str, object]:
+    """The dictionaries under NAMES at the top of a pickled value, if all that they hold is plain, by their names."""
+    found: dict[str, object] = {}
+    for key, value in pairs_of(root) or ():
+        if type(key) is str and key in NAMES and pairs_of(value):
+            try:
+                found[key] = _plain(value, [SETTINGS_MAX])
+            except _NotPlain:
+                continue
+    return found
+
+
+def _plain(value: object, left: list[int], depth: int = 0) -> object:
+    """``value`` without a pickle's types; ``left`` is how many characters and values may still follow."""
+    left[0] -= 1 + (len(value) if type(value) is str else 0)
+    if left[0] < 0 or depth > NESTING_MAX:
+        raise _NotPlain
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value)):
+        return value
+    if type(value) is list or type(value) is tuple:
+        return [_plain(item, left, depth + 1) for item in value]
+    pairs = pairs_of(value)
+    if pairs is None or len({key for key, _ in pairs if type(key) is str}) != len(pairs):
+        raise _NotPlain
+    return {str(key): _plain(inner, left, depth + 1) for key, inner in pairs}
