@@ -21,6 +21,7 @@ from reshard.pipeline.errors import (
     AccessError,
     DiskFull,
     FoldersNested,
+    MadeTooLarge,
     NoWeights,
     ReshardError,
     TargetConflict,
@@ -34,7 +35,7 @@ from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIE
 from reshard.pipeline.places import Folder, Hub, resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
-from reshard.pipeline.planning.estimate import needs
+from reshard.pipeline.planning.estimate import needs, of_our_own
 from reshard.pipeline.planning.existing import Before, drift
 from reshard.pipeline.planning.model import MANIFEST, Keys, Plan, Transports
 from reshard.pipeline.planning.scales import MODELOPT
@@ -168,9 +169,17 @@ def _draft(
         notes=_target_notes(request, source, target, state, shows),
     )
     made = _held_against_others(request, make_plan(known), target, last, replaces)
+    _refuse_too_large(made)
     if made.shards:
         check_structure(made, opened, known.ties, known.configs)
     return _with_card_notes(made, source, target, last), known
+
+
+def _refuse_too_large(made: Plan) -> None:
+    """Raises MadeTooLarge where nobody, ourselves included, would read what describes the result."""
+    for path, size in of_our_own(made).items():
+        if size > (most := MANIFEST_MAX if path == MANIFEST else INDEX_MAX):
+            raise MadeTooLarge(file=path, bytes=size, most=most)
 
 
 def _found(source: Source, options: Options) -> Found:

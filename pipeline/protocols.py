@@ -249,8 +249,13 @@ class Target(Protocol):
         """Those of ``stored`` that the store can no longer answer for."""
         ...
 
-    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
-        """Bring files over unchanged, without a worker's help where the store can copy on its own."""
+    def carry(
+        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
+    ) -> list[Addition]:
+        """Bring files over unchanged, without a worker's help where the store can copy on its own.
+
+        ``made`` are files of our own that come with their content; those that no commit takes as such become objects.
+        """
         ...
 
     def commit(self, change: Change, parent: str) -> str:

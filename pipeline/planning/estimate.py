@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from math import ceil
@@ -18,7 +19,7 @@ from reshard.pipeline.limits import (
     STAGED_SHARDS_MAX,
     TREE_PAGE,
 )
-from reshard.pipeline.planning.model import Plan
+from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.planning.ranges import attested, joined, parts, read_plan, requests
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.tensors import Record, StoredFile, same_by_hash
@@ -69,6 +70,30 @@ def forecast(plan: Plan) -> Forecast:
         uploaded=min(written, seams * SEAM_UPLOAD + headers + cast) if shared else written,
         at_most=written > 0 and not shared and plan.transports.target != "file",
     )
+
+
+# What a manifest says of a tensor, a weight file and itself beside their names: digests, sizes and punctuation.
+_OF_TENSOR, _OF_FILE, _OF_MANIFEST = 37, 200, 4096  # bytes, at most; of a source file it says less
+_OF_INDEX_LINE, _OF_INDEX = 8, 4096  # bytes, at most; of the index's metadata the planned ones are known
+
+
+def of_our_own(plan: Plan) -> dict[str, int]:
+    """How large the indexes and the manifest of ``plan`` become at most, in bytes by path."""
+    quoted = json.encoder.encode_basestring
+    names = [sum(len(quoted(entry.name).encode()) for entry in shard.entries) for shard in plan.shards]
+    sizes = {}
+    for output in plan.outputs:
+        if (index := output.index) is not None:
+            shards = [(names[n], len(plan.shards[n].entries), len(quoted(plan.shards[n].path))) for n in index.shards]
+            lines = sum(name + count * (path + _OF_INDEX_LINE) for name, count, path in shards)
+            sizes[index.path] = lines + len(json.dumps(index.metadata, indent=2)) + _OF_INDEX
+    if plan.options.manifest and plan.shards:
+        paths = (*(shard.path for shard in plan.shards), *(file.path for file in plan.files))
+        files = sum(len(quoted(path).encode()) + _OF_FILE for path in paths)
+        tensors = sum(len(shard.entries) for shard in plan.shards)
+        options = len(json.dumps(plan.options.model_dump(mode="json")))
+        sizes[MANIFEST] = files + sum(names) + tensors * _OF_TENSOR + options + _OF_MANIFEST
+    return sizes
 
 
 # --------------------------------------------------------------------------- memory, disk, calls, history

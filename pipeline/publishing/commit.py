@@ -131,12 +131,14 @@ def publish(
     about = {ROOT_KEY: manifest.root} if manifest else {}
     already = target.at(plan.base).files() if plan.base else {}
     to_carry = [f for f in plan.carried if f.path not in already or not same_by_hash(f, already[f.path])]
-    additions = [
-        *(Addition(file.path, stored=file) for file in stored),
+    made = [
         *(Addition(o.index.path, content=index_bytes(o.index, shards, about)) for o in plan.outputs if o.index),
         *([Addition(MANIFEST, content=render_manifest(manifest))] if manifest else []),
         *(Addition(path, content=text.encode()) for path, text in plan.edits),
-        *target.carry(to_carry, source, token),
+    ]
+    additions = [
+        *(Addition(file.path, stored=file) for file in stored),
+        *target.carry(to_carry, source, token, made),
     ]
     begin()
     goal = target.request(plan.digest, plan.base, title, message)

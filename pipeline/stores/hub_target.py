@@ -274,8 +274,11 @@ class HubTarget:
     def holds(self, stored: Sequence[StoredFile]) -> list[StoredFile]:
         return self._choose().lost(stored)
 
-    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
+    def carry(
+        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
+    ) -> list[Addition]:
         """Objects stay objects: copied by the Hub where it has them, sent where it has not. Small files are content."""
+        ours = {one.path: one.content or b"" for one in made}
         additions: dict[str, Addition] = {}
         unknown = missing(self.api, self.place.repo, [file for file in files if file.sha256])
         uncopied = {file.path for file in self._duplicate(unknown, source)}
@@ -288,15 +291,16 @@ class HubTarget:
                 heavy.append((file, None))
             else:
                 light[file.path] = read_whole(file, source)
-        modes = self._modes(light)
-        by_path = {file.path: file for file in files}
-        for path, content in light.items():
-            if modes.get(path) == "lfs":
+        modes = self._modes(ours | light)
+        by_path = {path: StoredFile(path, len(content)) for path, content in ours.items()}
+        by_path |= {file.path: file for file in files}
+        for path, content in (ours | light).items():
+            if modes.get(path) == "lfs" or len(content) > REGULAR_MAX:
                 heavy.append((by_path[path], content))
             else:
                 additions[path] = Addition(path, content=content)
         additions |= {stored.path: Addition(stored.path, stored=stored) for stored in self._send(heavy, source, token)}
-        return [additions[file.path] for file in files]
+        return [additions[path] for path in (*ours, *(file.path for file in files))]
 
     def _duplicate(self, files: Sequence[StoredFile], source: Source) -> list[StoredFile]:
         """Have the Hub copy objects on its own; returns those that it would not."""
@@ -334,7 +338,8 @@ class HubTarget:
     ) -> Sequence[StoredFile]:
         if not files:
             return []
-        return send_whole(self.sink(token).batch([file for file, _ in files], source), files, source)
+        of_source = [file for file, content in files if content is None or file.oid]  # ours have none
+        return send_whole(self.sink(token).batch(of_source, source), files, source)
 
     # -------------------------------------------------------------------------------------------------- commit
 

@@ -166,10 +166,12 @@ class FolderTarget:
         path = self._swap.staging / "objects" / (file.sha256 or "")
         return path if path.is_file() and path.stat().st_size == file.size else None
 
-    def carry(self, files: Sequence[StoredFile], source: Source, token: str) -> list[Addition]:
+    def carry(
+        self, files: Sequence[StoredFile], source: Source, token: str, made: Sequence[Addition] = ()
+    ) -> list[Addition]:
         """Copies, never links: a file that is later edited in place must not change in two folders."""
         sealed = send_whole(self.sink(token).batch(files), [(file, None) for file in files], source)
-        return [Addition(stored.path, stored=stored) for stored in sealed]
+        return [*made, *(Addition(stored.path, stored=stored) for stored in sealed)]
 
     # -------------------------------------------------------------------------------------------------- commit
 
