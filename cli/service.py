@@ -87,7 +87,7 @@ def _notes(started: Sequence[str], found: Sequence[str], has_token: bool) -> lis
         named = " and ".join(filter(None, (", ".join(kept[:-1]), kept[-1])))
         notes.append(f"{named} ran already: {they} started with; for this one `reshard down`, then `up`")
     if "worker" in started and not has_token:
-        notes.append("the worker has no token and writes to no Hub: `export HF_TOKEN=...`, `reshard down`, then `up`")
+        notes.append("the worker has no token and writes to no Hub: `hf auth login`, `reshard down`, then `up`")
     return notes
 
 

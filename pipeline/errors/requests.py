@@ -108,7 +108,7 @@ class SourceError(ReshardError, code="source", exit_code=3):
     hint = "check the source with `reshard plan {source}`"
 class SourceNotFound(SourceError, code="source.not_found"):
     message = "{repo}: no such model on {endpoint}, or it is private and this token may not see it"
-    hint = "check the spelling, or `export HF_TOKEN=...`, a token that may read it{where}, then {again}"
+    hint = "check the spelling; if it is private, {sign_in} with an account that may read it, then {again}"
 class RevisionNotFound(SourceError, code="source.no_revision"):
     message = "{repo} has no branch, tag or commit {revision}"
     hint = "leave out the revision (--revision, or what follows the @) to take the default branch"
@@ -141,10 +141,10 @@ class AccessError(ReshardError, code="access", exit_code=4):
     hint = "check which token is used where the work is done, and what it may do"
 class TokenMissing(AccessError, code="access.no_token", blames_worker=True):
     message = "no token for {endpoint}, and {need} needs one"
-    hint = "make one on {endpoint}/settings/tokens and `export HF_TOKEN=...` where the {who} runs, then {again}"
+    hint = "make one on {endpoint}/settings/tokens, {sign_in}, then {again}"
 class TokenRefused(AccessError, code="access.bad_token", blames_worker=True):
     message = "{endpoint} does not accept the token"
-    hint = "make a new one on {endpoint}/settings/tokens, `export HF_TOKEN=...`{where}, then {again}"
+    hint = "make a new one on {endpoint}/settings/tokens, {sign_in}, then {again}"
 class NoWriteAccess(
     AccessError,
     code="access.no_write",

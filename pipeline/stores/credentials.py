@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_va
 
 from reshard.pipeline.errors import BadCredentials, BadSetting, CredentialScope, CredentialUnknown
 from reshard.pipeline.places import CredentialName, is_http, redacted
+from reshard.pipeline.text import printable
 from reshard.pipeline.validation import first_problem
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -161,6 +162,14 @@ class Credentials:
         return called
 
 
+def elsewhere(endpoint: str) -> dict[str, str]:
+    """How a token is given to a Hub other than the default one, to which HF_TOKEN never goes: a fact of errors."""
+    default = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    if endpoint.rstrip("/") == default:
+        return {}
+    return {"sign_in": f"name it in the file of RESHARD_CREDENTIALS (HF_TOKEN is for {default} alone)"}
+
+
 def _scope(namespace: str | None, use: Use | None) -> str:
     return (f" for {namespace}" if namespace else "") + (f", to {use}" if use else "")
 
@@ -168,14 +177,26 @@ def _scope(namespace: str | None, use: Use | None) -> str:
 def _read(file: Path) -> tuple[_Entry, ...]:
     try:
         data = tomllib.loads(file.read_text())
-        return tuple(_Entry.model_validate(entry) for entry in data.get("credential", []))
     except OSError as error:
         raise BadCredentials(file=str(file), why=error.strerror or str(error)) from error
     except tomllib.TOMLDecodeError as error:
         raise BadCredentials(file=str(file), why=f"no TOML: {error}") from error
+    entries = data.pop("credential", [])
+    if data or not isinstance(entries, list):
+        table = next(iter(data), "credential")
+        raise BadCredentials(
+            file=str(file), why=f"{printable(table)}: each entry is a table [[credential]], and no other"
+        )
+    return tuple(_entry(file, number, entry) for number, entry in enumerate(entries, 1))
+
+
+def _entry(file: Path, number: int, entry: object) -> _Entry:
+    try:
+        return _Entry.model_validate(entry)
     except ValidationError as error:
         first = first_problem(error)  # what was given could be a token put in the wrong place
-        raise BadCredentials(file=str(file), why=f"{first.where or 'credential'}: {first.why}") from None
+        where = f"[[credential]] {number}{first.where and f', {first.where}'}"
+        raise BadCredentials(file=str(file), why=f"{where}: {first.why}") from None
 
 
 def _default_token() -> Credential | None:

@@ -49,10 +49,11 @@ from reshard.pipeline.protocols import (
 from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
+from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
-from reshard.pipeline.stores.refusal import WHO, Refusal
+from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
 
@@ -169,7 +170,7 @@ class HubTarget:
     def prepare(self, private: bool) -> str:
         repo = self.place.repo
         if self.api.credential is None:
-            raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", who=WHO)
+            raise TokenMissing(endpoint=self.api.endpoint, need=f"writing to {repo}", **elsewhere(self.api.endpoint))
         state = self.state()
         if self._pull_request:
             return state.head or self.head()

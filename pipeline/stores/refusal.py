@@ -22,10 +22,8 @@ from reshard.pipeline.errors import (
     TokenRefused,
 )
 from reshard.pipeline.stores.answers import Account
-from reshard.pipeline.stores.credentials import Credential
+from reshard.pipeline.stores.credentials import Credential, elsewhere
 from reshard.pipeline.stores.retry import own, request_id
-
-WHO = "process that copies"  # where a token must be set, in messages
 
 
 class Caller(Protocol):
@@ -69,7 +67,7 @@ class Refusal(Exception):
     def _of_source(self, repo: str, revision: str | None) -> ReshardError:
         if self.code == "GatedRepo":
             if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", who=WHO)
+                return TokenMissing(endpoint=self.endpoint, need=f"{repo}, which is gated,", **elsewhere(self.endpoint))
             return SourceGated(repo=repo, endpoint=self.endpoint)
         if self.status == 401 and self.signed_in:
             return TokenRefused(endpoint=self.endpoint)
@@ -78,7 +76,9 @@ class Refusal(Exception):
         if self.code == "EntryNotFound":
             return SourceChanged(place=repo, what=f"{self.what}: {self.why}")
         if self.code == "RepoNotFound" or self.status in (401, 404):
-            missing = SourceNotFound(repo=repo, endpoint=self.endpoint)
+            missing = SourceNotFound(
+                repo=repo, endpoint=self.endpoint, **({} if self.signed_in else elsewhere(self.endpoint))
+            )
             missing.blames_worker = not self.signed_in  # whoever has a token may see it
             return missing
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)
@@ -86,7 +86,7 @@ class Refusal(Exception):
     def _of_target(self, repo: str, pr: bool) -> ReshardError:
         if self.status == 401:
             if not self.signed_in:
-                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", who=WHO)
+                return TokenMissing(endpoint=self.endpoint, need=f"writing to {repo}", **elsewhere(self.endpoint))
             return TokenRefused(endpoint=self.endpoint)
         if self.status in (402, 413, 507) or (self.status == 403 and "storage" in self._words.lower()):
             return HubQuota(endpoint=self.endpoint, repo=repo, why=self.why)

@@ -19,6 +19,7 @@ from reshard.pipeline.errors import (
     TargetNotAllowed,
     TokenMissing,
 )
+from reshard.pipeline.errors.base import GO_ON
 from reshard.pipeline.places import Bucket, Folder, Hub, check_repo, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
@@ -105,7 +106,7 @@ def namespaces(target: Hub, context: Context) -> list[str]:
     """The namespaces of the token that would write to ``target``: its owner's and its organisations'."""
     api = context.api(target, "write")
     if api.credential is None:
-        raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", who="worker")
+        raise TokenMissing(endpoint=api.endpoint, need=f"writing to {target}", sign_in=GO_ON["sign_in"][1])
     asked, names = _accounts.get((api.endpoint, api.credential.id), (float("-inf"), []))
     if target.namespace not in names and time.monotonic() - asked >= ACCOUNT_AGE:
         try:

@@ -33,6 +33,7 @@ from reshard.pipeline.errors import (
     TokenMissing,
     TokenRefused,
 )
+from reshard.pipeline.errors.base import GO_ON
 from reshard.pipeline.limits import MB
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.scratch import FULL, full_disk_errors
@@ -207,7 +208,7 @@ def _check_tokens(cause: Mapping[str, Any], context: Context) -> None:
     references = [reference for reference in context.credentials.references() if reference.endpoint == endpoint]
     tokens = [reference for reference in references if reference.credential is not None]
     if references and not tokens and asked_for:
-        raise TokenMissing(endpoint=endpoint, need="writing there", who="worker")
+        raise TokenMissing(endpoint=endpoint, need="writing there", sign_in=GO_ON["sign_in"][1])
     errors = [probe_hub(reference, time.time).error for reference in tokens]
     serious = [error for error in errors if isinstance(error, TokenRefused) or (error and asked_for)]
     if serious and len(serious) == len(tokens):

@@ -175,7 +175,12 @@ def test_a_named_token_that_is_not_there_is_replaced_by_no_other(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "name: a credential is given by its name"),
+        (f"[[credential]]\nenv = 'A'\nname = '{SECRET}'", "[[credential]] 1, name: a credential is given by its name"),
+        ("[[credential]]\nenv = 'A'\n[[credential]]\nenv = 'A'\nname = 'a b'", "[[credential]] 2, name: "),
+        ("[[credentials]]\nenv = 'A'", "credentials: each entry is a table [[credential]]"),
+        (f"[credential]\nenv = '{SECRET}'", "credential: each entry is a table [[credential]]"),
+        (f"credential = ['{SECRET}']", "[[credential]] 1: must be a mapping"),
+        (f"[[credential]]\nenv = 'A'\n[hub]\ntoken = '{SECRET}'", "hub: each entry is a table [[credential]]"),
         ("[[credential]]\nnamespace = 'x'", "needs either `env` or `file`"),
         ("[[credential]]\nenv = 'A'\nfile = 'b'", "needs either `env` or `file`"),
         (f"[[credential]]\nenv = 'A'\ntoken = '{SECRET}'", "token: unknown name"),

@@ -15,6 +15,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     HubUnreachable,
     NoWriteAccess,
+    SourceNotFound,
     TargetConflict,
     TargetHidden,
     TargetMoved,
@@ -24,10 +25,10 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.limits import ATTEMPTS
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.protocols import Addition, AnswerLost, Change, HeadMoved
 from reshard.pipeline.request import Options
-from reshard.pipeline.stores.connect import Context, open_target
+from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
 from tests.pipeline.stores.conftest import Impatient, MakeSource, MakeTarget, noise, read
 from tests.support.hub.admin import HubAdmin
@@ -113,9 +114,29 @@ def test_a_branch_may_be_named_with_the_place(context: Context, repo: str) -> No
 
 def test_no_token(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_ENDPOINT", context.credentials.default_endpoint)
     with pytest.raises(TokenMissing) as refused:
         target_at(repo, context).prepare(private=True)
-    assert f"writing to {repo}" in str(refused.value) and "export HF_TOKEN" in refused.value.next_step
+    assert f"writing to {repo}" in str(refused.value)
+    assert "run `hf auth login` or `export HF_TOKEN=...`, then run" in refused.value.next_step
+    refused.value.facts["job"] = "abc123"  # on a worker, which has no one to sign in
+    assert "set HF_TOKEN or RESHARD_CREDENTIALS for the worker" in refused.value.next_step
+    assert "hf auth login" not in refused.value.next_step
+
+
+def test_another_hub_is_given_its_token_by_a_credentials_file(
+    context: Context, namespace: Namespace, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    there = parse_place(f"{namespace.endpoint}/{repo}")
+    assert isinstance(there, Hub)
+    with pytest.raises(TokenMissing) as refused:
+        open_target(there, Options(), Context.from_env()).prepare(private=True)
+    with pytest.raises(SourceNotFound) as hidden:
+        open_source(parse_place(f"{namespace.endpoint}/{namespace.repo('none')}"), Context.from_env())
+    for error in (refused.value, hidden.value):
+        assert "RESHARD_CREDENTIALS (HF_TOKEN is for https://hub.example alone)" in error.next_step
+        assert "hf auth login" not in error.next_step
 
 
 def test_a_token_that_the_hub_does_not_know(context: Context, repo: str, monkeypatch: pytest.MonkeyPatch) -> None:
