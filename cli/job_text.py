@@ -14,7 +14,7 @@ from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.queue.jobs import Job
+    from reshard.worker.queue.record import Job
 
 # What the bytes of a source file were held against.
 HELD = {"checked": "checked by sha256", "crc": "checked by CRC", "as delivered": "as delivered"}

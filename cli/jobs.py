@@ -21,7 +21,7 @@ from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.queue.jobs import Job as JobRecord
+    from reshard.worker.queue.record import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
 LIST_HEAD = ("JOB", "STATE", "SUBMITTED", "TOOK", "SOURCE -> TARGET")
@@ -117,10 +117,13 @@ def list_(
     Example: reshard list --state failed
     """
     with open_jobs() as queue:
-        records, there, why = queue.listed(state or (), None if all_ else limit)
+        records, there, why, unreadable = queue.listed(state or (), None if all_ else limit)
     if why:
         output.say(why)
-    more = [f"{there - len(records):,} more; --all shows them"] if there > len(records) else []
+    for id, damage in unreadable.items():
+        output.say(f"the record of job {id} cannot be read: {damage}")
+    left = there - len(records) - len(unreadable)
+    more = [f"{left:,} more; --all shows them"] if left > 0 else []
     text = "\n".join([lines([LIST_HEAD, *map(_row, records)]), *more]) if records else "no jobs"
     output.listing([record.to_dict() for record in records], text, [record.id for record in records])
 

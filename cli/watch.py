@@ -18,7 +18,8 @@ from reshard.client.jobs import Jobs
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, ReshardError
 from reshard.worker.followers.records import FULFILLED, CatalogStatus
-from reshard.worker.queue.jobs import Job, broker_errors
+from reshard.worker.queue.jobs import broker_errors
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:

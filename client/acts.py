@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from reshard.client.queue import Queue
-from reshard.pipeline.errors import JobUnderWay, NoSuchFailures, NothingToRollBack, WrongState
+from reshard.pipeline.errors import JobUnderWay, JobUnreadable, NoSuchFailures, NothingToRollBack, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.publishing.history import read, undoes
@@ -17,7 +17,7 @@ from reshard.pipeline.stores.connect import Context, open_target
 from reshard.worker.followers.records import Definition
 from reshard.worker.followers.schedules import ScheduleStatus
 from reshard.worker.queue import ended
-from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import ENDED, JobState
 
 AWAITED = "control has noted in its catalog how it ended"
@@ -67,13 +67,19 @@ def forget(
     Raises JobUnderWay, and WrongState for one that its catalog still waits for.
     """
     kept = queue.catalogs.awaited()
-    records = [queue.jobs.get(job) for job in jobs]
-    for job in records:
+    named = list[str]()
+    for given in jobs:
+        try:
+            job = queue.jobs.get(given)
+        except JobUnreadable as damaged:  # the step that deletes it sees whether it has ended
+            named.append(damaged.facts["job"])
+            continue
         if not job.state.ended:
             raise JobUnderWay(job=job.id, state=job.state)
         if job.id in kept:
             raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
-    found = [job.id for job in records] or ended.ended(queue.jobs.redis, states or ENDED, age)
+        named.append(job.id)
+    found = named or ended.ended(queue.jobs.redis, states or ENDED, age)
     kept &= {*found}
     found = [id for id in dict.fromkeys(found) if id not in kept]
     found = found if dry_run else ended.delete(queue.jobs.redis, found)

@@ -6,11 +6,13 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
+from reshard.client import PAGE_MAX
 from reshard.client.facts import happened, service_facts
 from reshard.client.jobs import Listed, Seen
 from reshard.client.queue import Queue, waits
 from reshard.pipeline.request import Request
-from reshard.worker.queue.jobs import Job, broker_errors
+from reshard.worker.queue.jobs import broker_errors
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 
 
@@ -30,8 +32,14 @@ class BrokerJobs:
 
     def listed(self, states: Collection[JobState], limit: int | None) -> Listed:
         there = sum(number for state, number in self._store.counts().items() if not states or state in states)
-        jobs = self._store.recent(states, there if limit is None else limit)
-        return Listed(jobs, there, self._queue.waits(bulk=False))
+        jobs, unreadable, after = list[Job](), dict[str, str](), None
+        while limit is None or len(jobs) + len(unreadable) < limit:
+            most = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(jobs) - len(unreadable))
+            page = self._store.listed(states, most, after)
+            jobs, unreadable, after = jobs + page.jobs, unreadable | page.unreadable, page.next
+            if after is None:
+                break
+        return Listed(jobs, there, self._queue.waits(bulk=False), unreadable)
 
     def look(self, id: str, after: str, wait: float) -> Seen:
         with broker_errors(self._store.url):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from reshard.worker.followers.catalogs import Now
     from reshard.worker.followers.records import CatalogStatus
     from reshard.worker.followers.schedules import Run, ScheduleStatus
-    from reshard.worker.queue.jobs import Job, Process
+    from reshard.worker.queue.jobs import Process
+    from reshard.worker.queue.record import Job
 
 # How the fields of an event are read; others are text.
 READERS: dict[str, Callable[[str], Any]] = {

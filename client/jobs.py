@@ -9,7 +9,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.queue.jobs import Job
+    from reshard.worker.queue.record import Job
 
 
 class Listed(NamedTuple):
@@ -18,6 +18,7 @@ class Listed(NamedTuple):
     jobs: list[Job]
     there: int  # of these states, listed or not
     waits: str | None  # why nothing is begun now
+    unreadable: dict[str, str]  # by id: why the record of a job cannot be read
 
 
 class Seen(NamedTuple):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
-    from reshard.worker.queue.jobs import Job, JobStore, Process
+    from reshard.worker.queue.jobs import JobStore, Process
+    from reshard.worker.queue.record import Job
 
 
 class Queue:

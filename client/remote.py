@@ -29,7 +29,7 @@ from reshard.pipeline.request import Request
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.queue.jobs import Job
+    from reshard.worker.queue.record import Job
 
 CONNECT_TIMEOUT = 5.0  # seconds
 READ_TIMEOUT = 60.0  # seconds; an answer takes milliseconds, and a rollback some calls of the Hub
@@ -68,14 +68,15 @@ class RemoteJobs:
 
     def listed(self, states: Collection[JobState], limit: int | None) -> Listed:
         page: dict[str, Any] = {}
-        jobs: list[Job] = []
-        while not page or (page["next"] and (limit is None or len(jobs) < limit)):
-            most = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(jobs))
+        jobs, unreadable = list["Job"](), dict[str, str]()
+        while not page or (page["next"] and (limit is None or len(jobs) + len(unreadable) < limit)):
+            most = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(jobs) - len(unreadable))
             asked = {"state": [*map(str, states)], "limit": most} | ({"after": page["next"]} if page else {})
             page = self._ask("GET", "/jobs", "jobs next counts waits", params=asked)
             jobs += [self._job(one)[0] for one in page["jobs"]]
+            unreadable |= page.get("unreadable", {})
         there = sum(number for state, number in page["counts"].items() if not states or state in states)
-        return Listed(jobs, there, page["waits"])
+        return Listed(jobs, there, page["waits"], unreadable)
 
     def look(self, id: str, after: str, wait: float) -> Seen:
         """The same; the waiting is done here, so that who watches holds no thread of the service."""
@@ -167,7 +168,7 @@ def _document(response: httpx2.Response) -> dict[str, Any] | None:
 
 def _job(document: Mapping[str, Any]) -> tuple[Job, str | None]:
     """Raises AttributeError, LookupError, TypeError and ValueError for what no job is."""
-    from reshard.worker.queue.jobs import Claim, Job  # which a client that only submits need not wait for
+    from reshard.worker.queue.record import Claim, Job  # which a client that only submits need not wait for
 
     def known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
         return {field.name: data[field.name] for field in fields(kind) if field.name in data}

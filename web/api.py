@@ -21,7 +21,6 @@ from reshard.pipeline.request import Options, Priority, Request
 from reshard.pipeline.stores.connect import Context, RateLimiterOf
 from reshard.web.endpoint import Body, Call, endpoint
 from reshard.worker.fleet import policy
-from reshard.worker.queue.listing import page
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 
@@ -82,15 +81,15 @@ class Why(Body):
 
 @endpoint("GET", "/jobs", jobs.JobsPage, query=Listed)
 def list_jobs(call: Call) -> Mapping[str, Any]:
-    """List jobs, newest first."""
+    """List jobs, newest first; fewer than `limit` where they are long."""
     asked: Listed = call.query
     try:
-        found = page(call.queue.jobs.redis, asked.state, asked.limit, asked.after, asked.since)
+        found = call.queue.jobs.listed(asked.state, asked.limit, asked.after, asked.since)
     except ValueError as error:
         raise BadBody(where="after", why="no page ended so") from error
     counts = {str(state): number for state, number in call.queue.jobs.counts().items() if number}
     facts = {"counts": counts, "waits": call.queue.waits(bulk=False)}
-    return {"jobs": [job.to_dict() for job in call.queue.jobs.load(found.ids)], "next": found.next} | facts
+    return found._asdict() | {"jobs": [job.to_dict() for job in found.jobs]} | facts
 
 
 @endpoint("POST", "/jobs", jobs.Submitted, body=Asked)

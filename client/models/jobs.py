@@ -21,7 +21,7 @@ from reshard.client.models.records import (
     of,
 )
 from reshard.pipeline.request import Request
-from reshard.worker.queue import jobs
+from reshard.worker.queue import record
 
 
 class Moved(Answer):
@@ -45,7 +45,7 @@ class Finished(Answer):
 
 Job = of(
     "Job",
-    jobs.Job,
+    record.Job,
     state=str,
     request=Request,
     created=Moment,
@@ -238,6 +238,7 @@ class JobsPage(Answer):
 
     jobs: list[Job]
     next: str | None = Field(description="`after` of the next page; null: this is the last")
+    unreadable: dict[str, str] = Field(description="by id: why the record of a job cannot be read")
     counts: dict[str, int] = Field(description="all jobs, by state")
     waits: str | None = Field(description="why nothing is begun now")
 

@@ -13,7 +13,7 @@ from reshard.pipeline.planning import estimate
 from reshard.pipeline.publishing import commit
 from reshard.worker.fleet import fleet
 from reshard.worker.followers import schedules
-from reshard.worker.queue import jobs
+from reshard.worker.queue import jobs, record
 
 Bytes = Annotated[int, Field(description="bytes")]
 Moment = Annotated[float, Field(description="seconds since the epoch")]
@@ -39,7 +39,7 @@ def of(name: str, record: Any, without: tuple[str, ...] = (), **changed: Any) ->
 
 Check = of("Check", check.Check, findings=list[str])
 Commit = of("Commit", commit.Published)
-Claim = of("Claim", jobs.Claim, since=Moment, bytes=Bytes)
+Claim = of("Claim", record.Claim, since=Moment, bytes=Bytes)
 Resident = Annotated[
     int | None, Field(description="bytes of its memory and its children's; null: its system does not tell")
 ]

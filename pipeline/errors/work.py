@@ -165,6 +165,9 @@ class JobError(ReshardError, code="job", exit_code=11):
 class JobNotFound(JobError, code="job.not_found"):
     message = "no job {job}"
     hint = "`reshard list --all` shows what there is"
+class JobUnreadable(JobError, code="job.unreadable"):
+    message = "this release cannot read the record of job {job}: {why}"
+    hint = "if a newer release wrote it, install that one here too; else `reshard delete {job}` once it has ended"
 class JobCancelled(JobError, code="job.cancelled"):
     message = "job {job} was cancelled"
     hint = "`reshard retry {job}` goes on with it"

@@ -33,7 +33,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.broker import find_server
 from reshard.worker.local import control_command, worker_command
-from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import TRANSITIONS, JobState
 from tests.chaos.growing_worker import GROW

@@ -14,7 +14,7 @@ from reshard.client.queue import Queue, waits
 from reshard.pipeline.errors import HubUnreachable, NoWeights
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.request import Options, Request
-from reshard.worker.queue.jobs import Claim, Job
+from reshard.worker.queue.record import Claim, Job
 from reshard.worker.queue.states import JobState
 
 PASSED = [{"name": name, "result": "passed", "reason": ""} for name in ("structure", "copy", "read back")]

@@ -21,8 +21,9 @@ from reshard.pipeline.errors import (
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.worker.queue.ended import delete, ended
-from reshard.worker.queue.jobs import Job, JobStore, open_redis, submission, without_password
+from reshard.worker.queue.jobs import JobStore, open_redis, submission, without_password
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import PREFIX, job_key
 from reshard.worker.queue.states import ENDED, JobState
 from tests.worker.conftest import another, ask, claimed, copied, planned, receipts, waiting_lines

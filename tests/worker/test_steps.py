@@ -24,8 +24,9 @@ from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.keeper import LeaseKeeper
-from reshard.worker.queue.jobs import Job, JobStore, Process
+from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import ATTEMPTS_AT_A_BUG, Settings

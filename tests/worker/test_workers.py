@@ -20,7 +20,8 @@ from reshard.pipeline.limits import MB, MEMORY_FLOOR
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request
 from reshard.worker.local import worker_command
-from reshard.worker.queue.jobs import Job, JobStore
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

@@ -17,8 +17,7 @@ from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Answer, Page, act, page
-from reshard.worker.queue.jobs import Job
-from reshard.worker.queue.listing import page as listed
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import JobState
 
@@ -51,13 +50,13 @@ def jobs(call: Call) -> Answer:
     asked = [state for state in call.query.get("state", []) if state in JobState.__members__]
     after = call.query.one("after") or None
     try:
-        found = listed(call.queue.jobs.redis, [JobState(state) for state in asked], LISTED, after)
+        found = call.queue.jobs.listed([JobState(state) for state in asked], LISTED, after)
     except ValueError as error:
         raise BadBody(where="after", why="no page ended so") from error
     more = urlencode([*(("state", state) for state in asked), ("after", found.next)]) if found.next else ""
     counts = call.queue.jobs.counts()
-    shown = {"jobs": call.queue.jobs.load(found.ids), "counts": counts, "asked": asked, "more": more, "after": after}
-    return Page("jobs.html", shown)
+    shown = {"jobs": found.jobs, "unreadable": found.unreadable, "counts": counts, "asked": asked}
+    return Page("jobs.html", shown | {"more": more, "after": after})
 
 
 act("/jobs/{job}/cancel", api.cancel, "/jobs/{job}")

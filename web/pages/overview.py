@@ -18,8 +18,8 @@ from reshard.web.pages.render import clock
 from reshard.web.pages.site import Answer, Page, act, page
 from reshard.worker.fleet.rate_limit import budgets, least_left
 from reshard.worker.followers.counters import HOUR, by_hour
-from reshard.worker.queue.jobs import Claim, Job
 from reshard.worker.queue.lanes import lanes
+from reshard.worker.queue.record import Claim, Job
 from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import ENDED, JobState
 

@@ -13,7 +13,7 @@ from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, Tar
 from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
 from reshard.pipeline.places import Hub, Strict
 from reshard.pipeline.request import Request, key_of
-from reshard.worker.queue.jobs import Job
+from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:

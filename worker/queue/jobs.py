@@ -18,9 +18,9 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qs
 
 import redis
@@ -33,12 +33,14 @@ from reshard.pipeline.errors import (
     BrokerUnsupported,
     JobNotFound,
     JobUnderWay,
+    JobUnreadable,
     TargetBusy,
     WrongState,
 )
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 from reshard.worker.queue.listing import page
+from reshard.worker.queue.record import Job, read
 from reshard.worker.queue.scripts import (
     BROKER_UNAVAILABLE,
     PREFIX,
@@ -49,7 +51,7 @@ from reshard.worker.queue.scripts import (
     known_fields,
     texts,
 )
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.states import ENDED, JobState
 from reshard.worker.queue.wakes import QUEUES
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
+PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
+LOADED = 25  # records that are read at once, one of which an older release let be a megabyte
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
 ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others
@@ -67,61 +71,17 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A unit of work that a worker holds now."""
-
-    unit: str  # plan, check, group:00000, publish, confirm
-    worker: str
-    since: float  # seconds since the epoch
-    bytes: int  # copied since its last seal
-    attempt: int
-    waits: str = ""  # why it waits for the Hub, if it does
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One job as it was at one moment; sizes in bytes, times in seconds since the epoch by the server's clock."""
-
-    id: str
-    state: JobState
-    request: Request
-    created: float
-    since: float  # when it came into this state
-    started: float = 0.0  # when a worker took it up after the submit or the last retry; before that, as ``since``
-    bytes: int = 0  # to copy; 0 before there is a plan
-    bytes_done: int = 0
-    shards: int = 0
-    shards_done: int = 0
-    read: int = 0  # bytes of the source
-    expected: int = 0  # bytes that the plan said would be sent
-    uploaded: int = 0  # bytes sent to the target's store
-    deduplicated: int = 0  # bytes that it had already
-    claims: tuple[Claim, ...] = ()
-    error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
-    last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
-    note: str | None = None  # why it waits
-    notes: tuple[str, ...] = ()  # the plan's
-    checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
-    published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
-    confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
-    rolled_back: str | None = None  # the commit that rolled the published one back
-
-    @property
-    def checks(self) -> list[dict[str, Any]]:
-        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
-        copied = (self.published or {}).get("checks", ())
-        failed = (self.error or {}).get("facts", {}).get("checks", ())
-        return [*self.checked, *copied, *self.confirmed, *failed]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, for people's scripts."""
-        return asdict(self) | {"request": self.request.model_dump(mode="json")}
-
-
-@dataclass(frozen=True, slots=True)
 class Submitted:
     id: str
     existed: bool  # the same request was queued or running already
+
+
+class Listing(NamedTuple):
+    """Some jobs, newest first."""
+
+    jobs: list[Job]
+    unreadable: dict[str, str]  # by id: why its record cannot be read
+    next: str | None  # where the next page begins; None after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,22 +234,48 @@ class JobStore:
 
     @_answering
     def get(self, id: str) -> Job:
-        """The job, with who works on what now; raises JobNotFound."""
-        if not (jobs := self._load([self.resolve(id)], with_units=True)):
+        """The job, with who works on what now; raises JobNotFound, JobUnreadable."""
+        if not (found := self._load([self.resolve(id)])):
             raise JobNotFound(job=id)
-        return jobs[0]
+        if isinstance(found[0].job, JobUnreadable):
+            raise found[0].job
+        return found[0].job
 
     @_answering
     def recent(self, states: Collection[JobState] = (), limit: int = 50) -> list[Job]:
-        """The newest ``limit`` jobs, of these states or of all; with who works on what now where one has not ended."""
-        return self.load(page(self.redis, states, limit).ids)
+        """The newest ``limit`` jobs, of these states or of all, that can be read; with who works on what now."""
+        found, after = list[Job](), None
+        while limit > 0:
+            page = self.listed(states, limit, after)
+            found, limit, after = found + page.jobs, limit - len(page.jobs) - len(page.unreadable), page.next
+            if after is None:
+                break
+        return found
+
+    @_answering
+    def listed(self, states: Collection[JobState], limit: int, after: str | None = None, since: float = 0.0) -> Listing:
+        """A page as ``listing.page`` has it, of PAGE_BYTES at most or one job; raises ValueError as that does."""
+        found = page(self.redis, states, limit, after, since)
+        jobs, unreadable, size, taken = list[Job](), dict[str, str](), 0, 0
+        for first in range(0, len(found.ids), LOADED):
+            loaded = {one.id: one for one in self._load(found.ids[first : first + LOADED])}
+            for id in found.ids[first : first + LOADED]:
+                one = loaded.get(id)  # None: deleted since we read its id
+                if one is not None and size + one.size > PAGE_BYTES and taken:
+                    return Listing(jobs, unreadable, found.after(taken))
+                taken += 1
+                if one is not None and isinstance(one.job, JobUnreadable):
+                    unreadable[id] = one.job.facts["why"]
+                elif one is not None:
+                    jobs.append(cast(Job, one.job))
+                size += one.size if one else 0
+        return Listing(jobs, unreadable, found.after(taken))
 
     @_answering
     def load(self, ids: list[str]) -> list[Job]:
-        """These jobs but deleted ones, in this order; with who works on what now where one has not ended."""
-        jobs = self._load(ids, with_units=False)
-        now = {job.id: job for job in self._load([j.id for j in jobs if not j.state.ended], with_units=True)}
-        return [now.get(job.id, job) for job in jobs]
+        """These jobs but deleted and damaged ones, in this order; with who works on what now."""
+        found = [one.job for first in range(0, len(ids), LOADED) for one in self._load(ids[first : first + LOADED])]
+        return [job for job in found if not isinstance(job, JobUnreadable)]
 
     @_answering
     def counts(self) -> dict[JobState, int]:
@@ -341,17 +327,41 @@ class JobStore:
         """The wakes that no worker has taken yet, by queue."""
         return {queue.removeprefix(PREFIX): self.redis.llen(queue) for queue in QUEUES}
 
-    def _load(self, ids: list[str], with_units: bool) -> list[Job]:
+    def _load(self, ids: list[str]) -> list[_Loaded]:
+        """Those that are there; the units of one that has ended are not asked for."""
+        records = self._hashes([job_key(id) for id in ids])
+        states = [record.get(b"state", b"") if isinstance(record, dict) else b"" for record in records]
+        ended = [state.decode(errors="replace") in ENDED for state in states]
+        units = iter(self._hashes([job_key(id, "units") for id, over in zip(ids, ended, strict=True) if not over]))
+        found = []
+        for id, record, over in zip(ids, records, ended, strict=True):
+            own = {} if over else next(units)
+            if not record:
+                continue  # deleted since we read its id
+            try:
+                job: Job | JobUnreadable = read(id, record, own)
+            except JobUnreadable as error:
+                job = error
+            size = sum(map(len, record.values())) if isinstance(record, dict) else 0
+            found.append(_Loaded(id, job, size))
+        return found
+
+    def _hashes(self, keys: list[str]) -> list[Any]:
+        """Each hash; an error where something else is kept by that key."""
         pipeline = self.redis.pipeline(transaction=False)
-        for id in ids:
-            pipeline.hgetall(job_key(id))
-            pipeline.hgetall(job_key(id, "units")) if with_units else pipeline.echo("")
-        answers = pipeline.execute()
-        return [
-            _job(decoded(answers[i]), decoded(answers[i + 1]) if with_units else {})
-            for i in range(0, len(answers), 2)
-            if answers[i]  # deleted since we read its id
-        ]
+        for key in keys:
+            pipeline.hgetall(key)
+        answers = pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+                raise answer
+        return answers
+
+
+class _Loaded(NamedTuple):
+    id: str
+    job: Job | JobUnreadable
+    size: int  # bytes of its record
 
 
 ACTIVE = f"{PREFIX}active"  # hash: target -> the job that works on it
@@ -403,48 +413,3 @@ def submission(request: Request) -> tuple[str, str, str, str, str, str]:
     """What the step that queues ``request`` is given: a new id, key, slot, priority, request and who asked."""
     slot = request.slot(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT)
     return new_id(), request.key(), slot, request.priority, request.stored(), request.asked_by
-
-
-def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
-    def parsed(name: str, default: Any = None) -> Any:
-        return json.loads(fields[name]) if fields.get(name) else default
-
-    request, unknown = Request.known(fields["request"])
-    claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
-    return Job(
-        id=fields["id"],
-        state=JobState.known(fields["state"]),
-        request=request,
-        created=int(fields["created"]) / 1000,
-        since=int(fields["since"]) / 1000,
-        started=int(fields.get("started", fields["since"])) / 1000,
-        bytes=int(fields.get("bytes", 0)),
-        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
-        shards=int(fields.get("shards", 0)),
-        shards_done=int(fields.get("shards_sealed", 0)),
-        read=int(fields.get("read", 0)),
-        expected=int(fields.get("expected", 0)),
-        uploaded=int(fields.get("uploaded", 0)),
-        deduplicated=int(fields.get("deduplicated", 0)),
-        claims=claims,
-        error=parsed("error"),
-        last_error=parsed("last_error"),
-        note=fields.get("note"),
-        notes=(*parsed("notes", ()), *(f"a newer release asked for {name}, unknown to this one" for name in unknown)),
-        checked=parsed("checked", []),
-        published=parsed("published"),
-        confirmed=parsed("confirmed", []),
-        rolled_back=fields.get("undone"),
-    )
-
-
-def _claim(unit: str, units: dict[str, str]) -> Claim:
-    token, _, why = units.get(f"{unit}.waits", "").partition(" ")
-    return Claim(
-        unit=unit,
-        worker=units.get(f"{unit}.worker", ""),
-        since=int(units.get(f"{unit}.since", 0)) / 1000,
-        bytes=int(units.get(f"{unit}.bytes", 0)),
-        attempt=int(units.get(f"{unit}.attempts", 0)),
-        waits=why if token == units[f"{unit}.token"] else "",
-    )

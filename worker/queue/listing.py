@@ -12,10 +12,21 @@ from reshard.worker.queue.states import JobState
 
 
 class Page(NamedTuple):
-    """The ids of some jobs, and where the next page begins; None after the last."""
+    """Some jobs: when each came into its list, in ms, and its id."""
 
-    ids: list[str]
-    next: str | None
+    rows: list[tuple[float, str]]
+    more: bool  # whether others follow them
+
+    @property
+    def ids(self) -> list[str]:
+        return [id for _, id in self.rows]
+
+    def after(self, count: int) -> str | None:
+        """Where a page begins that follows the first ``count`` of them; None after the last."""
+        if not count or (count == len(self.rows) and not self.more):
+            return None
+        score, id = self.rows[count - 1]
+        return f"{score:.0f}-{id}"
 
 
 def page(
@@ -29,8 +40,7 @@ def page(
     place = _parsed(after) if after else (float("inf"), "")
     names = [f"jobs:{state}" for state in states] or ["jobs"]
     found = sorted({one for name in names for one in _of(client, name, limit + 1, place, ms(since))}, reverse=True)
-    shown = found[:limit]
-    return Page([id for _, id in shown], f"{shown[-1][0]:.0f}-{shown[-1][1]}" if len(found) > limit else None)
+    return Page(found[:limit], len(found) > limit)
 
 
 def _of(client: redis.Redis, name: str, count: int, place: tuple[float, str], least: int) -> list[tuple[float, str]]:

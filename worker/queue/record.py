@@ -1,0 +1,123 @@
+"""One job as its record tells it, and as it was at one moment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from reshard.pipeline.errors import JobUnreadable, ReshardError, shortened
+from reshard.pipeline.request import Request
+from reshard.pipeline.validation import first_problem
+from reshard.worker.queue.scripts import decoded
+from reshard.worker.queue.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A unit of work that a worker holds now."""
+
+    unit: str  # plan, check, group:00000, publish, confirm
+    worker: str
+    since: float  # seconds since the epoch
+    bytes: int  # copied since its last seal
+    attempt: int
+    waits: str = ""  # why it waits for the Hub, if it does
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as it was at one moment; sizes in bytes, times in seconds since the epoch by the server's clock."""
+
+    id: str
+    state: JobState
+    request: Request
+    created: float
+    since: float  # when it came into this state
+    started: float = 0.0  # when a worker took it up after the submit or the last retry; before that, as ``since``
+    bytes: int = 0  # to copy; 0 before there is a plan
+    bytes_done: int = 0
+    shards: int = 0
+    shards_done: int = 0
+    read: int = 0  # bytes of the source
+    expected: int = 0  # bytes that the plan said would be sent
+    uploaded: int = 0  # bytes sent to the target's store
+    deduplicated: int = 0  # bytes that it had already
+    claims: tuple[Claim, ...] = ()
+    error: dict[str, Any] | None = None  # why it ended, as ReshardError.to_dict
+    last_error: dict[str, Any] | None = None  # what went wrong last, and is tried again
+    note: str | None = None  # why it waits
+    notes: tuple[str, ...] = ()  # the plan's
+    checked: list[dict[str, Any]] = field(default_factory=list)  # the checks of the reload
+    published: dict[str, Any] | None = None  # commit, ref, found, source, attested, and the checks of the copy
+    confirmed: list[dict[str, Any]] = field(default_factory=list)  # the checks of what was published
+    rolled_back: str | None = None  # the commit that rolled the published one back
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """Every check that was made, in order; one that failed is kept with the error that the job ended with."""
+        copied = (self.published or {}).get("checks", ())
+        failed = (self.error or {}).get("facts", {}).get("checks", ())
+        return [*self.checked, *copied, *self.confirmed, *failed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, for people's scripts."""
+        return asdict(self) | {"request": self.request.model_dump(mode="json")}
+
+
+def read(id: str, record: Any, units: Any) -> Job:
+    """The job of these hashes, as the broker answers them; raises JobUnreadable for what no release of ours writes."""
+    try:
+        return _job(decoded(record), decoded(units))
+    except ValidationError as error:
+        first = first_problem(error)
+        raise JobUnreadable(job=id, why=f"{first.where or 'its request'}: {first.why}") from error
+    except (ReshardError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise JobUnreadable(job=id, why=shortened(f"{type(error).__name__}: {error}")) from error
+
+
+def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
+    def parsed(name: str, default: Any = None) -> Any:
+        return json.loads(fields[name]) if fields.get(name) else default
+
+    request, unknown = Request.known(fields["request"])
+    claims = tuple(_claim(name.removesuffix(".token"), units) for name in sorted(units) if name.endswith(".token"))
+    return Job(
+        id=fields["id"],
+        state=JobState.known(fields["state"]),
+        request=request,
+        created=int(fields["created"]) / 1000,
+        since=int(fields["since"]) / 1000,
+        started=int(fields.get("started", fields["since"])) / 1000,
+        bytes=int(fields.get("bytes", 0)),
+        bytes_done=int(fields.get("bytes_sealed", 0)) + sum(h.bytes for h in claims),
+        shards=int(fields.get("shards", 0)),
+        shards_done=int(fields.get("shards_sealed", 0)),
+        read=int(fields.get("read", 0)),
+        expected=int(fields.get("expected", 0)),
+        uploaded=int(fields.get("uploaded", 0)),
+        deduplicated=int(fields.get("deduplicated", 0)),
+        claims=claims,
+        error=parsed("error"),
+        last_error=parsed("last_error"),
+        note=fields.get("note"),
+        notes=(*parsed("notes", ()), *(f"a newer release asked for {name}, unknown to this one" for name in unknown)),
+        checked=parsed("checked", []),
+        published=parsed("published"),
+        confirmed=parsed("confirmed", []),
+        rolled_back=fields.get("undone"),
+    )
+
+
+def _claim(unit: str, units: dict[str, str]) -> Claim:
+    token, _, why = units.get(f"{unit}.waits", "").partition(" ")
+    return Claim(
+        unit=unit,
+        worker=units.get(f"{unit}.worker", ""),
+        since=int(units.get(f"{unit}.since", 0)) / 1000,
+        bytes=int(units.get(f"{unit}.bytes", 0)),
+        attempt=int(units.get(f"{unit}.attempts", 0)),
+        waits=why if token == units[f"{unit}.token"] else "",
+    )
