@@ -165,7 +165,7 @@ class Options(Strict):
     manifest: bool = Field(
         default=True, description="Publish a manifest, which verifies the result without its source."
     )
-    force: bool = Field(default=False, description="Publish again even if the same was published before.")
+    force: bool = Field(default=False, description="Copy and publish again even if the same was published before.")
     require: Literal["any", "model"] = Field(
         default="any", description="model: publish nothing that the model's own class cannot check."
     )

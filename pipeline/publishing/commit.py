@@ -169,7 +169,10 @@ def _commit(
             cards = [Addition(CARD, content=card.content)]
         else:
             cards = goal.carry([card.file], source, token) if card.file and card.of_source else []
-        news = tuple(a for a in (*additions, *cards) if not same_content(a, there.get(a.path)))
+        everything = (*additions, *cards)
+        news = tuple(a for a in everything if not same_content(a, there.get(a.path)))
+        if plan.options.force and head == plan.base:  # on any other head it may be ours, whose answer was lost
+            news = everything
         deletes = tuple(path for path in plan.deletes if path in there)
         if not news and not deletes:
             return head  # also where a Hub's history does not keep the messages that we look for

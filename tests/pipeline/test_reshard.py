@@ -31,9 +31,10 @@ from reshard.pipeline.errors import (
     TargetMoreVisible,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX
-from reshard.pipeline.places import parse_place
+from reshard.pipeline.places import Hub, parse_place
 from reshard.pipeline.planning.build import Known, make_plan
 from reshard.pipeline.planning.model import Plan, Shard
+from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import source_of
 from reshard.pipeline.stores.connect import Context, open_target
@@ -228,6 +229,21 @@ def test_what_was_planned_is_gone_after_a_force_push(model: Path, on_hub: Namesp
         source_of(request, Context.from_env(), made)
 
 
+def test_a_plan_of_another_hub_is_refused_by_the_hubs_and_not_by_the_commits(
+    model: Path, on_hub: Namespace, go: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one Hub under another name, which has the very commit, and then one that has none of it."""
+    repo = upload(on_hub, "source", model)
+    made = go(repo, on_hub.repo("target"), size=SIZE).plan
+    request = Request(source=parse_place(repo), target=parse_place(on_hub.repo("target")))
+    for other in (on_hub.endpoint.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1"):
+        monkeypatch.setenv("HF_ENDPOINT", other)
+        with pytest.raises(SourceChanged) as refused:
+            source_of(request, Context.from_env(), made)
+        assert f"it was planned on {on_hub.endpoint}, and HF_ENDPOINT is {other} here" in str(refused.value)
+        assert made.pin.commit[:12] not in str(refused.value)
+
+
 def test_a_new_card_moves_no_weight_byte(model: Path, on_hub: Namespace, go: Run) -> None:
     repo = upload(on_hub, "source", model)
     first = go(repo, on_hub.repo("target"), size=SIZE)
@@ -330,6 +346,27 @@ def test_force_copies_again_what_is_there(model: Path, tmp_path: Path, go: Run) 
     first = go(model, tmp_path / "out", size=SIZE)
     assert go(model, tmp_path / "out", size=SIZE).moved.read == 0
     assert go(model, tmp_path / "out", size=SIZE, force=True).moved.read == first.moved.read > 0
+
+
+@pytest.mark.parametrize("where", ["hub", "folder"])
+def test_force_publishes_again_each_time_and_the_next_run_without_it_finds_that(
+    where: str, model: Path, tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    target = str(tmp_path / "out") if where == "folder" else on_hub.repo("target")
+    commits = [go(model, target, size=SIZE).published.commit]
+    for _ in range(2):
+        again = go(model, target, size=SIZE, force=True)
+        assert not again.published.found and again.checks
+        commits.append(again.published.commit)
+    assert len(set(commits)) == 3
+    found = go(model, target, size=SIZE).published
+    assert found.found and found.commit == commits[-1]
+    there = from_folder(Path(target)) if where == "folder" else from_hub(on_hub.endpoint, target, token=on_hub.token)
+    assert read_checkpoint(there) == read_checkpoint(from_folder(model))
+    if where == "hub":  # a folder keeps nothing of what it was
+        rollback(open_target(Hub(repo=target), Options(), Context.from_env()), commits[-1])
+        assert go(model, target, size=SIZE).published.commit == commits[-2], "the one before stands again"
+        assert read_checkpoint(there) == read_checkpoint(from_folder(model))
 
 
 def test_another_size_replaces_the_files_of_the_one_before(model: Path, tmp_path: Path, go: Run) -> None:

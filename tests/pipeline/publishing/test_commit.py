@@ -67,6 +67,23 @@ class Job:
         )
 
 
+@pytest.mark.parametrize("messages", [True, False])
+def test_a_forced_commit_whose_answer_is_lost_is_made_once(
+    repo: str, on_hub: Namespace, meta_loader: MetaLoader, messages: bool
+) -> None:
+    """Also on a Hub whose history does not keep what our commits say of themselves."""
+    on_hub.admin.create_repo(on_hub.repo("target"))
+    Job(repo, on_hub.repo("target"), meta_loader).publish()
+    on_hub.admin.settings(commit_messages=messages)
+    forced = Job(repo, on_hub.repo("target"), meta_loader, force=True, overwrite=True)
+    count = on_hub.admin.state(on_hub.repo("target"))["commits"]
+    on_hub.admin.fault(COMMIT, "lost_response", times=1)
+    published = forced.publish()
+    on_hub.admin.settings(commit_messages=True)
+    assert on_hub.admin.state(on_hub.repo("target"))["commits"] == count + 1
+    assert published.commit == on_hub.admin.head(on_hub.repo("target"))
+
+
 @pytest.fixture
 def repo(tmp_path: Path, on_hub: Namespace) -> str:
     folder = save_model(tmp_path / "model", 8, 4000, 2)

@@ -26,7 +26,8 @@ INDEX = "model.safetensors.index.json"
 @pytest.fixture
 def tight(on_hub: Namespace) -> Iterator[Namespace]:
     """The Hub takes next to nothing inside a commit."""
-    before = on_hub.admin.settings(regular_limit=LIMIT)
+    before = on_hub.admin.settings()
+    on_hub.admin.settings(regular_limit=LIMIT)
     yield on_hub
     on_hub.admin.settings(regular_limit=before["regular_limit"])
 
