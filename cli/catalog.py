@@ -90,7 +90,7 @@ def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
     from reshard.pipeline.catalogs.expand import expand, stands
     from reshard.pipeline.doctor.probes import unwritable
     from reshard.pipeline.stores.connect import Context
-    from reshard.pipeline.stores.retry import LocalRateLimiter
+    from reshard.pipeline.stores.pace import LocalRateLimiter
 
     class Counted(LocalRateLimiter):
         calls = 0

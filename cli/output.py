@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -10,18 +11,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from textwrap import wrap
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.highlighter import RegexHighlighter
-from rich.theme import Theme
+from typing import TYPE_CHECKING, Any, TextIO
 
 from reshard.client import SCHEMA
 from reshard.client import text as figures
 from reshard.pipeline.text import printable, printable_json, printable_lines
 
+if TYPE_CHECKING:
+    from reshard.cli.terminal import Terminal
+
 WRAP_MIN = 16  # columns; a narrower column is harder to read than a long line
 _FIGURE = re.compile(r"(?<![^\s(])(\d(?:[\d.,]*\d)?) (?=[^\W\d]|%)")  # a number before its unit
+# By which rich takes a pipe for a terminal.
+_TERMINAL_BY_WISH = frozenset({"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Output:
             for one in data:
                 self.document(one)
         elif not self.quiet:
-            console(sys.stdout).print(text)
+            show(sys.stdout, text)
         elif bare:
             sys.stdout.write("\n".join([*map(printable_lines, bare), ""]))
 
@@ -57,7 +59,7 @@ class Output:
     def say(self, text: str) -> None:
         """Something for a person to read on the way."""
         if self.human:
-            console(sys.stderr).print(text)
+            show(sys.stderr, text)
 
 
 def lines(
@@ -118,49 +120,36 @@ def json_line(data: Mapping[str, Any]) -> str:
     return printable_json(json.dumps(data, ensure_ascii=False, default=str))
 
 
-def _cell(style: str, *words: str) -> str:
-    """A pattern for these words where they are a cell of a row, or its beginning."""
-    return rf"(?m)(?:^|  |: )(?P<{style}>(?:{'|'.join(words)})\b)(?=[,:;]| \(|  |$)"
+def _laid_out(text: str, width: int | None) -> str:
+    """The text, which may hold names from outside, escaped; in lines of ``width`` columns on a terminal."""
+    rows = printable_lines(text).split("\n")
+    if width is not None:
+        rows = [line for row in rows for line in _hanging(row, max(WRAP_MIN, width))]
+    return "\n".join(rows)
 
 
-class _Words(RegexHighlighter):
-    """Colours states and results where they fill a cell or begin one, and the codes of errors."""
-
-    highlights = (
-        _cell("good", "done", "passed", "ok"),
-        _cell("bad", "failed", "trouble", "published unverified", "stopped"),
-        _cell("weak", "cancelled", "paused", "drained", "resting", "warning", "skipped", "inconclusive"),
-        r"(?m)(?P<bad>^error\[[^\]]+\])",
-    )
+def has_console(stream: TextIO) -> bool:
+    """Whether it may be a terminal, or someone wants it to be treated as one; no other waits for rich to be loaded."""
+    return stream.isatty() or any(name in os.environ for name in _TERMINAL_BY_WISH)
 
 
-_COLOURS = Theme({"good": "green", "bad": "red", "weak": "yellow"})
+def show(stream: TextIO, text: str) -> None:
+    """Print ``text``, in colours on a terminal."""
+    if has_console(stream):
+        console(stream).print(text)
+    else:
+        stream.write(_laid_out(text, None) + "\n")
+        stream.flush()
 
 
-class _Console(Console):
-    """Escapes the text that it is given to print, as names in it come from outside.
-
-    On a terminal it breaks lines between words only, and indents what follows under its line.
-    """
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        if any(isinstance(text, str) for text in objects):
-            options["soft_wrap"] = True  # a word too long for a line is the terminal's to break
-        super().print(*(self._laid_out(text) if isinstance(text, str) else text for text in objects), **options)
-
-    def _laid_out(self, text: str) -> str:
-        rows = printable_lines(text).split("\n")
-        if self.file.isatty():
-            rows = [line for row in rows for line in _hanging(row, max(WRAP_MIN, self.width))]
-        return "\n".join(rows)
-
-
-def console(stream: Any) -> Console:
+def console(stream: Any) -> Terminal:
     """A console that reads no markup into file names, and neither colours nor breaks lines in a pipe.
 
     NO_COLOR (https://no-color.org) takes the colours off a terminal, too.
     """
-    return _Console(file=stream, markup=False, emoji=False, highlighter=_Words(), theme=_COLOURS)
+    from reshard.cli.terminal import Terminal
+
+    return Terminal(stream, _laid_out)
 
 
 def first(rows: Sequence[str], most: int, noun: str = "", where: str = "--json has them all") -> list[str]:

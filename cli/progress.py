@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from math import inf
 from threading import RLock, Timer
 
-from reshard.cli.output import Output, console, count, human_bytes, lasted
+from reshard.cli.output import Output, console, count, has_console, human_bytes, lasted, show
 
 PHASE = 18  # columns of the longest phase
 WIDE = 100  # columns of a terminal that has room for a long bar
@@ -47,8 +47,8 @@ def bar(output: Output) -> Bar:
     """The bar that fits ``output`` and the terminal that stderr is or is not."""
     if not output.human:
         return Bar()
-    shown = console(sys.stderr)
-    return _Terminal() if shown.is_terminal and not shown.is_dumb_terminal else _Lines()
+    shown = console(sys.stderr) if has_console(sys.stderr) else None
+    return _Terminal() if shown and shown.is_terminal and not shown.is_dumb_terminal else _Lines()
 
 
 class _Terminal(Bar):
@@ -154,7 +154,7 @@ class _Lines(Bar):
                 self._tell()
 
     def say(self, text: str) -> None:
-        console(sys.stderr).print(text)
+        show(sys.stderr, text)
 
     def _tell(self) -> None:
         left = LINE_EVERY - (time.monotonic() - self._last)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the Hub on loopback and the processes are the tests' own
 
-from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.auth import Scope, add_token
 from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.rate_limit import rate_limiters

@@ -11,8 +11,6 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 # Written by deploy/Dockerfile into the environment of the image: the extras that it was built with.
 IMAGE_EXTRAS = "image-extras"
@@ -29,6 +27,9 @@ def to_add(extra: str) -> str:
     record, installer = _recorded()
     if not (url := record.get("url")):
         return f"install reshard again from its wheel or clone, with the extra `{extra}`"
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname  # with an HTTP client, which few commands need
+
     is_file = url.startswith("file:")
     place = url2pathname(urlsplit(url).path) if is_file else url
     if is_file and not Path(place).exists():

@@ -15,6 +15,7 @@ import pytest
 from reshard.cli.main import COMMANDS
 from reshard.cli.ping import PROBES
 from reshard.web.settings import PORT
+from tests.support.models import save_model
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
@@ -120,6 +121,7 @@ ROOMS = {
         {"arguments", "progress"},
         {"errors"},
         {"output", "profiles", "help"},
+        {"terminal"},
     ],
 }
 LINES_MAX = 450
@@ -193,6 +195,20 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     modules = loaded_by(*arguments)
     assert "reshard.cli.main" in modules
     assert not breaks(modules, HEAVY)
+
+
+def test_a_copy_between_folders_loads_no_http_client_and_no_arrays(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", 2, 1000, 1)
+    modules = loaded_by("run", str(model), "--to", str(tmp_path / "out"), "--quiet")
+    assert "reshard.pipeline.copying.loop" in modules
+    assert not breaks(modules, (HEAVY | {"httpx2", "httpcore2", "urllib.request", "rich", "redis"}))
+
+
+def test_only_a_terminal_loads_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = "plan", str(save_model(tmp_path / "model", 2, 1000, 1))
+    assert "rich" not in loaded_by(*plan)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "rich" in loaded_by(*plan)
 
 
 def test_tracing_is_loaded_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ from reshard.pipeline.places import Hub
 from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.connect import Context
+from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import LocalRateLimiter
 from reshard.web.api import allow, asking
 from reshard.worker.followers.pushes import Watch
 from reshard.worker.settings import Settings

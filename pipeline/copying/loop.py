@@ -13,9 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from reshard.pipeline.copying.dequantize import caster_of
 from reshard.pipeline.copying.hashing import (
     Compared,
     FileHasher,
@@ -28,12 +27,16 @@ from reshard.pipeline.copying.hashing import (
 )
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.limits import BATCH_MAX, SETTLE
-from reshard.pipeline.planning.model import Cut, Group, Plan, Receipt, Shard
+from reshard.pipeline.planning.model import Cut, Entry, Group, Plan, Receipt, Shard
 from reshard.pipeline.planning.ranges import Part, cuts_of, parts, read_plan
 from reshard.pipeline.protocols import Batch, Sink, Source
 from reshard.pipeline.stores.lane import Lane
 from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.tensors import Attestation, ByteRange, Record, StoredFile
+
+if TYPE_CHECKING:
+    from reshard.pipeline.copying.casts import Caster
+    from reshard.pipeline.copying.dequantize import Dequantizer
 
 Reason = Literal["cancel", "lease", "drain", "yield", "stall"]
 
@@ -115,6 +118,15 @@ def copy(
         tuple(Witness(*place, digest) for hasher in hashers.values() for place, digest in hasher.digests.items()),
         Compared.total(hasher.records for hasher in hashers.values()),
     )
+
+
+def _caster_of(entry: Entry, scales: Scales, *, strict: bool) -> Caster | Dequantizer | None:
+    """What makes of the entry's bytes those that it wants; None where they are, which needs no numpy."""
+    if not entry.cast and entry.scale is None:
+        return None
+    from reshard.pipeline.copying.dequantize import caster_of
+
+    return caster_of(entry, scales, strict=strict)
 
 
 def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[int, FileHasher]:
@@ -222,7 +234,7 @@ class _Copy:
             scales.keep(part, take)
             return
         digest = tensor_digest()
-        caster = caster_of(entry, scales, strict=self._strict)
+        caster = _caster_of(entry, scales, strict=self._strict)
         for view in packed(part, take, self._disk, scales):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)

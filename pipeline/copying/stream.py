@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from reshard.pipeline.copying.gather import gather, windows
 from reshard.pipeline.copying.hashing import FileHasher
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import CHUNK, GATHER_WINDOW, SCALED_WINDOW
@@ -72,6 +71,8 @@ def packed(part: Part, take: Take, disk: ScratchSpace, scales: Scales) -> Iterat
         for place in part.ranges:
             yield from take(place)
         return
+    from reshard.pipeline.copying.gather import gather, windows  # with numpy, which others do without
+
     with closing(disk.open(part.span)) as scratch:
         tensor = laid_down(part, take, scratch, 0).tensor
         if part.after:

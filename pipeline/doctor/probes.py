@@ -28,8 +28,9 @@ from reshard.pipeline.stores.answers import Account
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.credentials import Reference, Use
 from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import LocalRateLimiter, describe
+from reshard.pipeline.stores.retry import describe
 from reshard.pipeline.stores.xet import installed
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")

@@ -28,7 +28,8 @@ from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTE
 from reshard.pipeline.places import Bucket
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import key_of
-from reshard.pipeline.stores.retry import TRANSIENT_STATUS, RateLimiter, Retry
+from reshard.pipeline.stores.pace import RateLimiter
+from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
 from reshard.pipeline.tensors import Pin, StoredFile
 from reshard.pipeline.text import unsafe_path
 

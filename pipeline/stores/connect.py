@@ -8,32 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, MemoryLimit, UsageError
+from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
 from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub, state_dir
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import DEFAULT_BRANCH, Options, Transport, branch_of, parse_size
-from reshard.pipeline.stores.bucket import BucketSource
 from reshard.pipeline.stores.credentials import Credentials, Use
 from reshard.pipeline.stores.folder.source import FolderSource
 from reshard.pipeline.stores.folder.target import FolderTarget
-from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
-from reshard.pipeline.stores.lfs import LfsSink
-from reshard.pipeline.stores.observed import Observe
-from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimiter, Waits
+from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
-from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
+
+if TYPE_CHECKING:
+    from reshard.pipeline.stores.hub_api import HubApi
+    from reshard.pipeline.stores.observed import Observe
 
 RateLimiterOf = Callable[[str], RateLimiter]
-T = TypeVar("T")
 
 
 class ConnectSettings(BaseSettings):
@@ -129,6 +124,8 @@ class Context:
         identity = credential.id if credential else "anonymous"
         api = self._apis.get((endpoint, identity))
         if api is None:
+            from reshard.pipeline.stores.hub_api import HubApi  # with an HTTP client, which folders do without
+
             api = HubApi(endpoint, credential, self.limiters(f"{endpoint} {identity}"), self.observe)
             api = self._apis.setdefault((endpoint, identity), api)
         return api
@@ -160,27 +157,14 @@ def open_source(
     if isinstance(place, Folder):
         return FolderSource.open(place)
     if isinstance(place, Bucket):
+        from reshard.pipeline.stores.bucket import BucketSource
+
         return BucketSource.open(place, context.limiters(place.url))
     if revision_override is not None:
         place = place.model_copy(update={"revision": revision_override})
-    api = context.api(place, "read")
-    source = HubSource.open(api, place)
-    if "http" in (transport, chosen) or not _xet_here(context, transport):
-        return source
-    xet = XetSource(api, place, source.pin.commit, source.visibility, context.memory_limit)
-    if chosen == "xet":
-        return xet
-    route = read_token_route(place.repo, source.pin.commit)
-    stored_so = any(file.xet for file in source.files().values())
-    try:
-        offered = stored_so and api.xet_token(route) is not None
-    except Refusal as refusal:
-        raise refusal.as_source(place.repo, place.revision) from refusal
-    if offered:
-        return xet
-    if transport == "xet" and not stored_so:
-        return source  # nothing in it is stored that way, so there is nothing to insist on
-    return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")
+    from reshard.pipeline.stores.hubs import hub_source
+
+    return hub_source(context.api(place, "read"), place, transport, chosen, context.memory_limit)
 
 
 def open_target(place: Hub | Folder, options: Options, context: Context) -> Target:
@@ -194,35 +178,6 @@ def open_target(place: Hub | Folder, options: Options, context: Context) -> Targ
     ref = branch_of(place, options)
     if options.pr and ref != DEFAULT_BRANCH:
         raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
-    api = context.api(place, "write")
-    here = options.transport != "http" and _xet_here(context, options.transport)
+    from reshard.pipeline.stores.hubs import hub_target
 
-    def choose() -> ObjectStore:
-        lfs = LfsSink(api, place.repo, context.disk)
-        if not here:
-            return lfs
-        route = write_token_route(place.repo, ref, options.pr)
-        try:
-            if api.xet_token(route) is not None:
-                return XetSink(api, place.repo, route, context.memory_limit)
-        except Refusal as refusal:
-            raise refusal.as_target(place.repo, options.pr) from refusal
-        return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
-
-    return HubTarget(api, place, ref, choose, pull_request=options.pr)
-
-
-def _xet_here(context: Context, transport: Transport) -> bool:
-    """Whether this installation may speak Xet; raises MemoryLimit or UsageError when it must and cannot."""
-    if context.memory_limit < MEMORY_FLOOR_XET:
-        if transport == "xet":
-            raise MemoryLimit(what="--transport xet", needed=MEMORY_FLOOR_XET, limit=context.memory_limit)
-        return False
-    return installed() or _insist(False, transport, "hf_xet is not installed, or switched off")
-
-
-def _insist(fallback: T, transport: Transport, why_not: str) -> T:
-    """``fallback``, unless Xet was asked for by name; raises UsageError then."""
-    if transport == "xet":
-        raise UsageError(what=f"--transport xet: {why_not}")
-    return fallback
+    return hub_target(context.api(place, "write"), place, ref, options, context.memory_limit, context.disk)

@@ -44,8 +44,9 @@ from reshard.pipeline.stores.answers import (
 )
 from reshard.pipeline.stores.network import Guard, GuardedClient
 from reshard.pipeline.stores.observed import Observe, ObservedClient
+from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import RateLimiter, Retry, describe, is_transient, own, rate_limit_window
+from reshard.pipeline.stores.retry import Retry, describe, is_transient, own, rate_limit_window
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.text import unsafe_path
 from reshard.pipeline.validation import first_problem

@@ -6,123 +6,24 @@ are counted in a row: progress (a byte read, a part sent) starts the count anew.
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx2
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
+from reshard.pipeline.stores.pace import RateLimiter, RateLimitWindow
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import RateLimitInfo
-
-TELL_EVERY = 10.0  # seconds between two words about a long wait, which ends sooner as time goes on
 
 _REQUEST_ID = re.compile(r"[\w.:=-]{1,100}", re.ASCII)
 
 # Answers that may differ the next time: timeouts, too many requests, and everything that is the server's own fault.
 TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
-
-
-class RateLimitWindow(NamedTuple):
-    """What the Hub says is left of one fixed window, in the ``RateLimit`` headers of its answers."""
-
-    kind: str  # api, resolve
-    left: int  # calls
-    seconds: int  # until the window ends
-    quota: int  # calls of a whole window
-    window: int  # seconds of it
-
-
-class RateLimiter(Protocol):
-    """Decides when the next request to one Hub with one credential may go; may raise to stop the work."""
-
-    def before(self, kind: str) -> None:
-        """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
-        ...
-
-    def update(self, window: RateLimitWindow) -> None:
-        """Called with each answer that reports its rate-limit window; never raises."""
-        ...
-
-    def refused(self) -> None:
-        """Called with each 429, a call that was one too many; never raises."""
-        ...
-
-    def slow_down(self, seconds: float) -> None:
-        """The Hub asked for ``seconds`` without requests."""
-        ...
-
-    def sleep(self, seconds: float, why: str) -> None:
-        """Every wait between two attempts is spent here; ``why`` is for those who wait for the work."""
-        ...
-
-    def moved(self, count: int) -> None:
-        """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
-        ...
-
-
-class Waits:
-    """Why threads wait, told to ``tell``: each new reason, the one before where one is over, and "" after the last."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._reasons: list[str] = []
-
-    @contextmanager
-    def told(self, why: str) -> Iterator[None]:
-        """Inside, somebody waits."""
-        with self._lock:
-            self._reasons.append(why)
-            self._tell(why)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reasons.remove(why)
-                self._tell(self._reasons[-1] if self._reasons else "")
-
-
-class LocalRateLimiter:
-    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
-
-    def __init__(self, waits: Waits | None = None) -> None:
-        self._waits = waits or Waits(lambda why: None)
-        self._lock = threading.Lock()
-        self._not_before = 0.0
-
-    def before(self, kind: str) -> None:
-        while (wait := self._not_before - time.monotonic()) > 0:
-            self.sleep(min(wait, TELL_EVERY), rate_limited(wait))
-
-    def update(self, window: RateLimitWindow) -> None:
-        """One process alone goes on until it is asked to wait."""
-
-    def refused(self) -> None:
-        """What a process alone is asked for, it hears by ``slow_down``."""
-
-    def slow_down(self, seconds: float) -> None:
-        with self._lock:
-            self._not_before = max(self._not_before, time.monotonic() + seconds)
-
-    def sleep(self, seconds: float, why: str) -> None:
-        with self._waits.told(why):
-            self._wait(seconds)
-
-    def _wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def moved(self, count: int) -> None:
-        """No lease depends on it."""
 
 
 class Retry:
@@ -187,11 +88,6 @@ def own(endpoint: str, url: str) -> bool:
     """Whether ``url`` is on the Hub at ``endpoint`` itself."""
     here, there = urlsplit(endpoint), urlsplit(url)
     return (here.scheme, here.netloc) == (there.scheme, there.netloc)
-
-
-def rate_limited(seconds: float) -> str:
-    """Why a call waits that the Hub's limits hold back."""
-    return f"rate limited, {math.ceil(seconds)} s"
 
 
 def is_transient(response: httpx2.Response) -> bool:

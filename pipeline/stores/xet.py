@@ -42,8 +42,9 @@ from reshard.pipeline.stores.heap import return_blocks
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.lfs import missing
+from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.retry import RateLimiter, Retry
+from reshard.pipeline.stores.retry import Retry
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
-from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.web.guard import HEADERS
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor

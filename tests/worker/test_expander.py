@@ -10,7 +10,7 @@ from reshard.pipeline.catalogs.definition import parse, request_for
 from reshard.pipeline.errors import HubError, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
-from reshard.pipeline.stores.retry import LocalRateLimiter
+from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers import expander as module
 from reshard.worker.followers.cursor import Cursor

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import BrokerUnavailable, HubUnreachable, NoWeights, SourceNotFound
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.control import Control
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.fleet.rate_limit import WINDOWS, rate_limiters

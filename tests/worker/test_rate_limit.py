@@ -15,7 +15,7 @@ from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.stores.credentials import Credential
 from reshard.pipeline.stores.hub_api import HubApi
-from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.pipeline.stores.pace import RateLimitWindow
 from reshard.worker.fleet.rate_limit import RESERVE, SharedRateLimiter, rate_limiters
 from reshard.worker.queue.jobs import JobStore
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 import redis
 
 from reshard.pipeline.limits import WAIT_MAX
-from reshard.pipeline.stores.retry import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
+from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits, rate_limited
 from reshard.worker.queue.scripts import PREFIX, Scripts, decoded, server_ms, texts
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ from math import prod
 from types import EllipsisType
 from typing import NamedTuple
 
-import numpy as np
-
 from reshard.pipeline.limits import TILING_CELLS_MAX
 
 
@@ -39,6 +37,8 @@ def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     ]
     if prod(len(cuts) - 1 for cuts in edges) > TILING_CELLS_MAX:
         return f"its {len(solid)} parts are cut too irregularly to be checked"
+    import numpy as np  # which a copy of plain files does without, as of their 20 MB
+
     cell_at = [{edge: cell for cell, edge in enumerate(cuts)} for cuts in edges]
     taken = np.zeros([len(cuts) - 1 for cuts in edges], bool)
     for box in solid:

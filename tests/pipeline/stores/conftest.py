@@ -17,7 +17,7 @@ from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.credentials import Credentials
-from reshard.pipeline.stores.retry import RateLimitWindow
+from reshard.pipeline.stores.pace import RateLimitWindow
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.s3 import S3, bucket, odd_store, s3_server

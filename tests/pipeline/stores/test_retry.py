@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 
 from reshard.pipeline.errors import HubError, HubUnreachable, RateLimited
 from reshard.pipeline.limits import ATTEMPTS, BACKOFF_FIRST, BACKOFF_MAX, WAIT_MAX
-from reshard.pipeline.stores import retry
-from reshard.pipeline.stores.retry import (
-    LocalRateLimiter,
-    RateLimitWindow,
-    Retry,
-    Waits,
-    is_transient,
-    rate_limit_window,
-    wait_asked,
-)
+from reshard.pipeline.stores import pace
+from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimitWindow, Waits
+from reshard.pipeline.stores.retry import Retry, is_transient, rate_limit_window, wait_asked
 from tests.pipeline.stores.conftest import Impatient
 
 BROKEN = httpx2.ReadError("reset")
@@ -168,7 +161,7 @@ def test_what_is_told_is_the_newest_wait_until_the_last_is_over() -> None:
 def test_a_long_wait_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], list[str]()
     limiter = LocalRateLimiter(Waits(told.append))
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(limiter, "_wait", lambda seconds: now.__setitem__(0, now[0] + seconds))
     limiter.slow_down(25)
     limiter.before("api")

@@ -1,0 +1,76 @@
+"""Repositories as stores: over which transport, and with which token. Loaded where a job names a Hub."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from reshard.pipeline.errors import MemoryLimit, UsageError
+from reshard.pipeline.limits import MEMORY_FLOOR_XET
+from reshard.pipeline.places import Hub
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.request import Options, Transport
+from reshard.pipeline.stores.http import HubSource
+from reshard.pipeline.stores.hub_api import HubApi
+from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
+from reshard.pipeline.stores.lfs import LfsSink
+from reshard.pipeline.stores.refusal import Refusal
+from reshard.pipeline.stores.scratch import ScratchSpace
+from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
+
+T = TypeVar("T")
+
+
+def hub_source(api: HubApi, place: Hub, transport: Transport, chosen: str, memory: int) -> Source:
+    """``open_source`` of a repository."""
+    source = HubSource.open(api, place)
+    if "http" in (transport, chosen) or not _xet_here(memory, transport):
+        return source
+    xet = XetSource(api, place, source.pin.commit, source.visibility, memory)
+    if chosen == "xet":
+        return xet
+    route = read_token_route(place.repo, source.pin.commit)
+    stored_so = any(file.xet for file in source.files().values())
+    try:
+        offered = stored_so and api.xet_token(route) is not None
+    except Refusal as refusal:
+        raise refusal.as_source(place.repo, place.revision) from refusal
+    if offered:
+        return xet
+    if transport == "xet" and not stored_so:
+        return source  # nothing in it is stored that way, so there is nothing to insist on
+    return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")
+
+
+def hub_target(api: HubApi, place: Hub, ref: str, options: Options, memory: int, disk: ScratchSpace) -> Target:
+    """``open_target`` of a repository whose branch is ``ref``."""
+    here = options.transport != "http" and _xet_here(memory, options.transport)
+
+    def choose() -> ObjectStore:
+        lfs = LfsSink(api, place.repo, disk)
+        if not here:
+            return lfs
+        route = write_token_route(place.repo, ref, options.pr)
+        try:
+            if api.xet_token(route) is not None:
+                return XetSink(api, place.repo, route, memory)
+        except Refusal as refusal:
+            raise refusal.as_target(place.repo, options.pr) from refusal
+        return _insist(lfs, options.transport, f"{api.endpoint} gives no Xet token for {place}")
+
+    return HubTarget(api, place, ref, choose, pull_request=options.pr)
+
+
+def _xet_here(memory: int, transport: Transport) -> bool:
+    """Whether this installation may speak Xet; raises MemoryLimit or UsageError when it must and cannot."""
+    if memory < MEMORY_FLOOR_XET:
+        if transport == "xet":
+            raise MemoryLimit(what="--transport xet", needed=MEMORY_FLOOR_XET, limit=memory)
+        return False
+    return installed() or _insist(False, transport, "hf_xet is not installed, or switched off")
+
+
+def _insist(fallback: T, transport: Transport, why_not: str) -> T:
+    """``fallback``, unless Xet was asked for by name; raises UsageError then."""
+    if transport == "xet":
+        raise UsageError(what=f"--transport xet: {why_not}")
+    return fallback

@@ -1,0 +1,110 @@
+"""When the next request to a Hub may go, and what is told of a wait. No HTTP client is loaded for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+TELL_EVERY = 10.0  # seconds between two words about a long wait, which ends sooner as time goes on
+
+
+class RateLimitWindow(NamedTuple):
+    """What the Hub says is left of one fixed window, in the ``RateLimit`` headers of its answers."""
+
+    kind: str  # api, resolve
+    left: int  # calls
+    seconds: int  # until the window ends
+    quota: int  # calls of a whole window
+    window: int  # seconds of it
+
+
+class RateLimiter(Protocol):
+    """Decides when the next request to one Hub with one credential may go; may raise to stop the work."""
+
+    def before(self, kind: str) -> None:
+        """Called before each request; ``kind`` is ``api`` or ``resolve``, the Hub's own rate classes."""
+        ...
+
+    def update(self, window: RateLimitWindow) -> None:
+        """Called with each answer that reports its rate-limit window; never raises."""
+        ...
+
+    def refused(self) -> None:
+        """Called with each 429, a call that was one too many; never raises."""
+        ...
+
+    def slow_down(self, seconds: float) -> None:
+        """The Hub asked for ``seconds`` without requests."""
+        ...
+
+    def sleep(self, seconds: float, why: str) -> None:
+        """Every wait between two attempts is spent here; ``why`` is for those who wait for the work."""
+        ...
+
+    def moved(self, count: int) -> None:
+        """``count`` bytes of a request's body went out: a sign of life from whatever thread sends. Never raises."""
+        ...
+
+
+class Waits:
+    """Why threads wait, told to ``tell``: each new reason, the one before where one is over, and "" after the last."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._reasons: list[str] = []
+
+    @contextmanager
+    def told(self, why: str) -> Iterator[None]:
+        """Inside, somebody waits."""
+        with self._lock:
+            self._reasons.append(why)
+            self._tell(why)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reasons.remove(why)
+                self._tell(self._reasons[-1] if self._reasons else "")
+
+
+class LocalRateLimiter:
+    """Of one process alone: waits as long as the Hub asked, for all of its threads."""
+
+    def __init__(self, waits: Waits | None = None) -> None:
+        self._waits = waits or Waits(lambda why: None)
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+
+    def before(self, kind: str) -> None:
+        while (wait := self._not_before - time.monotonic()) > 0:
+            self.sleep(min(wait, TELL_EVERY), rate_limited(wait))
+
+    def update(self, window: RateLimitWindow) -> None:
+        """One process alone goes on until it is asked to wait."""
+
+    def refused(self) -> None:
+        """What a process alone is asked for, it hears by ``slow_down``."""
+
+    def slow_down(self, seconds: float) -> None:
+        with self._lock:
+            self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    def sleep(self, seconds: float, why: str) -> None:
+        with self._waits.told(why):
+            self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def moved(self, count: int) -> None:
+        """No lease depends on it."""
+
+
+def rate_limited(seconds: float) -> str:
+    """Why a call waits that the Hub's limits hold back."""
+    return f"rate limited, {math.ceil(seconds)} s"
