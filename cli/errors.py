@@ -47,6 +47,7 @@ def _run(command: Callable[[], Any], as_json: bool, name: str) -> int:
         return INTERRUPTED
     except ReshardError as known:
         error = known
+        error.told = None  # who types has options
         if type(error) is UsageError:
             error.facts.setdefault("command", name)
     except TyperException as typed:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reshard.pipeline.api import Verification, plan, verify
+    from reshard.pipeline.api import Verification, plan, run, verify
     from reshard.pipeline.check import Check
     from reshard.pipeline.errors import (
         AccessError,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reshard.pipeline.places import Folder, Hub, parse_place
     from reshard.pipeline.planning.model import Plan
     from reshard.pipeline.request import Options, Request
-    from reshard.pipeline.reshard import Report, Watcher, run
+    from reshard.pipeline.reshard import Report, Watcher
     from reshard.pipeline.stores.connect import Context
 
 __all__ = [
@@ -59,12 +59,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "api": ("Verification", "plan", "verify"),
+    "api": ("Verification", "plan", "run", "verify"),
     "check": ("Check",),
     "places": ("Folder", "Hub", "parse_place"),
     "planning.model": ("Plan",),
     "request": ("Options", "Request"),
-    "reshard": ("Report", "Watcher", "run"),
+    "reshard": ("Report", "Watcher"),
     "stores.connect": ("Context",),
 }
 

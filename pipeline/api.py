@@ -1,19 +1,23 @@
-"""The calls of the library on places as they are typed; `run` is in `reshard.pipeline.reshard`."""
+"""The calls of the library, on places as they are typed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from reshard.pipeline.arguments import in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.places import AnyPlace, Bucket, Hub, parse_place
+from reshard.pipeline.errors import NoTarget
+from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Hub, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Request
-from reshard.pipeline.reshard import draft, source_of
+from reshard.pipeline.reshard import Report, Watcher, draft, source_of
+from reshard.pipeline.reshard import run as carry_out
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.overlay import Borrowing
 from reshard.pipeline.tensors import Pin
@@ -30,9 +34,31 @@ def plan(request: Request, context: Context | None = None) -> Plan:
 
     Raises the SourceError, AccessError, CheckpointError, TargetError and UsageError families.
     """
-    context = context or Context.from_env()
-    target = open_target(request.target, request.options, context)
-    return draft(request, source_of(request, context), target)
+    with in_python():
+        context = context or Context.from_env()
+        target = open_target(request.target, request.options, context)
+        return draft(request, source_of(request, context), target)
+
+
+def run(
+    request: Request,
+    context: Context | None = None,
+    watcher: Watcher | None = None,
+    meta_loader: MetaLoader | None = None,
+    jobs: int | None = 1,
+    *,
+    progress: bool = False,
+) -> Report:
+    """`reshard.pipeline.reshard.run`; with ``progress`` a bar shows how far it is, on terminals and in notebooks."""
+    with in_python(), ExitStack() as stack:
+        if request.target == NOWHERE:
+            raise NoTarget
+        watcher = watcher or Watcher()
+        if progress:
+            from reshard.pipeline.bar import shown  # rich takes a while to import
+
+            watcher = stack.enter_context(shown(watcher))
+        return carry_out(request, context, watcher, meta_loader, jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +77,14 @@ class Verification:
         return "failed" if "failed" in ends else "inconclusive" if "inconclusive" in ends else "passed"
 
 
+@in_python()
 def verify(
-    output: str | AnyPlace,
-    against: str | AnyPlace | None = None,
+    output: str | os.PathLike[str] | AnyPlace,
+    against: str | os.PathLike[str] | AnyPlace | None = None,
     *,
     deep: bool = False,
     changes: Options | None = None,
-    config_from: str | AnyPlace | None = None,
+    config_from: str | os.PathLike[str] | AnyPlace | None = None,
     load: LoadOptions | None = None,
     context: Context | None = None,
     progress: Progress = lambda done, total: None,
@@ -72,8 +99,8 @@ def verify(
     DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()
-    place = parse_place(output) if isinstance(output, str) else output
-    other, lender = _place(against), _place(config_from)
+    place = _place(output)
+    other, lender = (None if given is None else _place(given) for given in (against, config_from))
     ours = open_source(place, context)
     target = _published_to(place, ours, context)
     described = described_by(target, ours.pin.commit) if target else None
@@ -98,8 +125,8 @@ def verify(
     return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
 
 
-def _place(given: str | AnyPlace | None) -> AnyPlace | None:
-    return parse_place(given) if isinstance(given, str) else given
+def _place(given: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
+    return parse_place(given) if isinstance(given, str | os.PathLike) else given
 
 
 def _published_to(place: AnyPlace, output: Source, context: Context) -> Target | None:

@@ -205,11 +205,11 @@ class Folder(Strict):
 
 
 def _typed(value: object) -> object:
-    return parse_place(value) if isinstance(value, str) else value
+    return parse_place(value) if isinstance(value, str | os.PathLike) else value
 
 
 def _typed_target(value: object) -> object:
-    return parse_target(value) if isinstance(value, str) else value
+    return parse_target(value) if isinstance(value, str | os.PathLike) else value
 
 
 AnyPlace = Hub | Folder | Bucket
@@ -236,21 +236,24 @@ NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without on
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
 
 
-def parse_target(value: str) -> Hub | Folder:
+def parse_target(value: str | os.PathLike[str]) -> Hub | Folder:
     """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
     place = parse_place(value)
     if isinstance(place, Bucket):
+        value = str(value)
         cure = "publish to user/repo, or into ./folder and copy that with the tools of the object store"
         raise BadPlace(value=value, why="an object store is read and not written to", cure=cure)
     return place
 
 
-def parse_place(value: str) -> AnyPlace:
+def parse_place(value: str | os.PathLike[str]) -> AnyPlace:
     """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``,
-    ``s3://bucket/folder``, ``gs://`` or ``az://``.
+    ``s3://bucket/folder``, ``gs://`` or ``az://``. A path object is a folder, whatever it looks like.
 
     Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
     """
+    if not isinstance(value, str):
+        value = str(Path(value).absolute())
     text = value.strip()
     if not text:
         raise BadPlace(value=repr(value), why="no place is given; is a variable of the shell not set?")

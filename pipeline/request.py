@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
+from reshard.pipeline.arguments import in_python
 from reshard.pipeline.errors import BadSize, RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
@@ -20,7 +23,18 @@ from reshard.pipeline.limits import (
     RENAME_TEXT_MAX,
     REQUEST_MAX,
 )
-from reshard.pipeline.places import Folder, Hub, Place, Revision, Strict, TargetPlace, parse_place, parse_target
+from reshard.pipeline.places import (
+    NOWHERE,
+    AnyPlace,
+    Folder,
+    Hub,
+    Place,
+    Revision,
+    Strict,
+    TargetPlace,
+    parse_place,
+    parse_target,
+)
 from reshard.pipeline.renaming import Rules
 from reshard.pipeline.validation import first_problem
 
@@ -214,6 +228,34 @@ class Options(Strict):
         return self.weights() | {name: getattr(self, name) for name in names} | {"config_from": config_from}
 
 
+class Given(TypedDict, total=False):
+    """The fields of ``Options`` as Python gives them; a test holds the two equal."""
+
+    size: int | str
+    oversize: Literal["own-shard", "fail"]
+    pack: Literal["greedy", "balanced", "layers"]
+    dtype: DType
+    dequantize: bool
+    strict_dtype: bool
+    ties: Ties
+    strip_prefix: str | None
+    experts: Experts
+    rename: Sequence[Mapping[str, str] | tuple[str, str]]
+    config_from: str | os.PathLike[str] | AnyPlace | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+    branch: str | None
+    pr: bool
+    visibility: Literal["as-source", "public", "private"]
+    prune: bool
+    overwrite: bool
+    lineage: bool
+    manifest: bool
+    force: bool
+    require: Literal["any", "model"]
+    transport: Transport
+
+
 class Request(Strict):
     """One job's order. It names no token: the process that carries it out has credentials of its own."""
 
@@ -225,12 +267,21 @@ class Request(Strict):
     recurring: bool = False  # nobody looks each time: `overwrite` lasts until the target is this source's
 
     @classmethod
-    def of(cls, source: str, target: str, **options: Any) -> Request:
-        """The request of two places as they are typed and the fields of ``Options``; a size may be ``"200MB"``.
+    def of(
+        cls,
+        source: str | os.PathLike[str] | AnyPlace,
+        target: str | os.PathLike[str] | Hub | Folder | None = None,
+        **options: Unpack[Given],
+    ) -> Request:
+        """The request of two places and the fields of ``Options``; a size may be ``"200MB"``. A plan needs no target.
 
-        Raises BadPlace, BadSize, and UsageError for other options that make no sense.
+        A string is a place as it is typed, a path object a folder. Raises BadPlace, BadSize, and UsageError for other
+        options that make no sense.
         """
-        return cls(source=parse_place(source), target=parse_target(target), options=Options.of(**options))
+        with in_python():
+            place = parse_place(source) if isinstance(source, str | os.PathLike) else source
+            goal = parse_target(target) if isinstance(target, str | os.PathLike) else target or NOWHERE
+            return cls(source=place, target=goal, options=Options.of(**options))
 
     def submitted_for(self, what: str) -> Request:
         """This, as ``what``, a schedule or a catalog, submits it again and again."""

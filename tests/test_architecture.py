@@ -38,6 +38,7 @@ FORBIDDEN = {
     "web": {"reshard.cli", "celery", "kombu", "typer", "rich"},
     "cli": set[str](),
 }
+MAY = {"pipeline/bar.py": {"rich"}}  # what `run(progress=True)` shows, imported when it does
 MODEL_LIBRARIES = {"torch", "transformers", "accelerate"}
 CHILD = "pipeline/verifying/child/"
 
@@ -65,7 +66,7 @@ def breaks(names: frozenset[str], forbidden: set[str]) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_dependencies_point_one_way(path: Path) -> None:
     place = path.relative_to(ROOT)
-    assert not breaks(imports(path), FORBIDDEN[place.parts[0]])
+    assert not breaks(imports(path), FORBIDDEN[place.parts[0]] - MAY.get(place.as_posix(), set()))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -80,6 +81,7 @@ def test_only_the_reload_child_imports_model_libraries(path: Path) -> None:
 ROOMS = {
     "pipeline": [
         {"api"},
+        {"bar"},
         {"reshard", "doctor"},
         {"drafting", "journal", "abreast"},
         {"verifying", "catalogs"},
@@ -89,7 +91,7 @@ ROOMS = {
         {"checkpoint", "request"},
         {"check", "protocols"},
         {"places", "tensors", "renaming"},
-        {"validation", "text"},
+        {"validation", "text", "arguments"},
         {"limits", "errors"},
         {"installed"},
     ],

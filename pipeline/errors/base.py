@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -44,6 +44,8 @@ class ReshardError(Exception):
     # The machine or its credentials are at fault and not the work, so another worker may succeed. Some instances differ
     # from their class.
     blames_worker: bool = False
+    # What tells it otherwise to who calls from Python; the facts and what a job keeps stay as they are.
+    told: Callable[[str], str] | None = None
     message: ClassVar[str] = "something that should never happen did: {what}"
     hint: ClassVar[str] = "this is a bug: please report it, with the traceback or the worker's log"
 
@@ -69,12 +71,18 @@ class ReshardError(Exception):
             self.facts.setdefault("install", to_add(self.facts["extra"]))
         super().__init__(self.message.format_map(_told(self.facts)))
 
+    def __str__(self) -> str:
+        return self._as_told(super().__str__())
+
+    def _as_told(self, text: str) -> str:
+        return self.told(text) if self.told else text
+
     @property
     def next_step(self) -> str:
         """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
         job = self.facts.get("job")
         on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
-        return self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)})
+        return self._as_told(self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)}))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""

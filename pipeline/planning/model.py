@@ -174,7 +174,7 @@ class Keys:
     weights: str | None  # None where the source has no hashes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Everything that will be read, written, carried, deleted and kept."""
 
@@ -208,6 +208,11 @@ class Plan:
     in_place: bool = False  # the target is the source, at this very state
     takes: bool = False  # what others put or changed there goes
     submitted: int | None = None  # when, in ms since the epoch; no part of the digest
+
+    def __repr__(self) -> str:
+        size, tensors = sum(s.size for s in self.shards), sum(len(s.entries) for s in self.shards)
+        cut = f"{tensors:,} tensors in {len(self.shards):,} files of {size:,} bytes"
+        return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {len(self.carried):,} files carried>"
 
     @property
     def changes_source(self) -> bool:

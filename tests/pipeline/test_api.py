@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,6 +18,10 @@ from safetensors.numpy import save_file
 
 from reshard import pipeline
 from reshard.pipeline import Hub, Options, Request, ReshardError, UsageError, errors, plan, run, verify
+from reshard.pipeline.arguments import FLAGS, as_arguments
+from reshard.pipeline.request import Given
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -79,3 +88,89 @@ def test_what_was_planned_is_run_and_verified(model: Path, tmp_path: Path) -> No
     content[-1] ^= 1
     shard.write_bytes(content)
     assert verify(str(tmp_path / "out"), str(model), deep=True).result == "failed"
+
+
+def test_places_are_paths_as_well(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = Request.of(Path("model"), Path("out"), size="3300B", config_from=Path("model"))
+    assert (str(request.source), str(request.options.config_from)) == (str(model), str(model))
+    run(Request.of(request.source, request.target, size="3300B"))
+    assert verify(Path("out"), against=Path("model"), deep=True).result == "passed"
+    assert str(pipeline.parse_place(Path("a/b@c"))) == str(tmp_path / "a/b@c"), "a path object is never a repository"
+
+
+def test_a_plan_needs_no_target_and_is_shown_in_a_line(model: Path) -> None:
+    planned = plan(Request.of(model, size="3300B"))
+    assert repr(planned) == (
+        f"<Plan {planned.digest[:12]} of {planned.pin}: 10 tensors in {len(planned.shards)} files of"
+        f" {sum(shard.size for shard in planned.shards):,} bytes, 0 files carried>"
+    )
+    with pytest.raises(UsageError, match="^target= is missing") as raised:
+        run(Request.of(model))
+    assert raised.value.code == "usage.no_target" and "`reshard plan` needs none" in raised.value.next_step
+
+
+def test_the_keywords_of_a_request_are_the_options() -> None:
+    """By name, and by type but for what is given in more than one way."""
+    given = get_type_hints(Given, include_extras=True)
+    assert list(given) == list(Options.model_fields)
+    wider = {"size", "rename", "config_from", "include", "exclude"}
+    for name, field in Options.model_fields.items():
+        assert (given[name] == field.annotation) is (name not in wider), name
+    for name in wider:
+        value = {"size": "1GB", "rename": [{"^a": "b"}], "config_from": Path("/m")}.get(name, ["*.md"])
+        assert getattr(Request.of("a/b", "c/d", **{name: value}).options, name)  # type: ignore[misc]
+
+
+def test_mypy_checks_the_keywords_of_callers(tmp_path: Path) -> None:
+    script = tmp_path / "caller.py"
+    calls = ['size="1GB", dtype="bfloat16", rename=[{"^a": "b"}]', "sise=1", 'dtype="int3"', "pr=1"]
+    lines = [f'Request.of("a/b", Path("c"), {call})' for call in calls]
+    script.write_text("\n".join(["from pathlib import Path", "from reshard.pipeline import Request", *lines]) + "\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert found == ["4", "5", "6"], done.stdout + done.stderr
+
+
+FLAGGED = re.compile(r"--(?:" + "|".join(name.replace("_", "-") for name in Options.model_fields) + r")\b")
+
+
+def test_errors_name_arguments_and_no_option(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="^size=5G: unknown unit"):
+        Request.of("a/b", "c/d", size="5G")
+    with pytest.raises(UsageError) as raised:
+        run(Request.of(model, tmp_path / "out", size="700B", oversize="fail"))
+    told = f"{raised.value} {raised.value.next_step}"
+    assert "more than size=700" in told and "oversize=" in told and "--" not in told
+    assert "--size" in str(errors.by_code()["usage.oversize"](tensor="a", bytes=1, size=2)), "as commands have them"
+    flags = {name for name, field in Options.model_fields.items() if field.annotation is bool}
+    assert {text.partition("=")[0] for text in FLAGS.values()} == flags | {"visibility"}
+    for kind in errors.by_code().values():
+        for text in (kind.message, kind.hint, *kind.defaults.values()):
+            commands = re.sub("`reshard [^`]*`", "", as_arguments(text))
+            assert not FLAGGED.search(commands), text
+
+
+BAR = """
+import sys
+from reshard.pipeline import Request, run
+run(Request.of(sys.argv[1], sys.argv[2], size="3300B"), progress=True)
+"""
+
+
+def test_a_run_shows_a_bar_on_a_terminal_and_nothing_in_a_file(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BAR, str(model)]
+    done = subprocess.run([*command, str(tmp_path / "silent")], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen([*command, str(tmp_path / "out")], stderr=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the terminal ends with its last writer
+            while read := os.read(ours, 4096):
+                shown += read
+    os.close(ours)
+    assert process.returncode == 0, shown.decode()
+    assert "reading back" in shown.decode() and "10.7/10.7 kB" in shown.decode()
