@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from reshard.pipeline.errors import DuplicateTensor
 
@@ -16,12 +17,32 @@ def wrappers_in(names: Sequence[str]) -> tuple[str, ...]:
     """The wrappers that these names show, each as the prefix that it leaves: ``("module.", "_orig_mod.")``.
 
     ``module.`` counts only when, the others aside, every name begins with it: models may have a part of that name.
+    None counts where names are ``half_wrapped``.
     """
     text = "\n".join(names)  # one search in place of 500,000
     inside = [part for part in _INSIDE if part in text and any(part in name.split(".")[:-1] for name in names)]
     bare = ([part for part in name.split(".") if part not in _INSIDE] for name in names)
     leading = bool(names) and all(len(parts) > 1 and parts[0] == _LEADING for parts in bare)
+    if inside and not leading and half_wrapped(names):
+        return ()
     return tuple(f"{part}." for part in ([_LEADING] if leading else []) + inside)
+
+
+def half_wrapped(names: Sequence[str]) -> tuple[str, str] | None:
+    """A name that begins with ``module.`` and another wrapper, and one without either; None where there are not both.
+
+    Whether that ``module.`` is a wrapper, too, nobody can tell, and names without half of their wrappers fit no model.
+    """
+    both = plain = ""
+    for name in names:
+        front = {*takewhile({_LEADING, *_INSIDE}.__contains__, name.split(".")[:-1])}
+        if not front:
+            plain = plain or name
+        elif _LEADING in front and len(front) > 1:
+            both = both or name
+        if both and plain:
+            return both, plain
+    return None
 
 
 def unwrapped(name: str, wrappers: Sequence[str]) -> str:

@@ -10,8 +10,8 @@ from functools import cache
 from posixpath import dirname, join
 from typing import Literal
 
+from reshard.pipeline.checkpoint.prefixes import half_wrapped, wrappers_in
 from reshard.pipeline.checkpoint.prefixes import renamed as unwrapped
-from reshard.pipeline.checkpoint.prefixes import wrappers_in
 from reshard.pipeline.errors import BadExperts, RenameCollision
 from reshard.pipeline.planning.experts import arranged
 from reshard.pipeline.planning.model import Entry
@@ -140,6 +140,10 @@ def _unwrapped(
     tensors = [tensor._replace(name=new[tensor.name]) for tensor in checkpoint.tensors]
     ties = [tuple(new[name] for name in tie) for tie in checkpoint.ties]
     notes = [f"{changed} of {len(names)} names lose {', '.join(wrappers)}"] if wrappers else []
+    if not wrappers and (half := half_wrapped(names)):
+        notes = [
+            f"no name loses a prefix: {half[0]} shows wrappers, {half[1]} none; --strip-prefix PREFIX takes one off"
+        ]
     return tensors, ties, notes
 
 

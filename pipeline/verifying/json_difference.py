@@ -33,7 +33,7 @@ def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
     """
     try:
         was, is_ = load_json(before), load_json(after)
-        changed, meant = (_changed(_leaves(was, c), _leaves(is_, c)) for c in (False, config))
+        changed, meant = (_changed(_leaves(was, c), _leaves(is_, c), c) for c in (False, config))
     except (ValueError, RecursionError):
         return Difference(False, "is another text, and one of the two is not JSON that loaders read")
     if meant:
@@ -42,8 +42,9 @@ def json_difference(before: bytes, after: bytes, *, config: bool) -> Difference:
     return Difference(True, f"means the same in other words: {how}")
 
 
-def _changed(was: Mapping[_Keys, Any], is_: Mapping[_Keys, Any]) -> list[str]:
-    keys = sorted(key for key in was.keys() | is_.keys() if not _same(was.get(key, _ABSENT), is_.get(key, _ABSENT)))
+def _changed(was: Mapping[_Keys, Any], is_: Mapping[_Keys, Any], config: bool) -> list[str]:
+    both = {key: (was.get(key, _ABSENT), is_.get(key, _ABSENT)) for key in was.keys() | is_.keys()}
+    keys = sorted(key for key, (one, other) in both.items() if not _same(one, other, config))
     return [f"{'.'.join(key) or 'it'} was {_brief(was, key)} and is {_brief(is_, key)}" for key in keys]
 
 
@@ -59,20 +60,27 @@ def _leaves(value: Any, config: bool, at: _Keys = ()) -> dict[_Keys, Any]:
 
 
 def _without_dialect(config: dict[str, Any]) -> dict[str, Any]:
-    """What a config says to every version: `torch_dtype` is an old name of `dtype`, which counts where both are set."""
+    """What a config says to every version: `torch_dtype` is an old name of `dtype`.
+
+    Where both are set to different values, each counts for some version.
+    """
     kept = {key: value for key, value in config.items() if key not in {*_VOLATILE, "dtype", "torch_dtype"}}
-    dtype = config.get("torch_dtype") if config.get("dtype") is None else config["dtype"]
-    return kept if dtype is None else kept | {"dtype": dtype}
+    told = [dtype for key in ("dtype", "torch_dtype") if (dtype := config.get(key)) is not None]
+    if len(told) == 2 and told[0] != told[1]:
+        return kept | {"dtype": told[0], "torch_dtype": told[1]}
+    return kept | {"dtype": told[0]} if told else kept
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, true is not 1, and NaN is itself."""
+def _same(one: Any, other: Any, config: bool) -> bool:
+    """Equal as JSON: 1 is 1.0, true is not 1, and NaN is itself. In a ``config`` 1 is not 1.0: none has 32.0 rows."""
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(_same(*both, config) for both in zip(one, other, strict=True))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_same(one[key], other[key], config) for key in one)
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
+    if config and isinstance(one, float) is not isinstance(other, float):
+        return False
     return bool(one == other) or (one != one and other != other)
 
 

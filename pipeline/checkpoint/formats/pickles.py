@@ -21,7 +21,14 @@ from sys import getsizeof
 from typing import Final, NamedTuple
 
 from reshard.pipeline.errors import BadPickle, PickleCutShort, UnsafePickle
-from reshard.pipeline.limits import PICKLE_MAX, PICKLE_MEMORY_BASE, PICKLE_MEMORY_FACTOR, PICKLE_MEMORY_MAX
+from reshard.pipeline.limits import (
+    PICKLE_IDLE_BYTES,
+    PICKLE_IDLE_FREE,
+    PICKLE_MAX,
+    PICKLE_MEMORY_BASE,
+    PICKLE_MEMORY_FACTOR,
+    PICKLE_MEMORY_MAX,
+)
 
 # What values cost in memory at most, in bytes: 64-bit CPython 3.11 to 3.13, with the garbage collector's head.
 _OPCODE_COST = 8  # a slot of the stack
@@ -111,6 +118,7 @@ class _Machine:
         self._below_marks: list[list[object]] = []
         self.memo: dict[int, object] = {}
         self._persistent: list[Persistent] = []
+        self._idle = 0
         length = min(len(data) - start, PICKLE_MAX)
         self._allowance = min(PICKLE_MEMORY_BASE + PICKLE_MEMORY_FACTOR * length, PICKLE_MEMORY_MAX)
 
@@ -147,6 +155,12 @@ class _Machine:
         self._allowance -= cost
         if self._allowance < 0:
             raise self._bad("it makes far more values than its length explains")
+
+    def _count_idle(self) -> None:
+        """Of a flood of marks or pops, memory is given back and not only time taken: the count ends it."""
+        self._idle += 1
+        if self._idle > PICKLE_IDLE_FREE and self._idle * PICKLE_IDLE_BYTES > self._at - self._start:
+            raise self._bad(f"{self._idle:,} of its first {self._at - self._start:,} bytes are marks and pops")
 
     def _take(self, length: int) -> bytes:
         stop = self._at + length
@@ -263,11 +277,13 @@ class _Machine:
         target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
     def mark(self) -> None:
+        self._count_idle()
         self._charge(_LIST_COST)
         self._below_marks.append(self.stack)
         self.stack = []
 
     def pop(self) -> None:
+        self._count_idle()
         if self.stack:
             self.stack.pop()
         else:

@@ -25,7 +25,7 @@ def read_torch(read: Read, file: StoredFile, number: int) -> Contents:
     refuse_pointer(head, file.path)
     if head.startswith(torch_zip.MAGIC):
         return torch_zip.read_torch_zip(read, file, number)
-    if head.startswith(torch_legacy.MAGIC):
+    if torch_legacy.is_legacy(head):
         return torch_legacy.read_torch_legacy(read, file, number)
     if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
         raise Unsupported(file=file.path, what="the tar format that torch wrote before 2017")

@@ -8,6 +8,8 @@ the list of storage keys; then for each key its number of elements (8 bytes, lit
 
 from __future__ import annotations
 
+import re
+
 from reshard.pipeline.checkpoint.formats.nesting import label
 from reshard.pipeline.checkpoint.formats.pickles import Loaded, load
 from reshard.pipeline.checkpoint.formats.ranged import Read, Span, read_bytes, read_spans
@@ -28,9 +30,16 @@ from reshard.pipeline.tensors import Record, StoredFile, Tensor
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001
-# How every such file begins: protocol 2, then the magic number as a LONG1 of ten bytes.
-MAGIC = b"\x80\x02\x8a\n" + _MAGIC_NUMBER.to_bytes(10, "little")
+# How every such file begins: a protocol, from 4 on a frame of 13 bytes, then the magic number as a LONG1 of ten bytes.
+_MAGIC = re.compile(
+    rb"\x80(?:[\x02\x03]|[\x04\x05]\x95\x0d\0{7})\x8a\n" + re.escape(_MAGIC_NUMBER.to_bytes(10, "little")), re.DOTALL
+)
 _COUNT_BYTES = 8
+
+
+def is_legacy(head: bytes) -> bool:
+    """Whether a file that begins so was written by `torch.save` before torch 1.6, or as then."""
+    return _MAGIC.match(head) is not None
 
 
 class _Stream:

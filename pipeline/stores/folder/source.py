@@ -22,7 +22,7 @@ from reshard.pipeline.errors import (
     SourceChanged,
     UnsafePath,
 )
-from reshard.pipeline.limits import CHUNK
+from reshard.pipeline.limits import CHUNK, FOLDER_DEPTH_MAX
 from reshard.pipeline.places import Folder, resolved
 from reshard.pipeline.protocols import Visibility
 from reshard.pipeline.request import key_of
@@ -51,6 +51,8 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
+        if prefix.count("/") > FOLDER_DEPTH_MAX:
+            raise PathTooLong(path=str(root), why=f"it has more than {FOLDER_DEPTH_MAX} folders inside each other")
         try:
             with os.scandir(root / prefix) as entries:
                 for entry in entries:

@@ -36,6 +36,10 @@ def test_real_wrappers_are_found_and_taken_out() -> None:
         (["encoder.module.a", "encoder.module.b"], ()),
         (["module"], ()),
         (["_orig_mod.module.a", "_orig_mod.module.b"], ("module.", "_orig_mod.")),
+        (["_orig_mod.module.a", "_orig_mod.module.b", "step"], ()),  # the whole stack or nothing
+        (["module._orig_mod.a", "b.w"], ()),
+        (["_orig_mod.module.a", "_orig_mod.head.w"], ("_orig_mod.",)),  # a compiled model with a part of that name
+        (["encoder.module._orig_mod.a", "b.w"], ("_orig_mod.",)),
         (["layers.0._fsdp_wrapped_module.w", "norm.w"], ("_fsdp_wrapped_module.",)),
         (["a._checkpoint_wrapped_module.w"], ("_checkpoint_wrapped_module.",)),
         (["a._orig_mod"], ()),  # a parameter of that name is no wrapper

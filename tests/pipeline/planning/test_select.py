@@ -80,3 +80,11 @@ def test_scales_of_a_cache_stay_where_the_model_is_quantised_and_only_there() ->
     scale, weight = tensor("attn.k_scale", "F32"), tensor("mlp.up.weight", "F8_E4M3")
     assert quantised([scale, weight]) == {"attn.k_scale", "mlp.up.weight"}
     assert quantised([scale, tensor("mlp.up.weight", "F32")]) == set()
+
+
+def test_half_a_stack_of_wrappers_stays_whole_and_is_said() -> None:
+    names = ("_orig_mod.module.a.w", "_orig_mod.module.b.w", "step")
+    selection = select(checkpoint({name: torch.zeros(4) for name in names}), Options(strip_prefix="auto"), {})
+    assert [entry.name for entry in selection.entries] == [*names]
+    [note] = selection.notes
+    assert "no name loses a prefix: _orig_mod.module.a.w shows wrappers, step none" in note

@@ -217,6 +217,19 @@ def test_values_that_its_length_does_not_explain_are_refused_within_the_allowanc
         value_of(data)
 
 
+@pytest.mark.parametrize("flood", [b"(", b"(1", b"N0"], ids=["marks", "marks taken back", "pops"])
+def test_a_flood_of_marks_or_pops_ends_by_its_count_and_not_by_its_memory(flood: bytes) -> None:
+    """Thirty million marks took 70 s and a gigabyte to be refused."""
+    data = flood * (30_000_000 // len(flood)) + b"."
+    with pytest.raises(BadPickle, match=r"1,000,001 of its first [12],000,0\d\d bytes are marks and pops"):
+        value_of(data)
+
+
+def test_marks_that_have_values_are_as_many_as_they_like() -> None:
+    data = b"](" + b"(NNNNt" * 1_100_000 + b"e."
+    assert len(value_of(data)) == 1_100_000  # type: ignore[arg-type]
+
+
 def test_a_value_may_contain_itself() -> None:
     value = value_of(b"]q\x00h\x00a.")
     assert type(value) is list and value[0] is value
