@@ -215,6 +215,7 @@ def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any
     says = {
         "fired": f"job {job} is at work on this already" if job else "it would be submitted",
         "overlap": f"left out: {f'its last job {job}' if job else 'its catalog'} is still at work",
+        "full": "left out: it has as many jobs queued as one submitter may",
         "busy": f"left out: job {job} has the target, with another request",
     }[outcome]
     rows = [("now", says)]

@@ -173,5 +173,6 @@ def outcome_text(run: Run) -> str:
         "fired": f"job {run.job}" if run.job else "its catalog was submitted",
         "missed": "missed: no control was running",
         "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
+        "full": "left out: it has as many jobs queued as one submitter may",
         "busy": f"left out: job {run.job} had the target, with another request",
     }[run.outcome]

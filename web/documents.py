@@ -20,6 +20,7 @@ from reshard.pipeline.errors import (
     ScheduleNotFound,
     SignInNeeded,
     TooManyPlans,
+    TooManyQueued,
     TooManyReaders,
     WorkerNotFound,
 )
@@ -36,6 +37,7 @@ OWN_STATUS: dict[type[ReshardError], int] = {
     BodyTooLarge: 413,
     BrokerUnavailable: 503,
     TooManyPlans: 503,
+    TooManyQueued: 429,
     TooManyReaders: 503,
     BadSetting: 500,  # of this process, as a file of tokens that cannot be read
 }

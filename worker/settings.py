@@ -58,6 +58,7 @@ NOTIFY_MAX = 900.0  # seconds; a receiver that is away all night is asked four t
 NOTIFY_FOR = 86_400.0  # seconds; a notice that nobody took in a day is old news, and is counted as dropped
 
 # ------------------------------------------------------------------------------------------------------------- store
+MAX_QUEUED = 20_000  # jobs of one submitter that none has begun; a record takes some 3 kB of the broker's memory
 KEEP_DAYS = 30.0  # days that an ended job can be looked at and retried
 KEEP_DETAILS = 3600.0  # seconds that a finished job keeps its plan, receipts and events, for who is still watching
 KEEP_TEMP_DIR = 3600.0  # seconds; a temporary folder of nobody that is older goes
@@ -89,6 +90,7 @@ class Settings(BaseSettings):
     drain: float = Field(default=DRAIN, ge=0)
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
+    max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
 
     # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules,
     # catalogs and hosts, and two controls on one machine would want the same port.

@@ -133,6 +133,9 @@ class TooManyReaders(QueueError, code="queue.readers", retryable=True):
 class TooManyPlans(QueueError, code="queue.plans", retryable=True):
     message = "{most} plans and rollbacks are being made, as many as this service makes at once"
     hint = "try again in a moment; a job on the queue waits by itself"
+class TooManyQueued(QueueError, code="queue.too_many_queued"):
+    message = "{name} has {most} jobs queued, as many as one submitter may"
+    hint = "submit more when some have begun, cancel some, or ask the operator to raise RESHARD_MAX_QUEUED"
 class NoAnswer(QueueError, code="queue.no_answer"):
     message = "no worker, control or page is alive here: {why}"
     hint = "see its log; where it runs, set RESHARD_HEALTH_PORT for a worker and RESHARD_METRICS_PORT for control"

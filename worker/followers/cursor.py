@@ -32,7 +32,7 @@ from reshard.worker.followers.catalogs import (
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import UNDER_WAY, Definition, Ended, Entry, State
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, oldest_of_full, submission
 from reshard.worker.queue.scripts import Pipeline, job_key, ms, texts
 from reshard.worker.queue.states import JobState
 
@@ -219,6 +219,7 @@ class Cursor(Catalogs):
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             there, same = ("", True) if job else occupant(pipe, submitted)
+            full = not (job or there) and oldest_of_full(pipe, submitted, self._store.most)
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
@@ -226,6 +227,8 @@ class Cursor(Catalogs):
                 return "gone"
             if not same:
                 return there
+            if full:
+                return "stop"  # it waits; when one of its jobs has ended there is room
             if not (job or there):
                 enqueue(pipe, submitted)
             pipe.zrem(key(name, "todo"), number)

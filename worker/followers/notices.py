@@ -131,6 +131,7 @@ _MISSED = {
     "fired": "no control ran then, and it was fired late",
     "missed": "no control ran then, and it was left out",
     "overlap": "left out, because what it fired last is still at work",
+    "full": "left out, because it has as many jobs queued as one submitter may",
     "busy": "left out, because job {job} has the target, with another request",
 }
 

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Literal, NamedTuple, cast
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, named, parse, request_for
-from reshard.pipeline.errors import BadPlace, TargetBusy
+from reshard.pipeline.errors import BadPlace, TargetBusy, TooManyQueued
 from reshard.pipeline.places import Hub, Place, Strict
 from reshard.pipeline.request import DEFAULT_BRANCH, Request
 from reshard.worker.followers.catalogs import Catalogs, key
@@ -146,7 +146,12 @@ class Pushes:
         slot = submission(watch.request)[2]
         while True:
             there = cast("bytes | None", self._redis.hget(ACTIVE, slot))
-            job, same = self._ask(watch)
+            try:
+                job, same = self._ask(watch)
+            except TooManyQueued as full:  # it follows one of those that are in its way
+                if (outcome := self._behind(full.facts["job"], False, watch)) is not None:
+                    return Carried(outcome, full.facts["job"])
+                continue
             if there is None or there.decode() != job:
                 return Carried("submitted", job)
             if (outcome := self._behind(job, same, watch)) is not None:
@@ -156,6 +161,8 @@ class Pushes:
         """The job that carries it out or has its target, and whether it is none other than what is asked for."""
         if watch.schedule is not None:
             run = self._schedules.run(watch.schedule)
+            if run.outcome == "full":
+                raise TooManyQueued(name=watch.what, most=self._store.most, job=run.job)
             return run.job, run.outcome != "busy"
         try:
             return self._store.submit(watch.request.submitted_for(ASKED_BY)).id, True

@@ -31,7 +31,7 @@ from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import NAME_MAX, Definition
 from reshard.worker.queue.events import append
-from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, submission
+from reshard.worker.queue.jobs import ACTIVE, JobStore, enqueue, occupant, oldest_of_full, submission
 from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, ms, server_ms, texts, transact
 from reshard.worker.queue.states import JobState
 
@@ -48,8 +48,8 @@ DUE, LAST_JOB, AWAITED, KEPT = (f"{ALL}:{part}" for part in ("due", "job", "awai
 SUCCESS, TROUBLE, UNMET = (f"{ALL}:{part}" for part in ("success", "trouble", "unmet"))
 
 # fired; missed: control was away and it says skip; overlap: what it fired last is still at work; busy: another job has
-# the target, with another request
-Outcome = Literal["fired", "missed", "overlap", "busy"]
+# the target, with another request; full: it has as many jobs queued as one submitter may
+Outcome = Literal["fired", "missed", "overlap", "busy", "full"]
 
 
 class Schedule(Strict):
@@ -273,6 +273,8 @@ class Schedules:
         there, same = occupant(pipe, submitted)
         if there:
             return ("fired" if same else "busy"), there, None
+        if full := oldest_of_full(pipe, submitted, self._store.most):
+            return "full", full, None
         return "fired", submitted[0], lambda pipe: enqueue(pipe, submitted)
 
     def _schedule(self, name: str) -> Schedule:

@@ -35,6 +35,7 @@ from reshard.pipeline.errors import (
     JobUnderWay,
     JobUnreadable,
     TargetBusy,
+    TooManyQueued,
     WrongState,
 )
 from reshard.pipeline.request import Request
@@ -53,6 +54,7 @@ from reshard.worker.queue.scripts import (
 )
 from reshard.worker.queue.states import ENDED, JobState
 from reshard.worker.queue.wakes import QUEUES
+from reshard.worker.settings import settings
 
 if TYPE_CHECKING:
     from reshard.pipeline.planning.model import Plan
@@ -127,6 +129,7 @@ class JobStore:
         self.redis = client
         self.url = url
         self.run = Scripts(client)
+        self.most = settings().max_queued  # jobs that one submitter may have queued
 
     @classmethod
     @contextmanager
@@ -159,9 +162,11 @@ class JobStore:
     # ------------------------------------------------------------------------------------------------------ change
     @_answering
     def submit(self, request: Request) -> Submitted:
-        """Queue ``request``, or find the job that already carries it out; raises TargetBusy."""
+        """Queue ``request``, or find the job that already carries it out; raises TargetBusy, TooManyQueued."""
         arguments = submission(request)
-        id, existed, active_key = texts(self.run("submit", *arguments))
+        id, existed, active_key = texts(self.run("submit", *arguments, self.most))
+        if existed == "2":
+            raise TooManyQueued(name=request.asked_by or "nobody", most=self.most, job=id)
         if active_key != arguments[1]:
             raise TargetBusy(job=id, target=str(request.target))
         return Submitted(id, existed == "1")
@@ -402,6 +407,13 @@ def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
     if (job := pipe.hget(ACTIVE, submitted[2])) is None:
         return "", True
     return job.decode(), pipe.hget(job_key(job.decode()), "key") == submitted[1].encode()
+
+
+def oldest_of_full(pipe: Pipeline, submitted: Sequence[str], most: int) -> str:
+    """In a transaction that watches ``ACTIVE``, to which every submit writes: the oldest queued job of a submitter who
+    may submit no more until one has begun; else an empty string."""
+    waiting = f"{PREFIX}queued:{submitted[5]}"
+    return str(pipe.zrange(waiting, 0, 0)[0].decode()) if pipe.zcard(waiting) >= most else ""
 
 
 def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:

@@ -59,6 +59,9 @@ local function set_state(id, state, t)
   local before = get(id, 'state')
   if before == state then return end
   if before then redis.call('ZREM', PREFIX .. 'jobs:' .. before, id) end
+  local waiting = PREFIX .. 'queued:' .. (get(id, 'asked_by') or '') -- those of one submitter, the oldest first
+  if before == 'queued' then redis.call('ZREM', waiting, id) end
+  if state == 'queued' then redis.call('ZADD', waiting, t, id) end
   redis.call('HSET', key(id), 'state', state, 'since', t)
   redis.call('ZADD', PREFIX .. 'jobs:' .. state, t, id)
   event(id, 'state', 'state', state)

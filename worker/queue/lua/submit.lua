@@ -1,5 +1,5 @@
--- id, key, target, priority, request, asked_by
--- -> {id of the active job, 1 if it was there before, its key}
+-- id, key, target, priority, request, asked_by, how many jobs its submitter may have queued, or nothing
+-- -> {id of the active job, 1 if it was there before, its key}, or {the submitter's oldest, 2, ''} where it has so many
 -- One job at a time may work on a target; the same request again is the same job.
 local id, same, target = ARGV[1], ARGV[2], ARGV[3]
 local active = redis.call('HGET', PREFIX .. 'active', target)
@@ -7,6 +7,10 @@ local existed = active and active ~= id -- when it is ours, the answer was lost 
 if existed then
   id, same = active, get(active, 'key')
 elseif not active then
+  local waiting = PREFIX .. 'queued:' .. ARGV[6]
+  if ARGV[7] and redis.call('ZCARD', waiting) >= tonumber(ARGV[7]) then
+    return { redis.call('ZRANGE', waiting, 0, 0)[1], 2, '' }
+  end
   local t = now()
   redis.call('HSET', PREFIX .. 'active', target, id)
   redis.call('HSET', key(id), 'id', id, 'key', same, 'target', target, 'priority', ARGV[4], 'request', ARGV[5],

@@ -1,0 +1,89 @@
+"""How many jobs one submitter may have queued, and that whatever comes beyond it is told or waits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from reshard.pipeline.errors import TooManyQueued
+from reshard.pipeline.request import Request
+from reshard.worker.followers.cursor import Cursor
+from reshard.worker.followers.pushes import WAITING, Pushes, Watch
+from reshard.worker.followers.schedules import Schedule, Schedules
+from reshard.worker.queue.jobs import JobStore
+from reshard.worker.queue.leases import Leases
+from tests.worker.conftest import ask, claimed, followed
+from tests.worker.test_catalogs import begin, definition, finish, jobs
+
+MOST = 2
+
+
+@pytest.fixture
+def store(store: JobStore) -> JobStore:
+    store.most = MOST
+    return store
+
+
+def by(name: str, number: int) -> Request:
+    return ask(f"{name}{number}").model_copy(update={"asked_by": name})
+
+
+def test_more_than_so_many_are_refused_until_one_has_begun(store: JobStore, leases: Leases) -> None:
+    first, second = (store.submit(by("me", number)).id for number in range(MOST))
+    with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
+        store.submit(by("me", 2))
+    assert refused.value.facts["job"] == first
+    assert store.submit(by("me", 1)).existed  # nothing new
+    assert not store.submit(by("other", 0)).existed
+    claimed(leases, first, "plan")
+    third = store.submit(by("me", 2)).id
+    with pytest.raises(TooManyQueued):
+        store.submit(by("me", 3))
+    store.cancel(third)
+    store.submit(by("me", 3))
+    store.cancel(second)
+    assert len(store.recent()) == MOST + 3
+
+
+def test_those_who_submit_at_once_are_counted_together(store: JobStore) -> None:
+    def submit(number: int) -> bool:
+        try:
+            return not store.submit(by("me", number)).existed
+        except TooManyQueued:
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(submit, range(64))) == MOST
+    assert len(store.recent(limit=100)) == MOST
+
+
+def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(5, at_once=5))
+    seen = list[str]()
+    for _ in range(5):
+        at_work = jobs(catalogs)
+        assert 0 < len(at_work) <= MOST
+        seen.append(at_work[0])
+        finish(leases, at_work[0])
+    followed(store)
+    assert catalogs.get("mirror").state == "done"
+    assert len(set(seen)) == 5 and catalogs.get("mirror").counts() == {"same": 5}
+
+
+def test_a_push_follows_one_of_those_in_its_way(store: JobStore) -> None:
+    pushes = Pushes(store)
+    ours = [store.submit(ask(f"m{number}").submitted_for("webhook")).id for number in range(MOST)]
+    watch = Watch(catalog="mirror", request=ask("pushed"))
+    assert pushes.push(watch, "1" * 40) == ("waits", ours[0])
+    assert store.redis.hlen(WAITING) == 1
+
+
+def test_a_schedule_is_left_out_and_says_why(store: JobStore) -> None:
+    for number in range(MOST):
+        store.submit(by("schedule nightly", number))
+    schedules = Schedules(store)
+    schedules.add(Schedule(name="nightly", cron="@daily", request=ask("scheduled")))
+    assert schedules.run("nightly").outcome == "full"
+    assert len(store.recent()) == MOST
