@@ -77,6 +77,9 @@ class HubUnreachable(HubError, code="hub.unreachable", setting="HF_ENDPOINT"):
 class HubRefused(HubError, code="hub.refused", retryable=False):
     message = "{endpoint} refused {what}: {why}"
     hint = "read what it says; nothing was published"
+class ReadOnlyMirror(HubRefused, code="hub.read_only"):
+    message = "{endpoint} is a read-only mirror, or takes no {what}"
+    hint = "publish to the Hub that it mirrors, or to a folder; nothing was published"
 class UnsafeRedirect(HubRefused, code="hub.redirect"):
     message = "{endpoint} {what}, {why}"
     hint = "nothing was sent there; if the Hub is your own, its storage needs a public address, as the Hub itself has"

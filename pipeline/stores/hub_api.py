@@ -222,10 +222,14 @@ class HubApi:
             if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
                 raise
             note = f"{self.endpoint} has no auth-check{use}: what a token may do shows when it is used"
-            if note not in self.notes:
-                log.warning("%s", note)
-                self.notes.append(note)
+            self.note(note)
             return False
+
+    def note(self, what: str) -> None:
+        """Have plans say, once, what this Hub does not do."""
+        if what not in self.notes:
+            log.warning("%s", what)
+            self.notes.append(what)
 
     def tree(self, repo: str, commit: str) -> Iterator[StoredFile]:
         """Every file at ``commit``; raises UnsafePath for a path that cannot be read and written everywhere."""
@@ -260,7 +264,7 @@ class HubApi:
         return self.data(Account, "GET", "/api/whoami-v2")
 
     def pull_requests(self, repo: str, author: str) -> Iterator[PullRequest]:
-        """The pull requests of ``author`` that can still be committed to, newest first."""
+        """The pull requests of ``author`` that can still be committed to, newest first; raises Refusal."""
         seen: set[int] = set()
         for page in count():
             params = {"type": "pull_request", "status": "open", "author": author, "p": str(page)}

@@ -65,6 +65,7 @@ _HEX = re.compile("[0-9a-f]+")  # a commit, which may be one of a pull request
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
+UNLISTED = "this Hub lists no pull requests: one that an earlier try opened is not found again"
 UNTOLD = "this Hub does not say what a token may do"
 
 
@@ -159,8 +160,7 @@ class HubTarget:
                 return Leave(True, "") if self.api.check_writable(repo) else Leave(None, UNTOLD)
             account = self.api.whoami()
         except Refusal as refusal:
-            error = refusal.as_target(repo)
-            return Leave(False if isinstance(error, AccessError) else None, str(error))
+            return Leave(False if isinstance(error := refusal.as_target(repo), AccessError) else None, str(error))
         whose = f"the token of {account.name}"
         if account.may_write(repo):
             return Leave(True, f"{whose} may write there")
@@ -197,6 +197,9 @@ class HubTarget:
                 try:
                     number = self.api.open_pull_request(self.place.repo, title, message)
                 except httpx2.TransportError as error:
+                    if UNLISTED in self.api.notes:  # it may be open, and another one would be opened each time
+                        why = f"no answer came ({error}), and it lists none: look there before you try again"
+                        raise HubRefused(endpoint=self.api.endpoint, what="a pull request", why=why) from error
                     self.api.after(retry, error)
                     number = self._find(author, digest)
                 except HubRefused:  # it may be open all the same
@@ -208,9 +211,14 @@ class HubTarget:
         return HubTarget(self.api, self.place, f"refs/pr/{number}", self._choose)
 
     def _find(self, author: str, digest: str) -> int | None:
-        for found in self.api.pull_requests(self.place.repo, author):
-            if found.author == author and digest in found.description:  # the filter is the server's, the check ours
-                return found.number
+        try:
+            for found in self.api.pull_requests(self.place.repo, author):
+                if found.author == author and digest in found.description:  # the filter is the server's, the check ours
+                    return found.number
+        except Refusal as refusal:
+            if (refusal.status, refusal.code) != (404, "") and refusal.status not in (405, 501):
+                raise
+            self.api.note(UNLISTED)
         return None
 
     def head(self) -> str:

@@ -12,6 +12,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     NoWriteAccess,
     ObjectLost,
+    ReadOnlyMirror,
     ReshardError,
     RevisionNotFound,
     SourceChanged,
@@ -94,6 +95,8 @@ class Refusal(Exception):
             return NoWriteAccess(repo=repo, endpoint=self.endpoint, **self._token(repo, pr))
         if self.code in ("RepoNotFound", "RevisionNotFound"):
             return TargetNotFound(repo=repo, endpoint=self.endpoint)
+        if self.status == 405:
+            return ReadOnlyMirror(endpoint=self.endpoint, what=self.what)
         if self.status == 400 and "LFS pointer" in self._words:
             return ObjectLost(repo=repo, what=self.why)
         return HubRefused(endpoint=self.endpoint, what=self.what, why=self.why)

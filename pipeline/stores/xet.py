@@ -122,9 +122,12 @@ class XetSource(HubSource):
         super().__init__(api, place, commit, visibility)
         self._memory_limit = memory_limit
         self._groups: dict[int, Any] = {}
+        self._is_away = (
+            False  # the content store, as that of the Hub which a mirror copies: each read would wait for it
+        )
 
     def read(self, file: StoredFile, start: int, stop: int) -> Iterator[memoryview]:
-        if file.xet is None or stop - start < XET_READ_MIN or stop > file.size:
+        if self._is_away or file.xet is None or stop - start < XET_READ_MIN or stop > file.size:
             return super().read(file, start, stop)
         return self._stream(file, start, stop)
 
@@ -145,6 +148,7 @@ class XetSource(HubSource):
                 try:
                     retry.after(httpx2.ReadError(plain(error)))
                 except HubUnreachable as unreachable:
+                    self._is_away = self._is_away or at == start
                     log.warning("%s from byte %d on is read over HTTP: %s", file.path, at, unreachable)
                     yield from super().read(file, at, stop)
                     return

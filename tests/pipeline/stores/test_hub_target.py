@@ -15,6 +15,7 @@ from reshard.pipeline.errors import (
     HubRefused,
     HubUnreachable,
     NoWriteAccess,
+    ReadOnlyMirror,
     SourceNotFound,
     TargetConflict,
     TargetHidden,
@@ -448,6 +449,37 @@ def test_a_pull_request_whose_creation_got_no_answer_is_looked_for(
     goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
     assert goal.branch == "refs/pr/1"
     assert next(proposal.api.pull_requests(repo, proposal.api.whoami().name)).number == 1
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_hub_that_lists_no_pull_requests_takes_one_all_the_same(
+    proposal: HubTarget, hub: HubAdmin, status: int
+) -> None:
+    hub.fault(r"GET .*/discussions(\?|$)", "status", status=status)
+    goal = proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    assert goal.branch == "refs/pr/1"
+    assert any("lists no pull requests" in note for note in proposal.notes)
+    goal.commit(SMALL, goal.head())
+
+
+def test_where_none_are_listed_a_pull_request_without_an_answer_is_not_opened_twice(
+    proposal: HubTarget, hub: HubAdmin
+) -> None:
+    hub.fault(r"GET .*/discussions(\?|$)", "status", status=404)
+    hub.fault("POST .*/discussions", "lost_response", times=1)
+    with pytest.raises(HubRefused, match="it lists none: look there before you try again"):
+        proposal.request("d1", proposal.head(), "Small files", "digest d1")
+    assert calls(hub, "POST") == 1
+
+
+def test_a_hub_that_takes_no_writes_is_a_read_only_mirror(context: Context, repo: str, hub: HubAdmin) -> None:
+    target, new = target_at(repo, context), target_at(f"{repo}-new", context)
+    base = target.prepare(private=True)
+    hub.fault("POST /api/", "status", status=405)
+    for write in (lambda: new.prepare(private=True), lambda: target.commit(SMALL, base)):
+        with pytest.raises(ReadOnlyMirror, match="is a read-only mirror") as refused:
+            write()
+        assert "publish to the Hub that it mirrors" in refused.value.next_step
 
 
 @pytest.mark.parametrize("filtered", [True, False])

@@ -278,6 +278,17 @@ def test_what_the_content_store_will_not_give_comes_over_http(
     assert calls(hub, "GET /_cdn") == 1
 
 
+@pytest.mark.parametrize("store", ["http://127.0.0.1:9", "http://store.invalid"])
+def test_a_mirror_whose_upstream_s_store_does_not_answer_is_read_over_http(
+    data: bytes, source: Source, hub: HubAdmin, store: str
+) -> None:
+    hub.settings(xet_store=store)
+    assert read(source, "model.safetensors") == data
+    asked = calls(hub, "/xet-read-token/")
+    assert read(source, "model.safetensors") == data and calls(hub, "GET /_cdn") == 2
+    assert calls(hub, "/xet-read-token/") == asked, "the store is not waited for again"
+
+
 def test_a_hub_that_stays_away_is_unreachable(data: bytes, source: Source, hub: HubAdmin) -> None:
     hub.fault("GET /", "reset")
     with pytest.raises(HubUnreachable) as gone:

@@ -27,6 +27,9 @@ class Settings:
     cdn_lifetime: float = 3600  # of a signed download or upload URL
     xet: bool = True  # False: no content store and no xet routes, as a Hub without Xet
     xet_token_lifetime: int = 900
+    xet_store: str = (
+        ""  # another Hub's content store, which tokens lead to, as those that a mirror passes on; "": its own
+    )
     # class ("api" or "resolvers") -> {"quota": requests, "window": seconds}, per token; none: no limit
     rate_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     # namespaces or repos whose uploads are refused because their storage is full

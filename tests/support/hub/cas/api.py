@@ -59,7 +59,7 @@ def issue(call: Call, repo: Repo, scope: str) -> Response:
 
 def store_url(call: Call) -> str:
     """Where the store is. Clients keep what they know of a store under its URL, so another store needs another one."""
-    return f"{call.request.origin}/_cas/{call.hub.name}"
+    return call.hub.settings.xet_store or f"{call.request.origin}/_cas/{call.hub.name}"
 
 
 def sealed(hub: Hub, claims: dict[str, Any]) -> str:
