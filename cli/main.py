@@ -13,7 +13,7 @@ from typer.main import get_group
 
 from reshard.cli.errors import guarded
 from reshard.cli.help import CATALOGS, JOBS, RESHARD, SERVICE, SectionedCommand, SectionedGroup
-from reshard.pipeline.text import escape_logs
+from reshard.pipeline.text import guard_logs
 
 
 class Listed(NamedTuple):
@@ -112,7 +112,7 @@ def reshard(
 
 def main() -> None:
     """Run what was typed, and exit."""
-    escape_logs()
+    guard_logs()
     arguments = sys.argv[1:]
     name = _typed(arguments)
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))

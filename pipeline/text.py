@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from pathlib import PureWindowsPath
 from typing import Any
 
@@ -35,21 +37,53 @@ def printable_json(document: str) -> str:
     return document.translate(_JSON)
 
 
+_WORD = re.compile(r"[^\s\"'<>\\]+")  # a URL has none of these
+_SECRETS = [
+    (re.compile(r"(://)[^\s\"'<>\\/@:]*:[^\s\"'<>\\/@]+@"), r"\1...@"),
+    (re.compile(r"(?i)\b(\w*signature|\w*token|x-(?:amz|goog)-[\w-]{1,40})=[^\s\"'<>\\&,;]+"), r"\1=..."),
+    (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), r"\1 ..."),
+    (re.compile(r"\b(hf_|rsh_)[A-Za-z0-9_-]{30,}"), r"\1..."),
+]
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without the queries of URLs, which may be signed, and without passwords and tokens that look like such.
+
+    >>> without_secrets("GET https://cdn.example/a/b?X-Amz-Signature=0f3e 'Bearer abcdefgh'")
+    "GET https://cdn.example/a/b?... 'Bearer ...'"
+    """
+    if "?" in text:
+        text = _WORD.sub(_without_query, text)
+    for secret, shown in _SECRETS:
+        text = secret.sub(shown, text)
+    return text
+
+
+def _without_query(word: re.Match[str]) -> str:
+    """Of a URL, and of a path whose query says what something is."""
+    before, mark, query = word[0].partition("?")
+    return f"{before}?..." if mark and ("://" in word[0] or "=" in query) else word[0]
+
+
 class _LogRecord(logging.LogRecord):
-    """A record whose message, names and all, is printable; of a traceback the line breaks stay."""
+    """A record whose message holds no secret and, names and all, is printable; of a traceback the line breaks stay."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         if self.exc_info and self.exc_info[0]:
-            self.exc_text = printable_lines(logging.Formatter().formatException(self.exc_info))
+            self.exc_text = printable_lines(without_secrets(logging.Formatter().formatException(self.exc_info)))
 
     def getMessage(self) -> str:
-        return printable(super().getMessage())
+        return printable(without_secrets(super().getMessage()))
 
 
-def escape_logs() -> None:
-    """From now on, every log line of this process is printable, whatever writes it."""
+def guard_logs() -> None:
+    """From now on, every log line of this process is printable and holds no secret, whatever writes it.
+
+    hf_xet logs past Python, from Rust and with whole URLs: it logs nothing.
+    """
     logging.setLogRecordFactory(_LogRecord)
+    os.environ["RUST_LOG"] = "off"
 
 
 def unsafe_path(path: object, *, published: bool = True) -> str:

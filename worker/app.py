@@ -25,7 +25,7 @@ from reshard.pipeline.errors import BadSetting, BrokerUnavailable, TempDirUnusab
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
 from reshard.pipeline.stores.connect import ConnectSettings
 from reshard.pipeline.stores.heap import reuse_blocks
-from reshard.pipeline.text import escape_logs
+from reshard.pipeline.text import guard_logs
 from reshard.worker import health, logs, tracing, transport
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet import drain
@@ -44,9 +44,7 @@ if os.getpid() == 1:  # until Celery handles it; what came while that was loaded
 
 log = logging.getLogger(__name__)
 
-# Its INFO lines hold whole URLs, and a signed one lets whoever reads the log fetch or write what it names.
-logging.getLogger("httpx2").setLevel(logging.WARNING)
-escape_logs()
+guard_logs()
 
 WAKE = "reshard.wake"
 DRAIN_LOOK = 1.0  # seconds between two looks whether an operator has this worker drained

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from reshard.pipeline.errors import JobNotFound, ReshardError
 from reshard.pipeline.request import Request
+from reshard.pipeline.text import guard_logs, without_secrets
 from reshard.worker.queue.events import Event
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.settings import LogFormat
@@ -39,16 +40,18 @@ class JsonFormatter(logging.Formatter):
         data |= {name: value for name, value in record.__dict__.items() if name not in _OF_EVERY_RECORD}
         if record.exc_info:
             data["traceback"] = record.exc_text or self.formatException(record.exc_info)
-        return json.dumps(data, default=str)
+        return without_secrets(json.dumps(data, default=str))  # what ``extra`` adds is in no message
 
 
 def configure(how: LogFormat) -> None:
-    """Log to stderr from INFO on, warnings of Python included, and of Celery no more than warnings."""
+    """Log to stderr from INFO on, warnings of Python included, and of Celery and HTTP no more than warnings."""
+    guard_logs()
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if how == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    logging.getLogger("celery").setLevel(logging.WARNING)
+    for chatty in ("celery", "httpx", "httpx2"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("celery.worker.request").addFilter(_without_traceback)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 import unicodedata
 from collections.abc import Iterator
 
 import pytest
 
-from reshard.pipeline.text import escape_logs, printable, printable_json, printable_lines
+from reshard.pipeline.text import guard_logs, printable, printable_json, printable_lines, without_secrets
 
 HOSTILE = "a\x1b]0;title\x07b\x00\x9b2J\x7f\u202ec\u2066d\u200f\u2028e\ud800\r"
 
@@ -39,7 +40,7 @@ def lines() -> Iterator[io.StringIO]:
     factory, stream = logging.getLogRecordFactory(), io.StringIO()
     handler = logging.StreamHandler(stream)
     logging.getLogger("hostile").addHandler(handler)
-    escape_logs()
+    guard_logs()
     yield stream
     logging.setLogRecordFactory(factory)
     logging.getLogger("hostile").removeHandler(handler)
@@ -54,3 +55,56 @@ def test_a_log_line_is_one_line_that_nothing_obeys(lines: io.StringIO) -> None:
     except ValueError:
         log.exception("failed")
     assert "Traceback" in lines.getvalue() and obeyed(lines.getvalue()) == []
+
+
+SIGNED = "https://cdn.example/a/b"
+TOKEN = "hf_" + "aB3" * 11
+SHOWN = {
+    f"GET {SIGNED}?X-Amz-Signature=0f3e&x=1 HTTP/1.1": f"GET {SIGNED}?... HTTP/1.1",
+    f"url ({SIGNED}?0f3e)": f"url ({SIGNED}?...",
+    f"(b'Location', b'{SIGNED}?sig=0f3e')": f"(b'Location', b'{SIGNED}?...')",
+    json.dumps({"url": f"{SIGNED}?a=0f3e", "said": '"quoted"'}): json.dumps(
+        {"url": f"{SIGNED}?...", "said": '"quoted"'}
+    ),
+    '"GET /a/b?sig=0f3e HTTP/1.1" 200': '"GET /a/b?... HTTP/1.1" 200',
+    "Signature=0f3e, x-goog-signature=0f3e&b": "Signature=..., x-goog-signature=...&b",
+    "redis://:0f3e@10.0.0.5:6379/0": "redis://...@10.0.0.5:6379/0",
+    "{'Authorization': 'Bearer 0f3e.0f3e'}": "{'Authorization': 'Bearer ...'}",
+    f"a token, {TOKEN}, and rsh_{'0f3e' * 10 + '_-x'}": "a token, hf_..., and rsh_...",
+}
+
+
+@pytest.mark.parametrize("said", SHOWN)
+def test_no_signature_password_or_token_is_logged(lines: io.StringIO, said: str) -> None:
+    log = logging.getLogger("hostile")
+    log.warning("%s", said)
+    assert lines.getvalue() == f"{SHOWN[said]}\n"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        log.exception("failed")
+    assert lines.getvalue().endswith(f"ValueError: {SHOWN[said]}\n")
+
+
+def test_what_only_looks_a_little_like_a_secret_is_logged_whole() -> None:
+    for said in (
+        "is it there? no=1",
+        "hf://them/model@main",
+        "hf_transfer is gone",
+        "12 tokens, bearer of news",
+        "a?b",
+    ):
+        assert without_secrets(said) == said
+
+
+@pytest.mark.parametrize("part", ["://", "://a:", "?a", "?", "x-amz-a-", "token", "bearer ", "hf_", "a", "a.", "a="])
+def test_no_text_takes_long_to_be_logged(part: str) -> None:
+    """Processor time: eight times the text takes at most about eight times as long."""
+    short, long = (min(_spent(part * (size // len(part))) for _ in range(3)) for size in (100_000, 800_000))
+    assert long < 30 * max(short, 0.001)
+
+
+def _spent(text: str) -> float:
+    before = time.process_time()
+    without_secrets(text)
+    return time.process_time() - before
