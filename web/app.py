@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 
 from reshard.client import ROOT
 from reshard.client.queue import Queue
@@ -128,10 +128,10 @@ def _asked(request: Request, model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _events(web: Web, request: Request) -> Response:
-    await run_in_threadpool(web.caller, request, Scope.read)
+    found = await run_in_threadpool(web.caller, request, Scope.read)
     job = request.path_params.get("job")
     id = await run_in_threadpool(web.queue.jobs.resolve, job) if job else None
-    return await follow(web.streams, id, request.headers.get("last-event-id"))
+    return await follow(web.streams, id, found.name, request.headers.get("last-event-id"))
 
 
 async def _hook(web: Web, request: Request) -> Response:
@@ -172,8 +172,17 @@ async def _failed(request: Request, error: ReshardError) -> Response:
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
-    none = NoSuchPage(method=request.method, path=request.url.path)
-    return failed(none, error.status_code) if _of_api(request) else pages.failed(request, none, error.status_code)
+    none, status = NoSuchPage(method=request.method, path=request.url.path), error.status_code
+    response = failed(none, status) if _of_api(request) else pages.failed(request, none, status)
+    if status == 405:
+        response.headers["Allow"] = ", ".join(_allowed(request))
+    return response
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of a path, each of which may have a route of its own; of static files those that read."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return sorted({method for route in found for method in getattr(route, "methods", ())} or {"GET", "HEAD"})
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,7 @@ from reshard.web.endpoint import BODY_MAX
 from reshard.web.settings import is_local
 
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:]+)(?::[0-9]{0,5})?")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 # Nothing from elsewhere, no inline script or style, and nobody may show the page inside another.
 HEADERS = {
@@ -61,8 +63,8 @@ class Guard:
 
     def _wrong(self, headers: Headers) -> ReshardError | None:
         host = headers.get("host", "").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name not in self._hosts:
+        found = _HOST.fullmatch(host)
+        if found is None or found[1] not in self._hosts:
             return UsageError(what=f"this is not {host or 'a host without a name'}: set RESHARD_WEB_HOSTS")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_MAX:

@@ -18,12 +18,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import redis
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from reshard.client import SCHEMA
 from reshard.client.facts import happened
@@ -35,6 +37,7 @@ from reshard.worker.queue.states import ENDED, JobState
 log = logging.getLogger(__name__)
 
 READERS_MAX = 500  # at once; each holds a connection and what it has not taken yet
+READERS_OF_ONE = 100  # the same, of one token or of whom the proxy names; a page opens one in each tab
 BEHIND_MAX = 1000  # events that a reader may be behind; then it is hung up on, and comes back for the rest
 BATCH = 500  # events that are read at once
 LISTEN = 0.5  # seconds that one read waits for an event; well below what the broker's client takes for silence
@@ -44,6 +47,7 @@ ALIVE = 15.0  # seconds without an event after which a comment is sent: proxies 
 AGAIN = 1.0  # seconds until the broker is asked again when it does not answer
 
 UNDER_WAY = [state for state in JobState if state not in ENDED]
+ID_MAX = 2**64 - 1  # of either half of an event's id; nothing comes after one that has it twice
 _ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
@@ -60,6 +64,7 @@ class Reader:
     """One open stream; ``waiting`` gets None when it fell too far behind."""
 
     job: str | None  # None: it reads of all
+    who: str
     waiting: asyncio.Queue[Message | None] = field(default_factory=lambda: asyncio.Queue(BEHIND_MAX + 1))
 
 
@@ -90,11 +95,13 @@ class Streams:
         for reader in [*self._readers]:
             self._hang_up(reader)
 
-    def join(self, job: str | None) -> Reader:
+    def join(self, job: str | None, who: str) -> Reader:
         """Raises TooManyReaders."""
+        if sum(reader.who == who for reader in self._readers) >= READERS_OF_ONE:
+            raise TooManyReaders(most=READERS_OF_ONE, whose=f" for {who}")
         if len(self._readers) >= READERS_MAX:
-            raise TooManyReaders(most=READERS_MAX)
-        reader = Reader(job)
+            raise TooManyReaders(most=READERS_MAX, whose="")
+        reader = Reader(job, who)
         self._readers.add(reader)
         return reader
 
@@ -161,36 +168,47 @@ class Streams:
         reader.waiting.put_nowait(None)
 
 
-async def follow(streams: Streams, job: str | None, last: str | None) -> Response:
+class _Stream(StreamingResponse):
+    """Gives its place back however it ends, also where its other end is gone before it began."""
+
+    def __init__(self, streams: Streams, reader: Reader, after: tuple[int, int] | None) -> None:
+        headers = {"X-Accel-Buffering": "no"}  # or nginx keeps events back
+        super().__init__(_read(streams, reader, after), media_type="text/event-stream", headers=headers)
+        self._leave = partial(streams.leave, reader)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def follow(streams: Streams, job: str | None, who: str, last: str | None) -> Response:
     """The open stream of one job or of all, after the event ``last``; raises TooManyReaders."""
     after = _parsed(last) if last and _ID.fullmatch(last) else None
-    after = None if after and max(after) >= 2**64 else after  # the queue gives no such id
-    headers = {"X-Accel-Buffering": "no"}  # or nginx keeps events back
-    return StreamingResponse(_read(streams, streams.join(job), after), media_type="text/event-stream", headers=headers)
+    after = None if after and (max(after) > ID_MAX or min(after) == ID_MAX) else after  # the queue gives no such id
+    return _Stream(streams, streams.join(job, who), after)
 
 
 async def _read(streams: Streams, reader: Reader, after: tuple[int, int] | None) -> AsyncIterator[bytes]:
-    try:
-        yield b": open\n\n"
-        if after is not None:
-            batches = streams.missed(reader.job, after)
-            while (batch := await run_in_threadpool(next, batches, None)) is not None:
-                for old in batch:
-                    yield old.text
-                after = batch[-1].id if batch else after
-        while True:
-            try:
-                async with asyncio.timeout(ALIVE):
-                    message = await reader.waiting.get()
-            except TimeoutError:
-                yield b": alive\n\n"
-                continue
-            if message is None:
-                return
-            if message.id is None or after is None or message.id > after:
-                yield message.text
-    finally:
-        streams.leave(reader)
+    yield b": open\n\n"
+    if after is not None:
+        batches = streams.missed(reader.job, after)
+        while (batch := await run_in_threadpool(next, batches, None)) is not None:
+            for old in batch:
+                yield old.text
+            after = batch[-1].id if batch else after
+    while True:
+        try:
+            async with asyncio.timeout(ALIVE):
+                message = await reader.waiting.get()
+        except TimeoutError:
+            yield b": alive\n\n"
+            continue
+        if message is None:
+            return
+        if message.id is None or after is None or message.id > after:
+            yield message.text
 
 
 def _parsed(id: str) -> tuple[int, int]:

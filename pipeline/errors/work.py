@@ -131,7 +131,7 @@ class NotTheApi(QueueError, code="queue.not_the_api"):
     message = "{url} does not answer as `reshard web` of this release does: {why}"
     hint = "set RESHARD_API_URL to where its page is, without /api/v1, and have the same release here and there"
 class TooManyReaders(QueueError, code="queue.readers", retryable=True):
-    message = "{most} event streams are open, as many as this service takes"
+    message = "{most} event streams are open{whose}, as many as this service takes"
     hint = "close some pages, or wait"
 class TooManyPlans(QueueError, code="queue.plans", retryable=True):
     message = "{most} plans and rollbacks are being made, as many as this service makes at once"

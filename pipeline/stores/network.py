@@ -20,6 +20,13 @@ import httpx2
 from reshard.pipeline.errors import HubUnreachable, UnsafeRedirect
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last four bytes are an IPv4 address
+# The same, as a network may have it for itself: RFC 8215, and RFC 4291's old form.
+_OWN_NAT64 = [ipaddress.ip_network(network) for network in ("64:ff9b:1::/48", "::/96")]
+# Where clouds tell a machine its secrets, beside the link-local addresses: AWS, Google, Oracle, Alibaba and Azure.
+_METADATA = [
+    ipaddress.ip_network(network)
+    for network in ("fd00:ec2::/32", "fd20:ce::/32", "fd00:c1::/32", "100.100.100.200/32", "168.63.129.16/32")
+]
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -37,6 +44,13 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1] or address
 
 
+def _is_metadata(text: str) -> bool:
+    address = _address(text)
+    if any(address in network for network in _OWN_NAT64):
+        address = ipaddress.IPv4Address(address.packed[-4:])
+    return address.is_link_local or any(address in network for network in _METADATA)
+
+
 def is_public(text: str) -> bool:
     """Whether anybody on the internet could have reached the address ``text``.
 
@@ -44,14 +58,14 @@ def is_public(text: str) -> bool:
     [True, False, False, False, False]
     """
     address = _address(text)
-    return address.is_global and not (address.is_multicast or address.is_reserved)
+    return address.is_global and not (address.is_multicast or address.is_reserved or _is_metadata(text))
 
 
 class Guard:
     """The hosts that calls to one endpoint may end at.
 
     The endpoint itself always. Beside it, by https, what resolves to public addresses. An endpoint that has a private
-    address, as of a Hub in a company's network, may lead anywhere but to link-local addresses, a cloud's metadata.
+    address, as of a Hub in a company's network, may lead anywhere but to a cloud's metadata.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -79,7 +93,7 @@ class Guard:
         if self._is_own(host, port):
             return [host]
         found = resolve(host, port)
-        allowed = [a for a in found if (not _address(a).is_link_local if self._is_private else is_public(a))]
+        allowed = [a for a in found if (not _is_metadata(a) if self._is_private else is_public(a))]
         if not allowed:
             raise self._refused(host, "at a public address")
         return allowed

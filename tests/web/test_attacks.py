@@ -98,10 +98,24 @@ def test_a_token_ends_with_its_line(broker: Broker, store: JobStore, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "", "[::2]", "a" * 9000]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:127.0.0.1",
+        "",
+        "[::2]",
+        "a" * 9000,
+        "127.0.0.1:evil",
+        "127.0.0.1:80:80",
+        "127.0.0.1:123456",
+        "[::1]evil",
+        "[::1]:evil",
+        "127.0.0.1:٣",
+    ],
 )
 def test_a_name_that_is_not_ours_is_refused_also_where_it_leads_here(site: Site, host: str) -> None:
-    with site.client("act", headers={"Host": host}) as client:
+    with site.client("act", headers={"Host": host.encode()}) as client:
         refused = client.get(f"{ROOT}/jobs")
         assert refused.status_code == 400
         assert host[:100] not in refused.text or code_of(refused) == "usage"
@@ -299,6 +313,24 @@ def test_no_other_method_does_anything(site: Site, method: str) -> None:
     answer = said(site, f"{method} /api/v1/jobs")
     assert re.match(rb"HTTP/1.1 (400|404|405) ", answer), answer[:300]
     alive(site)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ("PUT /api/v1/jobs", "GET, HEAD, POST"),
+        ("DELETE /api/v1/jobs", "GET, HEAD, POST"),
+        ("POST /api/v1/jobs/some", "DELETE, GET, HEAD"),
+        ("POST /api/v1/events", "GET, HEAD"),
+        ("GET /hooks/hub", "POST"),
+        ("PUT /sign-in", "GET, HEAD, POST"),
+        ("POST /static/page.css", "GET, HEAD"),
+        ("DELETE /healthz", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_does_not_have_is_told_those_that_it_has(site: Site, asked: str, allowed: str) -> None:
+    head = said(site, asked).partition(b"\r\n\r\n")[0].decode().lower()
+    assert head.startswith("http/1.1 405 ") and f"\r\nallow: {allowed.lower()}\r\n" in f"{head}\r\n"
 
 
 def said(site: Site, asked: str, *headers: str) -> bytes:

@@ -15,7 +15,8 @@ import pytest
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
-from reshard.web.streams import BEHIND_MAX
+from reshard.web.auth import Scope, add_token
+from reshard.web.streams import BEHIND_MAX, READERS_OF_ONE
 from reshard.worker.queue.events import EVENTS
 from reshard.worker.queue.jobs import JobStore
 from tests.support.procs import Broker, Machine, free_port, wait_for
@@ -33,10 +34,10 @@ MEMORY = 20_000_000  # bytes that so many readers may take together
 class Reader:
     """An open stream, read as browsers do; ``last`` is the id that it would come back with."""
 
-    def __init__(self, site: Site, path: str = PATH, last: str = "") -> None:
+    def __init__(self, site: Site, path: str = PATH, last: str = "", scope: str = "read") -> None:
         self._line = dial(site)
         self._buffer, self.last = b"", last
-        head = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {site.tokens['read']}"]
+        head = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {site.tokens[scope]}"]
         head += [f"Last-Event-ID: {last}"] if last else []
         self._line.sendall("\r\n".join([*head, "", ""]).encode())
         self.headers = self._until(b"\r\n\r\n")
@@ -83,7 +84,7 @@ def own(tmp_path: Path, broker: Broker, site: Site) -> Iterator[Site]:
     with Machine(tmp_path, broker.url) as machine:
         port = free_port()
         process = start(machine, tmp_path / "tokens", port)
-        yield Site(machine, process, f"http://127.0.0.1:{port}", site.tokens)
+        yield Site(machine, process, f"http://127.0.0.1:{port}", {**site.tokens})
 
 
 def submit(store: JobStore, number: int) -> str:
@@ -131,7 +132,17 @@ def test_progress_of_what_is_at_work_comes_between_and_has_no_id(site: Site, sto
 
 
 @pytest.mark.parametrize(
-    "last", ["x", "99999999999999999999-0", "0-99999999999999999999", "-1", "0-0-0", "\u0663-0", "$"]
+    "last",
+    [
+        "x",
+        "99999999999999999999-0",
+        "0-99999999999999999999",
+        f"{2**64 - 1}-{2**64 - 1}",
+        "-1",
+        "0-0-0",
+        "\u0663-0",
+        "$",
+    ],
 )
 def test_an_id_that_no_event_has_is_none(site: Site, store: JobStore, last: str) -> None:
     with closing(Reader(site)) as earlier:
@@ -146,6 +157,7 @@ def test_an_id_that_no_event_has_is_none(site: Site, store: JobStore, last: str)
         job = submit(store, 1)
         data = next(line for line in lines if line.startswith("data: ") and "event" in line)
     assert json.loads(data.removeprefix("data: "))["event"]["job"] == job
+    assert "Traceback" not in site.process.said()
 
 
 def test_an_event_that_cannot_be_read_is_left_out(site: Site, store: JobStore) -> None:
@@ -157,13 +169,33 @@ def test_an_event_that_cannot_be_read_is_left_out(site: Site, store: JobStore) -
         assert reader.events(1)[0]["job"] == job
 
 
+def test_one_token_takes_some_of_the_places_and_leaves_the_others(own: Site, store: JobStore) -> None:
+    with ExitStack() as stack:
+        readers = [stack.enter_context(closing(Reader(own))) for _ in range(READERS_OF_ONE)]
+        for path in (PATH, f"/api/v1/jobs/{submit(store, 0)}/events"):
+            with own.client("read") as client:
+                refused = client.get(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue.readers")
+            assert "open for reader" in refused.json()["error"]["message"]
+        stack.enter_context(closing(Reader(own, scope="act")))
+        readers[0].close()
+        wait_for(lambda: again(own), "a place that is free again")
+
+
+def again(site: Site) -> bool:
+    with site.client("read") as client, client.stream("GET", PATH) as answer:
+        return answer.status_code == 200
+
+
 def test_200_readers_cost_little_memory_and_no_connections_of_the_broker(own: Site, store: JobStore) -> None:
     process = psutil.Process(own.process.pid)
     with closing(Reader(own)):
         submit(store, 0)
     before, connected = process.memory_info().rss, len(store.redis.client_list())
     with ExitStack() as stack:
-        readers = [stack.enter_context(closing(Reader(own))) for _ in range(READERS)]
+        for name in ("ada", "bob"):
+            own.tokens[name] = add_token(own.machine.folder / "tokens", name, Scope.read)
+        readers = [stack.enter_context(closing(Reader(own, scope=name))) for name in ("ada", "bob") * (READERS // 2)]
         jobs = [submit(store, number) for number in range(1, 51)]
         for reader in readers:
             assert [event["job"] for event in reader.events(len(jobs))] == jobs

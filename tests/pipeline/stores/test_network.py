@@ -120,6 +120,7 @@ def content(source: HubSource) -> bytes:
         ("169.254.169.254", False), ("100.64.0.1", False), ("224.0.0.1", False), ("240.0.0.1", False),
         ("255.255.255.255", False), ("::", False), ("::1", False), ("fe80::1%eth0", False), ("fd00:ec2::254", False),
         ("::ffff:169.254.169.254", False), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False), ("ff02::1", False),
+        ("168.63.129.16", False), ("::ffff:168.63.129.16", False), ("::8.8.8.8", False), ("64:ff9b:1::808:808", False),
     ],
 )  # fmt: skip
 def test_an_address_is_public_only_where_strangers_reach_it(text: str, public: bool) -> None:
@@ -241,6 +242,23 @@ def test_listings_and_uploads_lead_to_no_private_address_either(
         file.flush()
         send(api, namespace.repo("bait"), file, 4, oid, threading.Event())
     assert internal.asked == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254", "::ffff:169.254.169.254", "::a9fe:a9fe", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe",
+        "2002:a9fe:a9fe::1", "fe80::a9fe:a9fe%eth0", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe",
+        "100.100.100.200", "::ffff:100.100.100.200", "168.63.129.16",
+    ],
+)  # fmt: skip
+def test_a_private_hub_leads_to_no_clouds_metadata(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    known = {"hub.test": "10.0.0.2", "metadata.test": address, "own.test": "fd00::2"}
+    monkeypatch.setattr(network, "resolve", lambda host, port: [known[host]])
+    guard = network.Guard("http://hub.test")
+    assert guard.addresses("own.test", 80) == ["fd00::2"]
+    with pytest.raises(UnsafeRedirect):
+        guard.addresses("metadata.test", 80)
 
 
 def test_a_private_hub_leads_to_its_own_network_but_to_no_link_local_address(
