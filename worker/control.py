@@ -98,6 +98,9 @@ class Control:
             except (redis.RedisError, QueueError) as error:
                 log.warning("the broker is unavailable or refuses: %s", error)
                 self._ending.wait(PAUSE)
+            except Exception:
+                log.exception("a turn failed for an unknown reason; it is tried again")
+                self._ending.wait(PAUSE)
         try:
             withdraw(self._store.redis, self._self)
         except redis.RedisError as error:

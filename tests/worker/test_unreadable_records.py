@@ -7,7 +7,9 @@ import json
 import pytest
 
 from reshard.pipeline.errors import BadPlace
+from reshard.worker import control as module
 from reshard.worker.control import Control
+from reshard.worker.fleet.fleet import FLEET
 from reshard.worker.followers.catalogs import key
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.schedules import ALL, DUE, Schedule, Schedules
@@ -131,3 +133,36 @@ def test_what_has_no_target_and_yet_a_turn_ends_as_a_failure(store: JobStore, le
     assert jobs(catalogs) == []
     seen = catalogs.get("mirror")
     assert (seen.state, seen.counts(), list(seen.failures())) == ("failed", {"failed": 1, "same": 1}, [BadPlace.code])
+
+
+@pytest.mark.parametrize(("setting", "stored"), [("window", "at night"), ("night_bytes", "much"), ("bandwidth", "all")])
+def test_a_limit_that_cannot_be_read_holds_bulk_work_alone_and_is_said_once(
+    store: JobStore, control: Control, wakes: Wakes, caplog: pytest.LogCaptureFixture, setting: str, stored: str
+) -> None:
+    store.redis.hset(FLEET, setting, stored)
+    store.submit(ask("by-hand"))
+    store.submit(ask("by-schedule", priority="bulk"))
+    for _ in range(3):
+        control.look(listen=0.01)
+    assert wakes.take() == ["interactive"]
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    store.redis.hdel(FLEET, setting)
+    control.look(listen=0.01)
+    assert wakes.take() == ["bulk"]
+
+
+def test_a_turn_that_fails_for_an_unknown_reason_does_not_end_control(
+    store: JobStore, control: Control, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns: list[float] = []
+
+    def look(listen: float) -> int:
+        turns.append(listen)
+        if len(turns) == 2:
+            control.stop()
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(control, "look", look)
+    control.run()
+    assert len(turns) == 2 and "a turn failed for an unknown reason" in caplog.text

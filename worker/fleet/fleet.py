@@ -296,10 +296,10 @@ class Fleet:
 
         Where the time zone is not known, which only another machine can have set, bulk work waits for one that does.
         """
-        _, moment = self._read()
         try:
+            _, moment = self._read()
             self._night, shut = ms(self._limits.night(moment)), self._limits.shut(moment)
-        except BadSchedule as error:
+        except (BadSchedule, BadLimit, ValueError) as error:
             if self._complained != self._limits.tz:
                 self._complained = self._limits.tz
                 log.error("bulk work is left to other workers: %s", error)
