@@ -13,6 +13,7 @@ from pathlib import Path
 
 from reshard.pipeline.errors import (
     BadPlace,
+    EndpointNotAllowed,
     FolderNotAllowed,
     PublicNotAllowed,
     SourceNotAllowed,
@@ -33,7 +34,7 @@ _accounts: dict[tuple[str, str], tuple[float, list[str]]] = {}  # by endpoint an
 
 
 def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[str]]) -> None:
-    """Raises TargetNotAllowed, SourceNotAllowed or FolderNotAllowed unless every place of ``request`` is allowed.
+    """Raises what says that a place of ``request`` is not allowed: its Hub, its repository or its folder.
 
     ``own(target)`` names the namespaces of the token that would write there; it is asked only where no list is set.
     Raises BadPlace for what is not a repository: a client may not read requests as `reshard` does, and
@@ -43,6 +44,7 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     for place in (*sources, request.target):
         if isinstance(place, Hub):
             check_repo(place.repo)
+            _check_endpoint(place, settings)
     for place in sources:
         if isinstance(place, Folder):
             _check_folder(place, settings.allowed_folders)
@@ -74,6 +76,14 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
     if settings.allowed_endpoints is not None:
         return frozenset(endpoint.rstrip("/") for endpoint in settings.allowed_endpoints)
     return credentials.endpoints
+
+
+def _check_endpoint(place: Hub, settings: Settings) -> None:
+    """Only by the list: without one, the worker's own environment decides, which who submits need not share."""
+    if settings.allowed_endpoints is None or not place.endpoint:
+        return
+    if place.endpoint.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.allowed_endpoints}:
+        raise EndpointNotAllowed(endpoint=place.endpoint, allowed=_said(settings.allowed_endpoints))
 
 
 def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:

@@ -1,0 +1,33 @@
+"""A Hub that the operator does not list is refused when it is submitted, where the service knows the list."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.pipeline.errors import EndpointNotAllowed
+from reshard.pipeline.places import Hub
+from reshard.pipeline.request import Options, Request, parse_size
+from reshard.web.api import allow
+from reshard.worker.settings import Settings
+
+OURS, OTHER = "https://hub.example", "https://elsewhere.example"
+
+
+def ask(source: str | None = None, target: str | None = None, config: str | None = None) -> Request:
+    options = Options(config_from=Hub(repo="them/c", endpoint=config))
+    return Request(source=Hub(repo="a/b", endpoint=source), target=Hub(repo="us/b", endpoint=target), options=options)
+
+
+@pytest.mark.parametrize("where", ["source", "target", "config"])
+def test_a_hub_outside_the_list_is_refused_at_submit(where: str) -> None:
+    listed = Settings(allowed_endpoints=(f"{OURS}/",))
+    with pytest.raises(EndpointNotAllowed, match=OTHER):
+        allow(ask(**{where: OTHER}), listed)
+    allow(ask(**{where: OURS}), listed)
+    allow(ask(**{where: f"{OURS}/"}), listed)
+    allow(ask(), listed)
+    allow(ask(**{where: OTHER}), Settings())  # the worker knows whose credentials it has
+
+
+def test_a_size_may_have_a_space_before_its_unit() -> None:
+    assert parse_size("200 MB") == parse_size("200MB") == Options(size="200 MB").size
