@@ -94,13 +94,13 @@ def test_a_repo_whose_creation_got_no_answer_is_there(context: Context, namespac
 
 
 def test_a_missing_branch_begins_at_the_head_of_main(context: Context, repo: str, hub: HubAdmin) -> None:
-    target = target_at(repo, context, branch="small files")
+    target = target_at(repo, context, branch="small-files")
     assert target.state().exists and target.state().head is None
     head = target.prepare(private=False)
     assert head == hub.head(repo)
     commit = target.commit(SMALL, head)
     assert hub.head(repo) == head and target.head() == commit
-    assert "x.json" in hub.files(repo, "small files") and "x.json" not in hub.files(repo)
+    assert "x.json" in hub.files(repo, "small-files") and "x.json" not in hub.files(repo)
 
 
 def test_a_branch_may_be_named_with_the_place(context: Context, repo: str) -> None:
