@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reshard.cli.output import first, human_bytes, lines
+from reshard.cli.output import count, first, human_bytes, lines
 from reshard.pipeline.errors import BadSize, UsageError
 from reshard.pipeline.limits import CONFIG_MAX
 from reshard.pipeline.planning.model import Output, Plan
@@ -143,4 +143,4 @@ def device_text(facts: dict[str, Any]) -> str:
 
 
 def _span(files: list[str]) -> str:
-    return files[0] if len(files) == 1 else f"{len(files):,} files, {files[0]} to {files[-1]}"
+    return files[0] if len(files) == 1 else f"{count(len(files), 'file')}, {files[0]} to {files[-1]}"

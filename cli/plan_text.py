@@ -152,7 +152,7 @@ def _needs(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if need["target"]:
         text += f", {human_bytes(need['target'])} beside the target"
     if need["api_calls"]:
-        text += f", about {need['api_calls']:,} calls of the Hub and {need['resolver_calls']:,} of its resolver"
+        text += f", about {count(need['api_calls'], 'call')} of the Hub and {need['resolver_calls']:,} of its resolver"
     rows = [("needs", text)]
     if need["history"]:
         kept = f"{human_bytes(need['history'])} of old weights stay in the target's history until it is squashed"

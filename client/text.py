@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from reshard.pipeline.text import counted as count
+
+__all__ = ["UNITS", "count", "finds_none", "human_bytes", "lasted"]
+
 UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
@@ -12,17 +16,11 @@ def human_bytes(size: float) -> str:
     ('999 bytes', '47.2 MB', '1.0 MB')
     """
     if size < 1000:
-        return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
+        return count(round(size), "byte")
     power = 1
     while power < len(UNITS) and round(size / 1000**power, 1) >= 1000:
         power += 1
     return f"{size / 1000**power:,.1f} {UNITS[power - 1]}"
-
-
-def count(number: int, noun: str) -> str:
-    """``1 file``, ``2,048 files``, ``2 copies``."""
-    many = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
 
 
 def lasted(seconds: float) -> str:

@@ -22,7 +22,7 @@ from reshard.pipeline.limits import (
     RENAME_RULES_MAX,
     RENAME_TEXT_MAX,
 )
-from reshard.pipeline.text import printable
+from reshard.pipeline.text import counted, printable
 from reshard.pipeline.validation import first_problem
 
 # What a replacement says beside plain text: `\1`, `\g<name>`, `\\`.
@@ -91,7 +91,7 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
         at = f"rule {int(first.loc[0]) + 1}: " if first.loc else "it "
         raise BadRename(rules=where, why=f"{at}{first.why}") from error
     if not 0 < len(rules) <= RENAME_RULES_MAX:
-        raise BadRename(rules=where, why=f"it has {len(rules)} rules, and 1 to {RENAME_RULES_MAX} are taken")
+        raise BadRename(rules=where, why=f"it has {counted(len(rules), 'rule')}, and 1 to {RENAME_RULES_MAX} are taken")
     return rules
 
 
@@ -166,7 +166,7 @@ def renamed(
                 last = changes[number]
                 changes[number] = last._replace(names=last.names + 1) if last.names else Change(1, before, new)
         if time.thread_time() > until:
-            raise BadRename(rules=f"{len(rules)} rules", why=f"they take more than {cpu:.0f} s of processor time")
+            raise BadRename(rules=counted(len(rules), "rule"), why=f"they take more than {cpu:.0f} s of processor time")
         found[name] = new
         if (other := taken.setdefault(new, name)) != name:
             raise RenameCollision(tensor=new, first=other, second=name, checkpoint=checkpoint)

@@ -18,6 +18,25 @@ _LINES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in 
 _JSON = {code: f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n\t"}
 
 
+# Verbs in the singular whose plural is another word; all others lose their s.
+_PLURAL_VERBS = {"is": "are", "has": "have"}
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """A number and its noun, and what follows it, in agreement.
+
+    >>> counted(1, "file"), counted(2048, "file"), counted(2, "copy"), counted(0, "key")
+    ('1 file', '2,048 files', '2 copies', '0 keys')
+    >>> counted(1, "tensor", "is cast"), counted(2, "tensor", "is cast"), counted(2, "name", "loses it")
+    ('1 tensor is cast', '2 tensors are cast', '2 names lose it')
+    """
+    if number != 1:
+        noun = re.sub(r"(?<![aeou])y$", "ie", noun) + "s"
+        first, *rest = verb.split(" ")
+        verb = " ".join([_PLURAL_VERBS.get(first, first.removesuffix("s")), *rest])
+    return f"{number:,} {noun} {verb}".rstrip()
+
+
 def printable(text: str) -> str:
     r"""``text`` on one line, with every character escaped that would do something rather than be shown.
 

@@ -27,6 +27,7 @@ from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
+from reshard.pipeline.text import counted
 
 # Loaders that look for `<stem>.<variant>.safetensors`; in any other name a dot is just a dot.
 _VARIANT_STEMS = {"model", "diffusion_pytorch_model", "pytorch_model"}
@@ -445,4 +446,4 @@ def _what_else(listing: Mapping[str, StoredFile], uncut: set[str]) -> dict[str, 
             return beside_a_model(example, "name")
         cure = "give the repository that these files were made from"
         return {"found": f"; it has {', '.join(kinds)} files such as {example}", "cure": cure}
-    return {"found": f" ({len(listing)} {'file' if len(listing) == 1 else 'files'})"}
+    return {"found": f" ({counted(len(listing), 'file')})"}

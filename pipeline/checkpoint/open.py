@@ -20,6 +20,7 @@ from reshard.pipeline.errors import AmbiguousWeights, BadIndex, DuplicateTensor,
 from reshard.pipeline.limits import HEADER_READ, HEADER_READERS
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Checkpoint, Name, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.text import counted
 
 T = TypeVar("T")
 
@@ -95,9 +96,8 @@ def _open_safetensors(source: Source, part: FileSet, first: int) -> Checkpoint:
     files = _each(enumerate(part.files, first), read)
     if any(dcp.is_sharded(file.metadata) for file in files):
         whole = dcp.merged([dcp.SafetensorsPart(file.path, file.tensors, file.metadata) for file in files])
-        note = (
-            f"{len(files)} files of parts, as torch's distributed checkpoints have them: the tensors are put together"
-        )
+        parts = counted(len(files), "file")
+        note = f"{parts} of parts, as torch's distributed checkpoints have them: the tensors are put together"
         kept = {"format": "pt"}
         return Checkpoint(part.name, tuple(range(first, first + len(files))), whole, kept, notes=(note,))
     return _checkpoint(part, first, files)
@@ -209,7 +209,9 @@ def _index_notes(part: FileSet, owner: Mapping[str, str]) -> list[str]:
             where = f"it is in {owner[name]}" if name in owner else "no file has it"
             raise BadIndex(file=part.index_path, why=f"it says that {name} is in {file}, and {where}")
     unnamed = [name for name in owner if name not in part.weight_map]
-    return [f"{part.index_path} does not name {len(unnamed)} tensors, such as {unnamed[0]}"] if unnamed else []
+    return (
+        [f"{part.index_path} does not name {counted(len(unnamed), 'tensor')}, such as {unnamed[0]}"] if unnamed else []
+    )
 
 
 def _without_twins(

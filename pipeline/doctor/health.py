@@ -25,6 +25,7 @@ from reshard.pipeline.limits import (
 )
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.index_rules import check_rules
 from reshard.pipeline.verifying.meta_load import MetaLoader
 from reshard.pipeline.verifying.opened import OpenedSide
@@ -162,7 +163,7 @@ def _sizes(seen: _Seen) -> Iterator[Symptom]:
     folders = Counter(dirname(path) for path in seen.source.files())
     for folder, count in folders.items():
         if count > HUB_FOLDER_FILES_MAX:
-            text = f"{folder or 'the root'} has {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,}"
+            text = f"{folder or 'the root'} has {counted(count, 'file')}, and the Hub allows {HUB_FOLDER_FILES_MAX:,}"
             yield Symptom("size", text, "a reshard with a larger --size has fewer")
 
 

@@ -69,7 +69,7 @@ class ReshardError(Exception):
         self.facts = {name: _kept(fact) for name, fact in {**self.defaults, **facts}.items()}
         if "extra" in self.facts:  # how to install it there is a fact of the machine where it is missing
             self.facts.setdefault("install", to_add(self.facts["extra"]))
-        super().__init__(self.message.format_map(_told(self.facts)))
+        super().__init__(_agreed(self.message.format_map(_told(self.facts))))
 
     def __str__(self) -> str:
         return self._as_told(super().__str__())
@@ -82,7 +82,8 @@ class ReshardError(Exception):
         """The hint with its facts filled in, and with how to go on: with a job, where a worker has added which."""
         job = self.facts.get("job")
         on = {name: of_a_job.format(job=job) if job else typed for name, (typed, of_a_job) in GO_ON.items()}
-        return self._as_told(self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)}))
+        hint = self.hint.format_map({"job": "JOB", "command": "reshard", **on, **_told(self.facts)})
+        return self._as_told(_agreed(hint))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, whatever the facts are: a job must be able to keep every error. ``from_dict`` reads it."""
@@ -116,6 +117,11 @@ def _kept(fact: Any) -> Any:
 def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as a person reads them: ``209,715,200``; what was typed stays as it was, as far as it is repeated."""
     return {name: _said(name, fact) for name, fact in facts.items()}
+
+
+def _agreed(text: str) -> str:
+    """Messages count bytes and attempts, of which there may be one."""
+    return re.sub(r"(?<![\d.,])1 (byte|attempt|time)s\b", r"1 \1", text)
 
 
 def _said(name: str, fact: Any) -> Any:

@@ -74,7 +74,7 @@ from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
 from reshard.pipeline.tensors import Checkpoint, Name, Pin, StoredFile
-from reshard.pipeline.text import printable, unsafe_path
+from reshard.pipeline.text import counted, printable, unsafe_path
 
 
 def request_key(request: Request, pin: Pin, lender: Pin | None, target: str) -> str:
@@ -438,7 +438,7 @@ def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Kno
     for shard in shards:
         folders[dirname(shard.path)] = folders.get(dirname(shard.path), 0) + 1
     return notes + [
-        f"{folder or 'the root'} gets {count:,} files, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
+        f"{folder or 'the root'} gets {counted(count, 'file')}, and the Hub allows {HUB_FOLDER_FILES_MAX:,} in a folder"
         for folder, count in folders.items()
         if count > HUB_FOLDER_FILES_MAX
     ]

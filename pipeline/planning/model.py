@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import Name, Piece, Pin, Record, StoredFile, Tensor, size_in_bytes
+from reshard.pipeline.text import counted
 
 # What a publication adds beside weights and indexes: the model card, and the manifest of all digests.
 CARD = "README.md"
@@ -211,8 +212,8 @@ class Plan:
 
     def __repr__(self) -> str:
         size, tensors = sum(s.size for s in self.shards), sum(len(s.entries) for s in self.shards)
-        cut = f"{tensors:,} tensors in {len(self.shards):,} files of {size:,} bytes"
-        return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {len(self.carried):,} files carried>"
+        cut = f"{counted(tensors, 'tensor')} in {counted(len(self.shards), 'file')} of {size:,} bytes"
+        return f"<Plan {self.digest[:12]} of {self.pin}: {cut}, {counted(len(self.carried), 'file')} carried>"
 
     @property
     def changes_source(self) -> bool:

@@ -13,6 +13,7 @@ from reshard.pipeline.check import first
 from reshard.pipeline.errors import BadScale, NotDequantised
 from reshard.pipeline.planning.model import MXFP4_BYTES, Entry, Scale
 from reshard.pipeline.tensors import Piece, Tensor
+from reshard.pipeline.text import counted
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last two are exponents of two
@@ -240,7 +241,8 @@ def _block_size(value: object, name: str) -> tuple[int, int] | None:
 def _notes(entries: Sequence[Entry], as_dtype: str, others: Sequence[str]) -> list[str]:
     made = Counter(entry.tensor.dtype for entry in entries if entry.scale)
     notes = [
-        f"{n:,} weights of {was} become {as_dtype}; their scales are not written" for was, n in sorted(made.items())
+        f"{counted(n, f'{was} weight', f'becomes {as_dtype}')}; scales are not written"
+        for was, n in sorted(made.items())
     ]
     if not made:
         notes.append("--dequantize finds no quantised weight")

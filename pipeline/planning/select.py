@@ -19,6 +19,7 @@ from reshard.pipeline.planning.scales import MODELOPT, dequantised, plain_config
 from reshard.pipeline.renaming import Change, Rule, renamed
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import BLOCKS, DTYPE_BITS, Checkpoint, Tensor
+from reshard.pipeline.text import counted
 
 # `--strip-prefix auto`: whatever wrappers the names themselves show.
 AUTO = "auto"
@@ -80,7 +81,7 @@ def select(
             raise BadExperts(layer="the model", why="--dequantize changes their bytes; do one after the other")
         given, tensors = tensors, arranged(tensors, options.experts)
         if rearranged := tensors is not given:
-            notes.append(f"--experts {options.experts}: {len(given):,} tensors become {len(tensors):,}")
+            notes.append(f"--experts {options.experts}: {counted(len(given), 'tensor', 'becomes')} {len(tensors):,}")
     dropped = _dropped(ties, tied) if options.ties == "source" else {}
     if options.ties == "source" and ties and not dropped:
         notes.append("tied names all stay: the model's class does not say which of them is the source")
@@ -178,9 +179,11 @@ def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype, fixed: Set[str]) 
     cast = Counter(f"{e.tensor.dtype} to {e.as_dtype}" for e in entries if e.cast)
     target = cast_dtype("F64", wanted)
     stays = [e for e in entries if not e.cast and e.tensor.dtype != target]
-    kept = Counter(f"{e.tensor.dtype}{' beside packed ones' if _is_companion(e, fixed, wanted) else ''}" for e in stays)
-    notes = [f"{count:,} tensors are cast from {how}" for how, count in sorted(cast.items())]
-    return notes + [f"{count:,} tensors of {which} are never cast and stay so" for which, count in sorted(kept.items())]
+    kept = Counter((e.tensor.dtype, _is_companion(e, fixed, wanted)) for e in stays)
+    notes = [counted(n, "tensor", f"is cast from {how}") for how, n in sorted(cast.items())]
+    for (dtype, companion), n in sorted(kept.items()):
+        notes.append(counted(n, f"{dtype} tensor", f"is not cast{', as part of packed weights' if companion else ''}"))
+    return notes
 
 
 def _is_companion(entry: Entry, fixed: Set[str], wanted: WantedDtype) -> bool:

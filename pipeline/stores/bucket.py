@@ -31,7 +31,7 @@ from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
 from reshard.pipeline.tensors import Pin, StoredFile
-from reshard.pipeline.text import unsafe_path
+from reshard.pipeline.text import counted, unsafe_path
 
 # Where the environment names another endpoint than the store's own.
 _ENDPOINTS = {
@@ -159,7 +159,7 @@ class BucketSource:
                     raise HubRefused(endpoint=self.place, what="a listing", why=why)
                 found[item["path"]] = (item["size"], etag)
             if len(found) > most:
-                why = f"it has more than {most:,} objects; name the folder of the checkpoint"
+                why = f"it has more than {counted(most, 'object')}; name the folder of the checkpoint"
                 raise HubRefused(endpoint=self.place, what="a listing", why=why)
         return found
 

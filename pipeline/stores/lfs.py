@@ -28,6 +28,7 @@ from reshard.pipeline.stores.refusal import Refusal
 from reshard.pipeline.stores.retry import Retry, is_transient
 from reshard.pipeline.stores.scratch import ScratchFile, ScratchSpace
 from reshard.pipeline.tensors import StoredFile
+from reshard.pipeline.text import counted
 
 
 class LfsSink:
@@ -232,7 +233,7 @@ class _Upload:
         except ValueError as error:
             raise self._refused(f"its upload has no proper parts: {error}") from error
         if len(urls) != ceil(self._size / part_size):
-            raise self._refused(f"{len(urls):,} parts of {part_size:,} bytes are not {self._size:,} bytes")
+            raise self._refused(f"{counted(len(urls), 'part')} of {part_size:,} bytes are not {self._size:,} bytes")
         parts = []
         for number, url in enumerate(urls, 1):
             start = (number - 1) * part_size

@@ -20,6 +20,7 @@ from reshard.pipeline.errors import SourceCorrupt
 from reshard.pipeline.limits import READ_AGAIN_MAX
 from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY, Entry
 from reshard.pipeline.tensors import Checkpoint, Name, Tensor
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.digests import Digests, Stored, digests, first_difference, hashers_of
 from reshard.pipeline.verifying.meta_load import ModelCheck
 from reshard.pipeline.verifying.opened import OpenedSide, Pair, Paired
@@ -40,9 +41,13 @@ def check_headers(
     say so itself, and where only it says so, unless it is ``believed``. ``ties`` are what the models' classes say.
     """
     findings = [text for pair in matched.pairs if (text := moved(pair, theirs, ours))]
-    findings += [f"{entry(theirs, c)}: none of its {len(c.tensors)} tensors is in the output" for c in matched.lost]
     findings += [
-        f"{entry(ours, c)}: its {len(c.tensors)} tensors are in no checkpoint of the source" for c in matched.added
+        f"{entry(theirs, c)}: it has {counted(len(c.tensors), 'tensor')}, and the output none of them"
+        for c in matched.lost
+    ]
+    findings += [
+        f"{entry(ours, c)}: {counted(len(c.tensors), 'tensor', 'is')} in no checkpoint of the source"
+        for c in matched.added
     ]
     casts: Counter[tuple[str, str]] = Counter()
     copies: dict[str, str] = {}
@@ -65,8 +70,8 @@ def check_headers(
         **({"tied_copies_dropped": len(copies)} if copies else {}),
     }
     remarks = [
-        f"{count:,} tensors are {was} in the source and {is_} in the output"
-        for (was, is_), count in sorted(casts.items())
+        counted(n, "tensor", f"is {was} in the source and {is_} in the output")
+        for (was, is_), n in sorted(casts.items())
     ]
     if copies:
         remarks.append(

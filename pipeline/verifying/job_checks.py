@@ -20,6 +20,7 @@ from reshard.pipeline.publishing.commit import Published, weights
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.publishing.manifest import recorded, root_of
 from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
 from reshard.pipeline.verifying.structure import (
     Signature,
@@ -49,7 +50,7 @@ def check_structure(
     that say how weights are quantised.
     """
     if len(opened.checkpoints) != len(plan.outputs):
-        raise ProofError(what=f"{len(opened.checkpoints)} checkpoints become {len(plan.outputs)}")
+        raise ProofError(what=f"{counted(len(opened.checkpoints), 'checkpoint', 'becomes')} {len(plan.outputs)}")
 
     def wanted(number: int) -> Sequence[Entry]:
         checkpoint = opened.checkpoints[number]

@@ -10,7 +10,7 @@ from typing import Any
 
 from reshard.client.facts import fleet_facts, service_facts
 from reshard.client.queue import Queue
-from reshard.client.text import human_bytes
+from reshard.client.text import count, human_bytes
 from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.charts import Chart, bars
@@ -93,7 +93,7 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     number = sum(n for _, of in hours for name, n in of.items() if name.startswith("ended:"))
     return [
         bars("Read", f"{human_bytes(size)} of weights in 24 h", read),
-        bars("Ended", f"{number:,} {'job' if number == 1 else 'jobs'} in 24 h", ended),
+        bars("Ended", f"{count(number, 'job')} in 24 h", ended),
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reshard.client.text import count
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.planning.pack import block_of
 from reshard.pipeline.planning.ranges import part
@@ -153,7 +154,7 @@ def _stacked_by_pair(bands: Sequence[Band]) -> list[Band]:
         pair.end += band.end - band.begin
         pair.tensors += band.tensors
     for (source, target), pair in sorted(pairs.items()):
-        pair.name = f"{pair.tensors:,} tensors"
+        pair.name = count(pair.tensors, "tensor")
         pair.start, pair.stop = lefts[source], lefts[source] + pair.stop
         pair.begin, pair.end = rights[target], rights[target] + pair.end
         lefts[source], rights[target] = pair.stop, pair.end

@@ -35,6 +35,7 @@ from reshard.pipeline.limits import (
     HEADER_READ,
 )
 from reshard.pipeline.tensors import StoredFile, size_in_bytes
+from reshard.pipeline.text import counted
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"  # as the length of a safetensors header it would be more than that format allows
@@ -199,7 +200,7 @@ class _Parser:
                 raise self._bad(f"it has the tensor {name[:100]!r} twice")
             dimensions = self._int32()
             if dimensions > GGUF_DIMENSIONS_MAX:
-                raise self._bad(f"{name[:100]!r} claims {dimensions:,} dimensions")
+                raise self._bad(f"{name[:100]!r} claims {counted(dimensions, 'dimension')}")
             shape = tuple(self._int64() for _ in range(dimensions))[::-1]
             if prod(max(1, length) for length in shape) >= 1 << 63:
                 raise self._bad(f"{name[:100]!r} has more elements than there are numbers for")
@@ -314,7 +315,7 @@ def split_faults(parts: Sequence[GgufHeader]) -> Iterator[tuple[str, str]]:
         elif split.tensors != tensors:
             yield (
                 part.file,
-                f"its split keys say that all parts have {split.tensors:,} tensors, and they have {tensors:,}",
+                f"its split keys say that all parts have {counted(split.tensors, 'tensor')}, and they have {tensors:,}",
             )
 
 

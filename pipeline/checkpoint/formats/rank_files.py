@@ -32,6 +32,7 @@ from reshard.pipeline.checkpoint.formats.torch_zip import open_zip
 from reshard.pipeline.errors import BadIndex, BadPickle, BadTiling, NotRead
 from reshard.pipeline.limits import HEADER_READERS
 from reshard.pipeline.tensors import Piece, Record, StoredFile, Tensor
+from reshard.pipeline.text import counted
 
 _WRAPPER = "_rebuild_wrapper_subclass"
 _LOCAL, _SPEC = "_local_tensor", "_spec"
@@ -76,10 +77,12 @@ def read_ranks(read: Read, files: Sequence[StoredFile]) -> Contents:
         parts = _used(name, [rank.parts[name] for rank in ranks], files)
         tensors.append(_tensor(name, parts, files))
         records |= dict.fromkeys(part.record for part in parts)
-    notes = [f"the files of {len(files)} ranks: the tensors are put together", *ranks[0].notes]
+    notes = [f"the files of {counted(len(files), 'rank')}: the tensors are put together", *ranks[0].notes]
     repeated = [name for name, part in ranks[0].parts.items() if not any(dim is not None for dim in part.whole.divided)]
     if repeated and len(files) > 1:
-        notes.append(f"{files[0].path}: {len(repeated)} tensors that every rank has are taken from here")
+        notes.append(
+            f"{files[0].path}: {counted(len(repeated), 'tensor', 'is')} whole in every rank and taken from here"
+        )
     return Contents(tuple(tensors), tuple(notes), tied_tensors(tensors), tuple(records))
 
 

@@ -8,6 +8,7 @@ from types import EllipsisType
 from typing import NamedTuple
 
 from reshard.pipeline.limits import TILING_CELLS_MAX
+from reshard.pipeline.text import counted
 
 
 class Box(NamedTuple):
@@ -36,7 +37,7 @@ def flaw_in_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
         for axis, whole in enumerate(shape)
     ]
     if prod(len(cuts) - 1 for cuts in edges) > TILING_CELLS_MAX:
-        return f"its {len(solid)} parts are cut too irregularly to be checked"
+        return f"{counted(len(solid), 'part', 'is')} cut too irregularly to be checked"
     import numpy as np  # which a copy of plain files does without, as of their 20 MB
 
     cell_at = [{edge: cell for cell, edge in enumerate(cuts)} for cuts in edges]

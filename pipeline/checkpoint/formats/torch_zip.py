@@ -32,6 +32,7 @@ from reshard.pipeline.checkpoint.formats.torch_state import (
 from reshard.pipeline.errors import BadArchive, Unsupported
 from reshard.pipeline.limits import PICKLE_MAX, TAIL_READ, ZIP_DIRECTORY_MAX
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.text import counted
 
 Fetch = Callable[[Sequence[Span]], list[bytes]]
 
@@ -241,7 +242,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > len(data):
-            raise _bad(file, f"its directory claims {count:,} records and holds fewer")
+            raise _bad(file, f"its directory claims {counted(count, 'record')} and holds fewer")
         fields = _ENTRY.unpack_from(data, at)
         magic, _made, _needed, flags, method, _time, _date, crc32, packed, size = fields[:10]
         name_length, extra_length, comment_length, disk, _inside, _outside, offset = fields[10:]
@@ -264,7 +265,7 @@ def _entries(file: StoredFile, data: bytes, count: int, base: int) -> Iterator[E
             raise _bad(file, f"record {label((name,))} is compressed")
         yield Entry(name, base + offset, size, crc32, flags)
     if at != len(data):
-        raise _bad(file, f"its directory claims {count:,} records and holds more")
+        raise _bad(file, f"its directory claims {counted(count, 'record')} and holds more")
 
 
 def _widened(file: StoredFile, name: str, extra: bytes, values: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from reshard.pipeline.checkpoint.formats.zero_states import (
 from reshard.pipeline.errors import BadIndex, BadTiling, DuplicateTensor
 from reshard.pipeline.limits import HEADER_READERS
 from reshard.pipeline.tensors import DTYPE_BITS, Piece, Record, StoredFile, Tensor
+from reshard.pipeline.text import counted
 
 PARTITION, MODEL, STORED = "_optim_states.pt", "_model_states.pt", "fp32.pt"  # how the files' names end
 _OF_STAGE_3 = "zero_pp_rank_"  # how those of the model's states begin: each rank has one
@@ -83,7 +84,7 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
         _check_partitions(partitions, partition_files)
         stage_3 = partitions[0].stage == 3
         found = (_dealt_out if stage_3 else _behind)(models[0], partitions, partition_files)
-        what = f"stage {partitions[0].stage}, {len(partitions)} ranks"
+        what = f"stage {partitions[0].stage}, {counted(len(partitions), 'rank')}"
     else:
         stage_3 = basename(model_files[0]).startswith(_OF_STAGE_3)
         found = _matched(
@@ -102,7 +103,9 @@ def read_zero(read: Read, files: Sequence[StoredFile]) -> Contents:
     rest = _rest(models[0], found, model_files[0], stage_3)
     if unheld := [name for name in rest if name not in models[0].buffers]:
         such = f"such as {label((unheld[0],))}"
-        notes.append(f"{model_files[0]}: {len(unheld)} tensors that no optimizer holds are taken from here, {such}")
+        notes.append(
+            f"{model_files[0]}: {counted(len(unheld), 'tensor', 'is')} in no optimizer and taken from here, {such}"
+        )
     tensors = (*found.values(), *rest.values())
     records = chain(
         *(partition.records for partition in partitions), *(m.records for m in models), (s.record for s in stored)
@@ -136,7 +139,9 @@ def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str])
     """Stages 1 and 2: each group is the ranks' arrays one behind the other, padded at its end."""
     groups, paddings = partitions[0].groups, partitions[0].paddings
     if len(model.shapes) != len(groups) or (paddings and len(paddings) != len(groups)):
-        raise BadIndex(file=files[0], why=f"it has {len(groups)} groups, and the model has {len(model.shapes)}")
+        raise BadIndex(
+            file=files[0], why=f"it has {counted(len(groups), 'group')}, and the model has {len(model.shapes)}"
+        )
     unit = _ALIGNMENT * len(partitions)
     found: dict[str, Tensor] = {}
     for number, shapes in enumerate(model.shapes):
@@ -149,7 +154,7 @@ def _behind(model: Model, partitions: Sequence[Partition], files: Sequence[str])
             or -(-needed // unit) != -(-flat.count // unit)
             or needed - sum(gaps[-1:]) > flat.count
         ):
-            why = f"the ranks hold {flat.count:,} elements, and its parameters need {needed:,}"
+            why = f"the ranks hold {counted(flat.count, 'element')}, and its parameters need {needed:,}"
             raise BadTiling(file=files[0], tensor=f"group {number}", why=why)
         for (name, shape), end, gap in zip(shapes.items(), ends, gaps, strict=True):
             runs = flat.cut(end - gap - prod(shape), end - gap)
@@ -164,7 +169,7 @@ def _dealt_out(model: Model, partitions: Sequence[Partition], files: Sequence[st
     needed = sum(_share(shape, len(ranks)) for _, shape in everything)
     for flat, file in zip(ranks, files, strict=True):
         if flat.count != needed:
-            why = f"it holds {flat.count:,} elements, and a rank's share of the parameters is {needed:,}"
+            why = f"it holds {counted(flat.count, 'element')}, and a rank's share of the parameters is {needed:,}"
             raise BadTiling(file=file, tensor="its groups", why=why)
     dtypes = {group.dtype for group in partitions[0].groups} or {"F32"}
     if len(dtypes) > 1:

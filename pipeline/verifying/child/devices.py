@@ -10,6 +10,7 @@ from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
 
 from reshard.pipeline.tensors import size_in_bytes
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.model import NotChecked, Specs, load_report, parameters_of, resolve
 
 
@@ -59,7 +60,7 @@ def devices(
         notes.append(f"tensors that belong to no parameter of the class, and so to no device: {unplaced}")
     return {
         "result": "planned",
-        "reason": f"{len(placed)} blocks of {model_class.__name__}",
+        "reason": f"{counted(len(placed), 'block')} of {model_class.__name__}",
         "class_name": model_class.__name__,
         "blocks": [[block, str(device), sizes[block], sorted(paths[block])] for block, device in placed.items()],
         "no_split": no_split,

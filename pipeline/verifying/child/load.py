@@ -14,6 +14,7 @@ import torch
 from accelerate import init_empty_weights, load_checkpoint_and_dispatch
 from safetensors import safe_open
 
+from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.devices import uncovered
 from reshard.pipeline.verifying.child.model import NotChecked, quantization_method, resolve
 
@@ -148,7 +149,9 @@ def _by_accelerate(
         model = model_class(config)
     model.tie_weights()
     if unnamed := _unnamed(model, folder):
-        reason = f"{len(unnamed):,} parameters, such as {unnamed[0]}, are in no file by their own name, and accelerate"
+        reason = (
+            f"no file has {counted(len(unnamed), 'parameter')} by its own name, such as {unnamed[0]}, and accelerate"
+        )
         hint = "`--loader transformers` tells whether they have one"
         raise NotChecked(f"{reason} knows no other; {hint}", "inconclusive", in_no_file=unnamed)
     model = load_checkpoint_and_dispatch(

@@ -28,6 +28,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.limits import REPORT_NAMES_MAX
+from reshard.pipeline.text import counted
 
 Specs = Mapping[str, tuple[str, list[int]]]
 
@@ -360,7 +361,7 @@ def _notes(model: Any, specs: Specs, twice: Mapping[str, str]) -> list[str]:
     if ignored := _matching(model, "_keys_to_ignore_on_load_unexpected", specs):
         built = model.state_dict().keys()
         if names := [name for name in ignored if name not in built]:
-            notes.append(f"{len(names)} tensors are neither required nor used by the class: {_few(names)}")
+            notes.append(f"{counted(len(names), 'tensor', 'is')} neither required nor used by the class: {_few(names)}")
     return notes
 
 

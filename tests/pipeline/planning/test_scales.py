@@ -48,7 +48,7 @@ def test_weights_take_the_dtype_their_scales_go_and_all_else_stays() -> None:
     assert made == {"a.weight": ("BF16", (128, 128)), **{name: (kind, None) for name, (kind, _) in others.items()}}
     assert selection.scales == {"a.weight_scale_inv", *activations}
     assert selection.notes == (
-        "1 weights of F8_E4M3 become BF16; their scales are not written",
+        "1 F8_E4M3 weight becomes BF16; scales are not written",
         "scales of activations and caches are not written: b.input_scale and 5 more",
     )
 
@@ -207,7 +207,7 @@ def test_blocks_of_mxfp4_are_one_weight_and_the_rest_stays() -> None:
     made = {entry.name: (entry.as_dtype, entry.tensor.shape, entry.size) for entry in selection.entries}
     assert made == {"e.up": ("BF16", (2, 96, 6), 2 * 96 * 6 * 2), "e.up_bias": ("BF16", (2, 6), 24)}
     assert selection.scales == {"e.up_scales"}
-    assert selection.notes == ("1 weights of F4 become BF16; their scales are not written",)
+    assert selection.notes == ("1 F4 weight becomes BF16; scales are not written",)
 
 
 @pytest.mark.parametrize(

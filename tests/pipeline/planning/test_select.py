@@ -64,9 +64,9 @@ def test_the_plan_says_which_floats_stay_because_of_what_they_belong_to() -> Non
         (tensor("a.weight", "F8_E4M3"), tensor("a.weight_scale_inv", "F32"), tensor("norm.weight", "F32")),
     )
     assert select(found, Options(dtype="bfloat16"), {}).notes == (
-        "1 tensors are cast from F32 to BF16",
-        "1 tensors of F32 beside packed ones are never cast and stay so",
-        "1 tensors of F8_E4M3 are never cast and stay so",
+        "1 tensor is cast from F32 to BF16",
+        "1 F32 tensor is not cast, as part of packed weights",
+        "1 F8_E4M3 tensor is not cast",
     )
 
 

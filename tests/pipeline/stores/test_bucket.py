@@ -70,7 +70,7 @@ def test_googles_interface_is_read_alike(
 
 def test_a_folder_of_too_many_objects_is_refused(odd: Source, pace: Impatient) -> None:
     assert BucketSource.open(Bucket(url="s3://odd"), pace, most=2).files()
-    with pytest.raises(HubRefused, match="more than 1 objects; name the folder of the checkpoint"):
+    with pytest.raises(HubRefused, match="more than 1 object; name the folder of the checkpoint"):
         BucketSource.open(Bucket(url="s3://odd"), pace, most=1)
 
 

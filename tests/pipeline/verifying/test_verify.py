@@ -164,8 +164,8 @@ def test_components_are_compared_by_name_and_a_missing_one_is_named(tmp_path: Pa
     (tmp_path / "output" / "vae").rename(tmp_path / "output" / "other")
     findings = failed(look(tmp_path / "output", tmp_path / "source"))["same tensors"]
     assert findings == (
-        "vae/diffusion_pytorch_model.safetensors: none of its 4 tensors is in the output",
-        "other/diffusion_pytorch_model.safetensors: its 4 tensors are in no checkpoint of the source",
+        "vae/diffusion_pytorch_model.safetensors: it has 4 tensors, and the output none of them",
+        "other/diffusion_pytorch_model.safetensors: 4 tensors are in no checkpoint of the source",
     )
 
 

@@ -69,7 +69,7 @@ def test_what_is_repeated_comes_from_the_first_rank_and_is_noted(tmp_path: Path)
     contents = assert_equal(tmp_path, STATE)
     assert contents.notes == (
         "the files of 2 ranks: the tensors are put together",
-        "model_world_size_2_rank_0.pt: 4 tensors that every rank has are taken from here",
+        "model_world_size_2_rank_0.pt: 4 tensors are whole in every rank and taken from here",
     )
 
 

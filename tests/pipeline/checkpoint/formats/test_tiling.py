@@ -66,4 +66,4 @@ def test_a_grid_of_a_hundred_thousand_parts_of_a_huge_array_is_checked_at_once()
 
 def test_parts_that_are_cut_into_too_many_cells_are_refused() -> None:
     boxes = [Box((i, i), (1, 1)) for i in range(3000)]
-    assert flaw_in_tiling((3000, 3000), boxes) == "its 3000 parts are cut too irregularly to be checked"
+    assert flaw_in_tiling((3000, 3000), boxes) == "3,000 parts are cut too irregularly to be checked"

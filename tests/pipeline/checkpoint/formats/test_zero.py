@@ -131,7 +131,7 @@ def test_what_is_given_to_no_optimizer_is_taken_from_the_model_and_noted(tmp_pat
     contents = assert_equal(made.save(tmp_path), made.expected())
     assert contents.notes == (
         ".: a checkpoint of DeepSpeed ZeRO (stage 1, 2 ranks): the optimizers' weights are put together",
-        "mp_rank_00_model_states.pt: 2 tensors that no optimizer holds are taken from here, such as frozen.weight",
+        "mp_rank_00_model_states.pt: 2 tensors are in no optimizer and taken from here, such as frozen.weight",
     )
 
 
