@@ -42,6 +42,7 @@ from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.protocols import Leave, Source, Target, TargetState, reach
 from reshard.pipeline.publishing import history as publication
 from reshard.pipeline.publishing.card import card_for
+from reshard.pipeline.publishing.kept import refuse_to_drop_the_original
 from reshard.pipeline.publishing.manifest import parse as parse_manifest
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.stores.overlay import Borrowing
@@ -89,6 +90,8 @@ def plan(
     made, known = _draft(request, source, target, meta_loader, shows=False, submitted=submitted)
     if made.published is not None:
         return made
+    if made.in_place and not request.options.overwrite:
+        refuse_to_drop_the_original(target, source)
     if request.options.require == "model":
         check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))

@@ -233,6 +233,10 @@ class Target(Protocol):
         """Whether ``commit`` is in main's history, too: then no commit on top of it here loses what it holds."""
         ...
 
+    def original(self) -> Source | None:
+        """What is kept of the state before our last commit until the next one; None where the history has it all."""
+        ...
+
     def is_ours(self, commit: str, author: str) -> bool:
         """Whether this user made ``commit``, and nobody else can have written its description."""
         ...

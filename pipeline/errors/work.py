@@ -25,6 +25,9 @@ class TargetDrifted(TargetError, code="target.drift", since="since reshard last 
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} holds {what}: {paths}"
     hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
+class KeptOriginal(TargetError, code="target.kept_original"):
+    message = "{kept} is the only copy of the original of {target} in {dtypes}, and this run would remove it for good"
+    hint = "move it elsewhere to keep it, or go on without it: {onto_head}"
 class TargetFull(TargetError, code="target.disk"):
     message = "no room beside {path}: {needed} bytes needed, {free} free"
     hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -58,8 +57,6 @@ from reshard.pipeline.stores.retry import is_transient
 from reshard.pipeline.tensors import StoredFile
 
 log = logging.getLogger(__name__)
-
-_HEX = re.compile("[0-9a-f]+")  # a commit, which may be one of a pull request
 
 # Failures before the first byte of a request: it can be repeated without a doubt.
 NOTHING_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
@@ -241,6 +238,9 @@ class HubTarget:
                 return False
             raise refusal.as_target(self.place.repo) from refusal
 
+    def original(self) -> None:
+        return None
+
     def is_ours(self, commit: str, author: str) -> bool:
         """By the account of our token, in its own namespace, outside pull requests: a git author is easily made up."""
         if self.api.credential is None or self._ref.startswith("refs/"):
@@ -250,7 +250,7 @@ class HubTarget:
         except (Refusal, ReshardError):  # among them TargetMoved: its history is another's now
             return False
         ours = name == owner == author.casefold()
-        return ours and (_HEX.fullmatch(self._ref) is None or self.is_shared(commit))
+        return ours and (not set(self._ref) <= set("0123456789abcdef") or self.is_shared(commit))  # else maybe a PR's
 
     def room(self) -> None:
         return None

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.api import plan
-from reshard.pipeline.errors import FoldersNested, NothingToRollBack, NoWriteAccess, TargetOccupied
+from reshard.pipeline.errors import FoldersNested, KeptOriginal, NothingToRollBack, NoWriteAccess, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.rollback import rollback
@@ -20,7 +20,7 @@ from tests.pipeline.conftest import Run, asked, upload
 from tests.pipeline.stores.conftest import write_files
 from tests.support.checker import from_folder, from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
-from tests.support.models import save_model
+from tests.support.models import arrays, save_model, save_single
 
 SIZE = 20_000
 OTHER = {"model.safetensors": b"other weights", "config.json": b'{"model_type": "other"}', "README.md": b"# Other\n"}
@@ -261,6 +261,19 @@ def test_what_an_earlier_run_kept_is_named_before_the_next_one_removes_it(model:
     assert told(plan(asked(model, model, size=2 * SIZE))) and kept.exists()
     assert told(go(model, model, size=2 * SIZE).plan) and not kept.exists()
     assert not told(plan(asked(model, model, size=3 * SIZE)))
+
+
+def test_the_only_copy_of_what_was_cast_in_place_goes_by_an_explicit_word(tmp_path: Path, go: Run) -> None:
+    model, kept = tmp_path / "model", tmp_path / ".model.reshard.last"
+    save_single(model, arrays(4, 4000))
+    original = (model / "model.safetensors").read_bytes()
+    go(model, model, size=SIZE, dtype="float16")
+    with pytest.raises(KeptOriginal, match="only copy of the original .* in F32") as refused:
+        go(model, model, size=2 * SIZE)
+    assert "--overwrite" in refused.value.next_step and refused.value.exit_code == 7
+    assert (kept / "model.safetensors").read_bytes() == original
+    go(model, model, size=2 * SIZE, overwrite=True)
+    assert not kept.exists()
 
 
 def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Path, on_hub: Namespace, go: Run) -> None:

@@ -144,6 +144,9 @@ class FolderTarget:
     def is_shared(self, commit: str) -> bool:
         return False
 
+    def original(self) -> FolderSource | None:
+        return self._kept(Record.load(self._root))
+
     def is_ours(self, commit: str, author: str) -> bool:
         return author == OURS
 
