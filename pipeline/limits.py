@@ -162,6 +162,7 @@ PULSE = 1.0  # seconds between two looks at what hf_xet has sent; a lease is los
 PRIME_MIN = 1 * MIB  # bytes of a source file; of a smaller one there is less to save than asking costs
 XET_READ_MIN = 1 * MIB  # bytes; below this a range costs less over HTTP than a reconstruction and its own requests
 XET_ATTEMPTS = 3  # of a stream without progress; hf_xet has repeated each request by itself before
+XET_TOKEN_KEPT = 60.0  # seconds that one serves the steps of a job, and that it has to be good for after them
 XORB_MAX = 64 * MIB  # bytes; what the content store moves as one object, and hf_xet holds several of in each direction
 LARGE_BLOCK = 4 * MIB  # bytes; blocks of memory from here on go back to the system when freed; of smaller ones ...
 HEAP_KEPT = 8 * MIB  # ... so many bytes are kept for reuse: what the lanes of a copy hold

@@ -294,6 +294,7 @@ class LfsBatchAnswer(Answer):
 class XetToken(Answer):
     casUrl: Url
     accessToken: HeaderValue
+    exp: float = 0.0  # when it ends, in seconds since the epoch by the Hub's clock; of a Hub that does not say, now
 
 
 class _Term(Answer):

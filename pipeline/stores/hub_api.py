@@ -12,6 +12,7 @@ import logging
 import os
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -24,7 +25,7 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from reshard.pipeline.errors import HubRefused, HubUnreachable, UnsafePath
-from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT
+from reshard.pipeline.limits import CONNECT_TIMEOUT, LFS_BATCH, PAGES_MAX, POOL, READ_TIMEOUT, XET_TOKEN_KEPT
 from reshard.pipeline.protocols import Commit, Visibility
 from reshard.pipeline.stores.answers import (
     Access,
@@ -87,6 +88,7 @@ class HubApi:
         self._client: httpx2.Client | None = None
         self._pid = 0
         self.notes: list[str] = []  # what this Hub turned out not to offer
+        self._xet_tokens: dict[str, tuple[XetToken, float]] = {}  # by route; until when one does, by our clock
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -242,8 +244,14 @@ class HubApi:
                 oid = None if sha256 else item.oid
                 yield StoredFile(path=str(item.path), size=item.size, oid=oid, sha256=sha256, xet=item.xetHash)
 
+    def kept_xet_token(self, route: str) -> XetToken | None:
+        """``xet_token``, or one of XET_TOKEN_KEPT ago at most: the steps of a small job need one each."""
+        token, until = self._xet_tokens.get(route, (None, 0.0))
+        return token if token is not None and time.time() < until else self.xet_token(route)
+
     def xet_token(self, route: str) -> XetToken | None:
         """The token for the Hub's content store; None where it has no such route. Raises Refusal, UnsafeRedirect."""
+        self._xet_tokens.pop(route, None)
         try:
             token = self.data(XetToken, "GET", route)
         except Refusal as refusal:
@@ -251,6 +259,9 @@ class HubApi:
                 return None
             raise
         self.guard.check(token.casUrl)  # hf_xet connects by itself
+        now = time.time()
+        self._xet_tokens = {kept: one for kept, one in self._xet_tokens.items() if one[1] > now}
+        self._xet_tokens[route] = token, min(now + XET_TOKEN_KEPT, token.exp - XET_TOKEN_KEPT)
         return token
 
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:

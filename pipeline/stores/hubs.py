@@ -31,7 +31,7 @@ def hub_source(api: HubApi, place: Hub, transport: Transport, chosen: str, memor
     route = read_token_route(place.repo, source.pin.commit)
     stored_so = any(file.xet for file in source.files().values())
     try:
-        offered = stored_so and api.xet_token(route) is not None
+        offered = stored_so and api.kept_xet_token(route) is not None
     except Refusal as refusal:
         raise refusal.as_source(place.repo, place.revision) from refusal
     if offered:
@@ -51,7 +51,7 @@ def hub_target(api: HubApi, place: Hub, ref: str, options: Options, memory: int,
             return lfs
         route = write_token_route(place.repo, ref, options.pr)
         try:
-            if api.xet_token(route) is not None:
+            if api.kept_xet_token(route) is not None:
                 return XetSink(api, place.repo, route, memory)
         except Refusal as refusal:
             raise refusal.as_target(place.repo, options.pr) from refusal

@@ -241,7 +241,7 @@ class XetSink:
         if not chunked:
             return lost
         try:
-            token = self.api.xet_token(self._route)
+            token = self.api.kept_xet_token(self._route)
         except Refusal as refusal:
             raise refusal.as_target(self.repo) from refusal
         if token is None:  # the Hub has no such store any more

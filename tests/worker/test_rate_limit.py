@@ -131,6 +131,20 @@ def test_where_a_hub_says_nothing_nobody_waits(store: JobStore) -> None:
     assert calls(hurried(store, bulk=True)) == 100
 
 
+def test_where_a_hub_says_nothing_no_script_runs_and_a_wait_still_holds_at_once(store: JobStore) -> None:
+    def scripts() -> int:
+        return int(store.redis.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    one, other = hurried(store, bulk=True), hurried(store, bulk=True)
+    before = scripts()
+    assert calls(one) == 100 and scripts() == before
+    other.slow_down(60)
+    assert calls(one) == 0
+    store.redis.delete(other._key)
+    other.update(SAID._replace(left=3))
+    assert calls(one) == 3 - 2, "of which bulk work leaves two"
+
+
 def test_an_answer_that_was_overtaken_gives_no_calls_back(store: JobStore) -> None:
     interactive = hurried(store, bulk=False)
     interactive.update(SAID._replace(left=2))

@@ -29,7 +29,7 @@ from reshard.pipeline.errors import (
     TokenRefused,
     UsageError,
 )
-from reshard.pipeline.limits import MB, MEMORY_FLOOR, MEMORY_FLOOR_XET
+from reshard.pipeline.limits import MB, MEMORY_FLOOR, MEMORY_FLOOR_XET, XET_TOKEN_KEPT
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.protocols import Addition, Batch, Change, Source, Target
 from reshard.pipeline.request import Options
@@ -364,6 +364,26 @@ def test_where_uploads_for_a_pull_request_are_refused_none_is_offered(context: C
     with pytest.raises(NoWriteAccess) as refused:
         target.sink("t")
     assert "--pr" not in refused.value.next_step
+
+
+@pytest.mark.parametrize("lifetime, tokens", [(900, 1), (int(XET_TOKEN_KEPT), 4)])
+def test_one_token_serves_the_steps_of_a_job_unless_it_ends_soon(
+    lifetime: int, tokens: int, context: Context, target: HubTarget, data: bytes, hub: HubAdmin
+) -> None:
+    commit(target, data)
+    hub.settings(xet_token_lifetime=lifetime)
+    place, stored = target.place, [*target.at(target.head()).files().values()]
+    later, asked = Context(context.credentials, context.tmpdir, context.memory_limit), "GET .*/xet-write-token"
+    hub.log(reset=True)
+    for _ in range(4):  # each step opens the target anew
+        assert open_target(place, Options(), later).transport == "xet"
+    assert calls(hub, asked) == tokens
+    hub.log(reset=True)
+    assert open_target(place, Options(), later).holds([file for file in stored if file.xet]) == []
+    assert calls(hub, asked) == (0 if tokens == 1 else 2)
+    hub.fault(asked, "status", status=403)
+    with pytest.raises(NoWriteAccess):  # what went wrong is not answered from memory
+        raise target._choose().error(OSError("refused"))  # type: ignore[attr-defined]
 
 
 def test_an_object_that_the_store_forgot_is_not_held(data: bytes, target: HubTarget, hub: HubAdmin) -> None:
