@@ -173,10 +173,10 @@ def test_one_token_takes_some_of_the_places_and_leaves_the_others(own: Site, sto
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(Reader(own))) for _ in range(READERS_OF_ONE)]
         for path in (PATH, f"/api/v1/jobs/{submit(store, 0)}/events"):
-            with own.client("read") as client:
-                refused = client.get(path)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue.readers")
-            assert "open for reader" in refused.json()["error"]["message"]
+            with own.client("read") as client, client.stream("GET", path) as refused:
+                assert refused.status_code == 503
+                error = json.loads(refused.read())["error"]
+            assert error["code"] == "queue.readers" and "open for reader" in error["message"]
         stack.enter_context(closing(Reader(own, scope="act")))
         readers[0].close()
         wait_for(lambda: again(own), "a place that is free again")
