@@ -23,7 +23,7 @@ from tests.benchmarks.race import Cost
 from tests.benchmarks.scale import SMOKE, Scale
 
 # Half of the queue's own tests once more, or nothing but seconds, of which tiny data says nothing.
-SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading", "casts", "folders", "xet", "lfs"}
+SLOW = {"faulty", "nights", "tiny", "finished", "proving", "loading", "casts", "folders", "memory", "xet", "lfs"}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,25 @@ def test_without_room_on_the_disk_nothing_is_begun(
     with pytest.raises(SystemExit):
         run_all(monkeypatch, sound)
     assert "point TMPDIR at a larger disk" in capsys.readouterr().err and not benchmarks.OUT.exists()
+
+
+def test_one_benchmark_is_recorded_by_itself(pages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report.publish(report.keep(report.Found(FIGURES, [RACE]), benchmarks.OUT))
+
+    def faster(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
+        yield aim("slow", 1, "x", 2, lambda: PROFILE)
+        yield Figure("new", 1, "x", 2, "must", PROFILE)
+
+    monkeypatch.setattr(benchmarks, "BENCHMARKS", (faster,))
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--record", "faster"])
+    assert benchmarks.main() == 0
+    page = (pages / "PAGE").read_text()
+    assert "| slow | 1 x | 2 x (aim) | met |" in page and "| fast <enough> | 1.5 x |" in page
+    assert "## Missed" not in page and "## Profile: new" in page and "## a & b" in page
+    other = json.loads((pages / "DATA").read_text())
+    other["machine"]["cores"] += 1
+    with pytest.raises(ValueError, match="measure all of them"):
+        report.amended(other, json.loads(benchmarks.OUT.read_text()))
 
 
 def test_without_the_race_of_folders_the_readme_claims_nothing(pages: Path) -> None:

@@ -97,6 +97,18 @@ def keep(found: Found, path: Path) -> dict[str, Any]:
     return facts
 
 
+def amended(before: Mapping[str, Any], news: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of ``before`` with those of ``news`` in place of what has their names; raises on another machine."""
+    if {**before["machine"], "memory_gb": 0} != {**news["machine"], "memory_gb": 0}:
+        raise ValueError(f"measured on {before['machine']}, and now on {news['machine']}: measure all of them")
+    facts = {**before, "measured": news["measured"]}
+    for kind in ("figures", "races"):
+        found = {one["name"]: one for one in news[kind]}
+        there = [found.pop(one["name"], one) for one in before[kind]]
+        facts[kind] = [*there, *found.values()]
+    return facts
+
+
 def publish(facts: Mapping[str, Any]) -> None:
     """Those, once more beside the page that is made of them, the page, its bars and the headline."""
     DATA.write_text(json.dumps(facts, indent=2) + "\n")
@@ -119,7 +131,9 @@ def headline(facts: Mapping[str, Any]) -> str:
     ours, checked, peer = costs[OURS], costs[CLASS], costs[TRANSFORMERS]
     text = (
         f"Measured by `make bench`, {race['name']} take {ours.wall / costs[COPY].wall:.1f} times as long"
-        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory. With the model's class checked it takes"
+        f" as `cp` and sync, in {ours.peak / MB:.0f} MB of memory; by the state of the"
+        " machine's memory and disk it is 0.8 to 2.0 times ([performance](docs/performance.md#beside-cp))."
+        f" With the model's class checked it takes"
         f" {checked.wall / peer.wall:.2f} of the time of transformers' load and save, which needs"
         f" {peer.peak / MB:,.0f} MB ([benchmarks](docs/benchmarks.md))."
     )
@@ -144,9 +158,13 @@ def page(facts: Mapping[str, Any]) -> str:
         _table(["what", "measured", "at most", ""], rows),
     ]
     for figure in facts["figures"]:
-        if figure["profile"] and not figure["met"]:
+        if figure["profile"]:
             profile = Profile.from_dict(figure["profile"])
-            parts += [f"## Missed: {figure['name']}", _limit(profile), _table(PROFILE_HEAD, _stages(profile))]
+            parts += [
+                f"## {'Profile' if figure['met'] else 'Missed'}: {figure['name']}",
+                _limit(profile),
+                _table(PROFILE_HEAD, _stages(profile)),
+            ]
     if facts["missing"]:
         missing = "\n".join(f"* {name} {why}" for name, why in facts["missing"].items())
         parts.append(f"## Missing\n\nWhat these would have added is not above or below:\n\n{missing}")
