@@ -24,7 +24,7 @@ HEADER_READERS = 8  # threads; headers are small, so latency and not bandwidth i
 # ------------------------------------------------------------------------------------------------------- requests
 REQUEST_MAX = 64 * KIB  # bytes of a request as a job keeps it; one that uses every option has some 2 kB
 CATALOG_MAX = 16 * MB  # bytes of a catalog's file; 100,000 entries that each say where they go have 8 MB
-EXPANSION_MAX = 256 * MB  # bytes of the requests of one catalog, which the broker holds in memory
+CATALOG_REQUESTS_MAX = 256 * MB  # bytes of the requests of one catalog, which the broker holds in memory
 REPO_MAX = 193  # characters of user/repo; the Hub allows 96 on either side
 REVISION_MAX = 250  # characters; git keeps a branch in a file of its name, and file systems take 255
 URL_MAX = 1000  # characters of a Hub's address or of a folder of an object store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -74,6 +75,14 @@ def test_only_the_reload_child_imports_model_libraries(path: Path) -> None:
     if path.relative_to(ROOT).as_posix().startswith(CHILD):
         return
     assert not breaks(imports(path), MODEL_LIBRARIES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_constant_is_set_twice(path: Path) -> None:
+    """The second one would be the value of the first one, too."""
+    body = ast.parse(path.read_text()).body
+    names = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)]
+    assert [name for name, times in Counter(names).items() if times > 1 and name.isupper()] == []
 
 
 # The rooms of each folder, from the top down: a room imports only from those of lower lines. A room is a folder or a

@@ -25,7 +25,7 @@ from reshard.pipeline.errors import (
     TargetMoreVisible,
     TargetsCollide,
 )
-from reshard.pipeline.limits import EXPANSION_MAX
+from reshard.pipeline.limits import CATALOG_REQUESTS_MAX
 from reshard.pipeline.places import AnyPlace, Hub, check_repo
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
@@ -89,8 +89,8 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     empty: list[int] = []
     held = 0
     for entry, repo in _models(catalog, context, empty):
-        if held > EXPANSION_MAX:
-            why = f"its models' requests come to more than {EXPANSION_MAX:,} bytes"
+        if held > CATALOG_REQUESTS_MAX:
+            why = f"its models' requests come to more than {CATALOG_REQUESTS_MAX:,} bytes"
             raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
         try:
             check_repo(repo)
