@@ -17,6 +17,7 @@ import yaml
 from docs.links import SITE, relinked
 
 ROOT = Path(__file__).parents[1]
+CHANGELOG_MAX = 140  # lines of one release; 120 when it is published, so that changes until then have room
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -93,6 +94,29 @@ def test_the_citation_is_of_this_version() -> None:
     citation, project = loaded(ROOT / "CITATION.cff"), PYPROJECT["project"]
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
+
+
+def test_every_file_that_names_this_release_has_its_version() -> None:
+    now = PYPROJECT["project"]["version"]
+    chart = loaded(ROOT / "deploy/helm/reshard/Chart.yaml")
+    assert {str(chart["version"]), str(chart["appVersion"])} == {now}
+    pages = [*(ROOT / "deploy/kubernetes").glob("*.yaml"), *(ROOT / "docs/guides").glob("*.md")]
+    named = {found for page in pages for found in re.findall(r"\breshard[:-](\d+\.\d+\.\d+)\b", page.read_text())}
+    assert named == {now}
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first and first[1] == now
+
+
+def test_the_changelog_is_short_and_grouped() -> None:
+    """Also after a merge by union, which may bring back what was condensed."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= CHANGELOG_MAX
+    assert [line for line in lines if line.startswith("### ")] == [
+        "### New",
+        "### Changed",
+        "### Security",
+        "### Fixed",
+    ]
 
 
 def test_the_hooks_run_what_make_lint_runs() -> None:

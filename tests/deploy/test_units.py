@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 UNITS = ["reshard-control", "reshard-web", "reshard-worker@1", "reshard-worker@2"]
 WEIGHTS = r"^GET .*model-0000\d-of"  # reads of source weights
 TOKEN = "hf_acme"
-NOW, NEXT = "0.1.0", "0.2.0"  # the release that runs, and the one that is upgraded to: the same code
+NOW, NEXT = "0.2.0", "0.3.0"  # the release that runs, and the one that is upgraded to: the same code
 GUIDE, RUNBOOKS = "guides/systemd.md", "runbooks.md"
 
 

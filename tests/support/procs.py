@@ -183,6 +183,11 @@ class Machine:
         env = self.env | environment
         return subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
 
+    def run_python(self, code: str) -> str:
+        """What ``code`` prints in the environment of this machine."""
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=self.env, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
     def start(self, kind: str, command: Sequence[str], **environment: str) -> Proc:
         """What ``command`` becomes, once it has said that it is there."""
         process = self.launch(kind, command, **environment)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,7 @@ from tests.worker.test_workers import Site, site
 __all__ = ["hub", "hub_process", "namespace", "site"]
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("pipeline", "worker", "client", "web", "cli")  # the folders of the package
 
 
 # ------------------------------------------------------------------------------------------------ what is written
@@ -208,13 +213,20 @@ def test_records_of_a_newer_release_are_shown_as_far_as_they_are_known(store: Jo
 # ------------------------------------------------------------------------------------------------- two real releases
 
 
+def release(site: Site, folder: Path, code: Path) -> Machine:
+    """A machine on the queue of ``site`` that runs what lies in ``code``."""
+    environment = {name: value for name, value in site.machine.env.items() if name.startswith(("HF_", "RESHARD_"))}
+    paths = f"{code}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return Machine(folder, site.broker.url, **(environment | {"PYTHONPATH": paths}))
+
+
 @pytest.fixture
 def newer(site: Site, tmp_path: Path) -> Iterator[Machine]:
     """A machine with a release that has one more option, and another form of plans."""
     folder = tmp_path / "newer" / "reshard"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
-    for room in ("pipeline", "worker", "client", "web", "cli"):
+    for room in ROOMS:
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for path, old, new in (
         (
@@ -227,10 +239,67 @@ def newer(site: Site, tmp_path: Path) -> Iterator[Machine]:
         text = (folder / "pipeline" / path).read_text()
         assert old in text
         (folder / "pipeline" / path).write_text(text.replace(old, new, 1))
-    environment = {name: value for name, value in site.machine.env.items() if name.startswith(("HF_", "RESHARD_"))}
-    paths = f"{folder.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with Machine(tmp_path / "b", site.broker.url, **(environment | {"PYTHONPATH": paths})) as machine:
+    with release(site, tmp_path / "b", folder.parent) as machine:
         yield machine
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True).stdout
+
+
+def last_two_tags() -> list[str]:
+    """The last two releases of this repository, the older one first; fewer where there are fewer, as in an sdist."""
+    if not (ROOT / ".git").exists():
+        return []
+    return git("tag", "--list", "v*", "--sort=version:refname").decode().split()[-2:]
+
+
+@pytest.fixture
+def releases(site: Site, tmp_path: Path, newer: Machine) -> Iterator[tuple[Machine, Machine]]:
+    """Machines of the last two tags, or of this code and a changed copy of it, until there are two."""
+    tags = last_two_tags()
+    if len(tags) < 2:
+        yield site.machine, newer
+        return
+    with ExitStack() as stack:
+        machines = []
+        for tag in tags:
+            folder = tmp_path / tag / "reshard"
+            folder.mkdir(parents=True)
+            # An empty file makes it a package; a release that has its own brings it.
+            (folder / "__init__.py").touch()
+            there = set(git("ls-tree", "--name-only", tag).decode().split())
+            archive = git("archive", "--format=tar", tag, *(name for name in (*ROOMS, "__init__.py") if name in there))
+            with tarfile.open(fileobj=BytesIO(archive)) as tar:
+                tar.extractall(folder, filter="data")
+            machine = release(site, tmp_path / f"{tag}-machine", folder.parent)
+            machines.append(stack.enter_context(machine))
+            where = machine.run_python("import reshard.pipeline; print(reshard.pipeline.__file__)")
+            assert Path(where).is_relative_to(folder), f"it does not run {tag}"
+        yield machines[0], machines[1]
+
+
+@pytest.mark.slow
+def test_a_queue_goes_on_while_it_is_upgraded_from_one_release_to_the_next(
+    site: Site, releases: tuple[Machine, Machine]
+) -> None:
+    """Clients first: what they submit the older workers do; what those began and leave, the newer ones end."""
+    older, newer = releases
+    worker = older.worker(concurrency=1)
+    done = newer.run("submit", site.source, "--to", site.space.repo("plain"), "--size", "200kB", "--quiet")
+    assert done.returncode == 0, done.stderr
+    site.assert_published_once(done.stdout.strip(), "plain")
+    site.slow()
+    job = site.submit()
+    site.copying(job)
+    worker.kill()
+    site.space.admin.clear_faults()
+    newer.worker(concurrency=1)
+    site.assert_published_once(job)
+    for machine in releases:
+        for command in (["list"], ["status", job]):
+            told = machine.run(*command)
+            assert (told.returncode, "Traceback" in told.stderr) == (0, False), told.stderr
 
 
 def shown(site: Site, job: str) -> str:
