@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeVar
 
-from reshard.pipeline.limits import ABORT_WAIT, JOBS_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, MEMORY_MORE
+from reshard.pipeline.limits import ABORT_WAIT, COPY_CORES, JOBS_MAX, MEMORY_FLOOR, MEMORY_FLOOR_XET, MEMORY_MORE
 from reshard.pipeline.planning.estimate import needs
 from reshard.pipeline.planning.model import Plan
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> int:
-    """How many source files of ``plan`` to copy at a time: ``asked``, or one for each core while ``memory`` lasts.
+    """How many source files of ``plan`` to copy at a time: ``asked``, or one for two cores while ``memory`` lasts.
 
     The first takes MEMORY_FLOOR and each more MEMORY_MORE; over Xet each takes MEMORY_FLOOR_XET, most of which are
     hf_xet's buffers. Never more than ``disk`` has room for, for what lies there until it is sent; both in bytes.
     """
     over_xet = "xet" in plan.transports
     fit = memory // MEMORY_FLOOR_XET if over_xet else 1 + (memory - MEMORY_FLOOR) // MEMORY_MORE
-    jobs = min(cores(), fit) if asked is None else asked
+    jobs = min(cores() // COPY_CORES, fit) if asked is None else asked
     if lies := needs(plan, plan.transports.target != "file", {}).least_disk:
         jobs = min(jobs, disk // lies)
     return max(1, min(jobs, len(plan.groups), JOBS_MAX))

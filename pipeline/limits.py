@@ -65,6 +65,7 @@ GAP_MAX = 1 * MIB  # bytes; a gap up to this size is read through, because a new
 MEMORY_FLOOR = 128 * MB  # bytes; the resident set of a copying process without Xet
 MEMORY_FLOOR_XET = 512 * MB  # bytes; Xet's own buffers come on top
 MEMORY_MORE = 64 * MB  # bytes; of each source file that is copied beside the first: its lanes, and a window of a gather
+COPY_CORES = 2  # cores that one source file keeps busy from and to memory: a second on them gained nothing
 JOBS_MAX = 16  # source files copied side by side; a process runs the Python between two chunks of one at a time
 
 # --------------------------------------------------------------------------------------------------------- doctor

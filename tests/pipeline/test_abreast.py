@@ -46,7 +46,8 @@ FULL_XET = Transports("xet", "xet")
 @pytest.mark.parametrize(
     "asked_for, cores, memory, disk, transports, jobs",
     [
-        (None, 2, MEMORY_FLOOR_XET, GB, None, 2),  # a core each
+        (None, 2, MEMORY_FLOOR_XET, GB, None, 1),  # which one keeps busy
+        (None, 6, MEMORY_FLOOR_XET, GB, None, 3),
         (None, 16, MEMORY_FLOOR_XET, GB, None, 4),  # no more than there are source files
         (None, 16, MEMORY_FLOOR, GB, None, 1),  # the promise is for one
         (None, 16, MEMORY_FLOOR + 2 * MEMORY_MORE, GB, None, 3),
