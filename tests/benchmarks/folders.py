@@ -60,7 +60,7 @@ def folders(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
 
 
 def memory(folder: Path, scale: Scale) -> Iterator[Figure | Race]:
-    """From and to memory, where no disk hides the processor: a model in one file, and in two side by side."""
+    """From and to memory, where no disk hides the processor: a model in one file, and in two (`--jobs` by default)."""
     with tempfile.TemporaryDirectory(prefix="reshard-bench-", dir=MEMORY) as held:
         room = Path(held)
         for files, name in enumerate(("one source file", "two source files"), 1):
