@@ -113,9 +113,14 @@ def reshard(
 def main() -> None:
     """Run what was typed, and exit."""
     guard_logs()
-    arguments = sys.argv[1:]
+    arguments = _asked(sys.argv[1:])
     name = _typed(arguments)
     sys.exit(guarded(lambda: app(arguments, prog_name="reshard", standalone_mode=False), "--json" in arguments, name))
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """What was typed, where `reshard help run` is another way to say `reshard run --help`."""
+    return [*arguments[1:], "--help"] if arguments[:1] == ["help"] else arguments
 
 
 def _typed(arguments: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ from reshard.pipeline.planning.pack import (
     in_source_order,
 )
 from reshard.pipeline.planning.parameters import total_parameters
-from reshard.pipeline.planning.ranges import cuts_of
+from reshard.pipeline.planning.ranges import cuts_of, same_cut
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.planning.select import Selection, edited_config, select
 from reshard.pipeline.request import LAYOUT, Options, Request, key_of
@@ -319,7 +319,11 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
         anew = (ROOT_KEY, TOTAL_PARAMETERS)
         kept = {key: value for key, value in checkpoint.index_metadata.items() if key not in anew}
         index = Index(path, numbers, kept | total_parameters(checkpoint, selection, options.dequantize) | about)
-    return _Made(shards, numbers, index, [*selection.notes, *_large_notes(too_large)], selection)
+    notes = [*selection.notes, *_large_notes(too_large)]
+    if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
+        then = "a run writes" if known.request.target == known.request.source else "the target gets"
+        notes.append(f"already in this layout: --size changes nothing, and {then} the same weights in the same files")
+    return _Made(shards, numbers, index, notes, selection)
 
 
 def _large_notes(too_large: Sequence[Entry]) -> list[str]:

@@ -250,3 +250,13 @@ def requests(segments: Sequence[ReadSegment]) -> Iterator[tuple[ReadSegment, ...
         joined.append(segment)
     if joined:
         yield tuple(joined)
+
+
+def same_cut(shards: Sequence[Shard], tensors: Sequence[Tensor], files: Sequence[StoredFile]) -> bool:
+    """Whether each file has the tensors of the source's file of the same name, all of them as they are."""
+    return sum(len(shard.entries) for shard in shards) == len(tensors) and all(
+        found is not None and files[found.file].path == shard.path and not entry.cast and entry.scale is None
+        for shard in shards
+        for entry in shard.entries
+        for found in [entry.tensor.range]
+    )

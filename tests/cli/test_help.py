@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from reshard.cli.main import app
+from reshard.cli.main import app, main
 from reshard.pipeline.places import parse_place
 
 SUMMARY = 60  # characters; the list of commands cuts off what is longer
@@ -75,6 +76,20 @@ def test_commands_and_options_stand_in_sections_the_common_ones_first() -> None:
     common = CliRunner().invoke(app, ["run", "-h"], terminal_width=COLUMNS).output
     common = common.partition("\nOptions:")[2].partition("\nWeights:")[0]
     assert re.findall(r"^  --(\S+)", common, re.MULTILINE) == ["to", "size", "revision", "dtype", "overwrite"]
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["fleet"], ["fleet", "drain"]], ids=" ".join)
+def test_help_is_a_word_too(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for typed in (["help", *words], [*words, "--help"]):
+        monkeypatch.setattr(sys, "argv", ["reshard", *typed])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and told[0].startswith(f"Usage: {' '.join(['reshard', *words])} ")
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])

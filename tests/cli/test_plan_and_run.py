@@ -75,6 +75,25 @@ def test_a_plan_names_the_largest_file_and_tensor_and_says_how_much_is_read_for_
     assert f"{moves['amplification']:.2f} times what is written" in said
 
 
+def test_a_size_that_changes_nothing_is_told(reshard: Run, model: Path, tmp_path: Path) -> None:
+    said = "already in this layout: --size changes nothing, and the target gets the same weights in the same files"
+    cut = tmp_path / "cut"
+    reshard("run", model, "--to", cut, "--size", "9kB")
+    for source, size, same in ((model, "9kB", False), (cut, "9kB", True), (cut, "1TB", False)):
+        (facts,) = reshard("plan", source, "--to", tmp_path / "out", "--size", size, "--json").documents
+        assert (said in facts["notes"]) is same, size
+    ran = reshard("run", cut, "--to", tmp_path / "out", "--size", "9kB")
+    assert said in " ".join(ran.err.split())
+    one = tmp_path / "one"
+    reshard("run", model, "--to", one, "--size", "1TB")
+    (facts,) = reshard("plan", one, "--size", "1TB", "--json").documents
+    assert said in facts["notes"]
+    rules = tmp_path / "rules.yaml"
+    rules.write_text('- ["^", "other."]')
+    (facts,) = reshard("plan", one, "--size", "1TB", "--rename", rules, "--json").documents
+    assert said not in facts["notes"]
+
+
 def test_a_long_plan_is_shown_in_part_or_whole(reshard: Run, model: Path, tmp_path: Path) -> None:
     for number in range(60):
         (model / f"more-{number:02}.txt").write_text("words")

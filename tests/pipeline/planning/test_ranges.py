@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reshard.pipeline.limits import GAP_MAX
 from reshard.pipeline.planning.model import Entry, Shard
 from reshard.pipeline.planning.pack import greedy
-from reshard.pipeline.planning.ranges import Attested, ReadSegment, attested, parts, read_plan, requests
+from reshard.pipeline.planning.ranges import Attested, ReadSegment, attested, parts, read_plan, requests, same_cut
 from reshard.pipeline.tensors import ByteRange, Piece, Record, StoredFile, Tensor
 
 HEADER = 100  # bytes before the first tensor of each made-up source file
@@ -138,3 +138,20 @@ def test_of_a_file_without_a_sha256_only_what_has_sums_has_to_pass() -> None:
         (320, 370, True),
         (370, 600, False),
     ]
+
+
+def test_a_cut_is_the_same_where_each_file_keeps_its_tensors_as_they_are() -> None:
+    files, shards = layout([[500, 500], [500]], 10_000)
+    tensors = [entry.tensor for shard in shards for entry in shard.entries]
+    (whole,) = shards
+    halves = [
+        replace(whole, path=file.path, entries=tuple(e for e in whole.entries if e.pieces[0].file == number))
+        for number, file in enumerate(files)
+    ]
+    assert same_cut(halves, tensors, files)
+    assert not same_cut(shards, tensors, files), "other files"
+    assert not same_cut(halves[::-1][:1], tensors, files), "a tensor less"
+    other = [replace(halves[0], path=halves[1].path), replace(halves[1], path=halves[0].path)]
+    assert not same_cut(other, tensors, files), "in each other's files"
+    cast = halves[0].entries[0]._replace(as_dtype="F32")
+    assert not same_cut([replace(halves[0], entries=(cast, *halves[0].entries[1:])), halves[1]], tensors, files)
