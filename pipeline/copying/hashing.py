@@ -72,9 +72,15 @@ class RangeHasher(Generic[K]):
 
     def __init__(self, ranges: Iterable[HashedRange[K]], new: Callable[[], Sum]) -> None:
         self._new = new
-        ordered = sorted(ranges, key=lambda s: (s.start, s.stop), reverse=True)
-        self.digests: dict[K, str] = {s.key: new().hexdigest() for s in ordered if s.start == s.stop}
-        self._waiting = [s for s in ordered if s.start < s.stop]  # the next one last
+        empty = new().hexdigest()
+        self.digests: dict[K, str] = {}
+        self._waiting: list[HashedRange[K]] = []
+        for one in ranges:
+            if one.start < one.stop:
+                self._waiting.append(one)
+            else:
+                self.digests[one.key] = empty
+        self._waiting.sort(key=lambda one: (one.start, one.stop), reverse=True)  # the next one last
         self._open: list[tuple[HashedRange[K], Sum]] = []
 
     def feed(self, at: int, view: memoryview) -> None:
@@ -231,21 +237,27 @@ class HashingWriter:
 
     def _through_header(self, view: memoryview) -> memoryview:
         """Takes the header's bytes off the front of ``view``; returns the data behind it."""
+        if not self._head and len(view) >= LENGTH_BYTES and (end := self._header_end(view)) <= len(view):
+            self._read(view[:end])  # where it stands: a copy may take 100 MB
+            return view[end:]
         while view and self._tensors is None:
-            step = min(len(view), self._header_end() - len(self._head))
+            step = min(len(view), self._header_end(self._head) - len(self._head))
             self._head += view[:step]
             view = view[step:]
-            if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end():
-                header = parse_header(memoryview(self._head), file=self._shard.path, file_size=self._shard.size)
-                ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
-                self._tensors = RangeHasher(ranges, tensor_digest)
-                self._at = len(self._head)
+            if len(self._head) > LENGTH_BYTES and len(self._head) == self._header_end(self._head):
+                self._read(memoryview(self._head))
                 self._head = bytearray()  # which is long where it holds a vocabulary
         return view
 
-    def _header_end(self) -> int:
-        if len(self._head) < LENGTH_BYTES:
+    def _read(self, head: memoryview) -> None:
+        header = parse_header(head, file=self._shard.path, file_size=self._shard.size)
+        ranges = (HashedRange(spec.start, spec.stop, name) for name, spec in header.tensors.items())
+        self._tensors = RangeHasher(ranges, tensor_digest)
+        self._at = len(head)
+
+    def _header_end(self, head: memoryview | bytearray) -> int:
+        if len(head) < LENGTH_BYTES:
             return LENGTH_BYTES
-        if self._head[: len(MAGIC)] == MAGIC:  # which only ends where all of it was read
+        if bytes(head[: len(MAGIC)]) == MAGIC:  # which only ends where all of it was read
             return len(self._shard.header)
-        return LENGTH_BYTES + int.from_bytes(self._head[:LENGTH_BYTES], "little")
+        return LENGTH_BYTES + int.from_bytes(head[:LENGTH_BYTES], "little")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import MAGIC
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.planning.model import (
     Cut,
     Edit,
@@ -42,8 +43,11 @@ def shard_digest(header: bytes, entries: Sequence[Entry], files: Sequence[Stored
         return f",{canonical([scale.block, *scale.tensor[1:3]]).decode()},[{pieces(scale.tensor)}]"
 
     # Canonical JSON as `key_of` makes it of [header, pieces], a part at a time: as a whole it takes 600 bytes a tensor.
-    text = header.decode("latin-1") if header[: len(MAGIC)] != MAGIC else hashlib.sha256(header).hexdigest()
-    found = hashlib.sha256(b"[" + canonical(text) + b",[")
+    text = header if header[: len(MAGIC)] != MAGIC else hashlib.sha256(header).hexdigest().encode()
+    found = hashlib.sha256(b'["')
+    for start in range(0, len(text), CHUNK):
+        found.update(canonical(text[start : start + CHUNK].decode("latin-1"))[1:-1])
+    found.update(b'",[')
     separator = ""
     for first in range(0, len(entries), 1000):
         some = [

@@ -59,6 +59,17 @@ def test_planning_671b_takes_headers_only_and_fits(tmp_path: Path) -> None:
     assert blocks < 100 * MB, "the files are holes: nothing of them could have been read"
 
 
+@pytest.mark.parametrize("tensors", [50_000, pytest.param(500_000, marks=pytest.mark.slow)])
+def test_a_run_of_tensors_without_elements_takes_what_their_headers_take(tmp_path: Path, tensors: int) -> None:
+    """Half a million took 820 MB: their digests, and the header's text, were held several times over."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    names = (f"model.layers.{i // 100}.mlp.{i % 100}.weight" for i in range(tensors))
+    (folder / "model.safetensors").write_bytes(build_header(((name, "F32", (0, 4)) for name in names), {}))
+    cost = measured(f"{JOBS}:do_run", str(folder), str(tmp_path / "out"), {"size": GB})
+    assert cost.peak <= 80 * MB + tensors * 1080
+
+
 @pytest.mark.parametrize(
     ("tensors", "count", "options"),
     [
