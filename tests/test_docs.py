@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import subprocess
@@ -99,8 +100,9 @@ def test_hints_name_only_commands_that_exist() -> None:
 
 
 def modules(folder: str) -> list[str]:
-    """Each module of a folder as docs/architecture.md names it: by its file, with `child/` before the child's."""
-    paths = sorted(path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.py"))
+    """Each module of a folder that has code as docs/architecture.md names it: its file, `child/` before the child's."""
+    found = (path for path in (ROOT / folder).rglob("*.py") if len(ast.parse(path.read_bytes()).body) > 1)
+    paths = sorted(path.relative_to(ROOT / folder) for path in found)
     return [f"child/{path.name}" if "child" in path.parts else path.name for path in paths]
 
 

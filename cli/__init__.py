@@ -1,0 +1,1 @@
+"""What a person types: a file for each noun."""

@@ -1,0 +1,1 @@
+"""The page and the API: what `reshard.client` says, over HTTP."""
