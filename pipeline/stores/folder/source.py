@@ -43,9 +43,7 @@ def list_folder(root: Path) -> dict[str, FileStat]:
     A snapshot of huggingface_hub's cache is made of links to what that cache owns (hf_cache.py), which belongs to it.
     Raises FolderNotFound, and UnsafePath for any other link out of the folder and for links to folders.
     """
-    real = resolved(str(root))
-    if is_moved_snapshot(root, real):
-        raise UnsafePath(file=str(root), path=str(real))
+    real = _real(root)
     owns = owned_by_cache(real)
     found: dict[str, FileStat] = {}
     waiting = [""]
@@ -68,6 +66,14 @@ def list_folder(root: Path) -> dict[str, FileStat]:
         except OSError as error:
             raise _unreadable(error, error.filename or root) from error
     return dict(sorted(found.items()))
+
+
+def _real(root: Path) -> Path:
+    """Where ``root`` leads; raises UnsafePath for what only looks like a snapshot of huggingface_hub's cache."""
+    real = resolved(str(root))
+    if is_moved_snapshot(root, real):
+        raise UnsafePath(file=str(root), path=str(real))
+    return real
 
 
 def _folder_link(link: os.DirEntry[str], real: Path, root: Path, path: str) -> UnsafePath:
@@ -135,14 +141,17 @@ class FolderSource:
 
     @classmethod
     def _of_file(cls, place: Folder, file: Path) -> FolderSource:
-        """A weight file, which stands for a folder with nothing else in it; raises PartOfCheckpoint.
+        """A weight file, which stands for a folder with nothing else in it; raises as ``open``, and PartOfCheckpoint.
 
         Of those beside it, only indexes are read, which may name it. Links lead as far as those of its folder.
         """
-        real = resolved(str(file.parent))
+        real = _real(file.parent)
         owns = owned_by_cache(real)
-        paths = [file, *sorted(path for path in file.parent.iterdir() if is_index(path.name))]
-        seen = {path.name: _stat(path, real, owns, file.parent, path.name) for path in paths}
+        try:
+            paths = [file, *sorted(path for path in file.parent.iterdir() if is_index(path.name))]
+            seen = {path.name: _stat(path, real, owns, file.parent, path.name) for path in paths}
+        except OSError as error:
+            raise _unreadable(error, error.filename or file) from error
         listing = {name: status for name, status in seen.items() if status is not None}
         folder = cls(place, listing, digest_of(listing))
         if why := part_by(folder, file.name):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.pipeline.errors import FolderLink, UnsafePath
+from reshard.pipeline.errors import FolderLink, FolderNotFound, UnsafePath
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.source import FolderSource
 from tests.pipeline.stores.conftest import read, write_files
@@ -147,6 +147,26 @@ def test_an_imitation_reads_nothing_that_a_cache_does_not_own(hub: Path, imitate
     [place] = {path.parent for path in hub.rglob("config.json")} or {snapshot_of(hub)}
     with pytest.raises(UnsafePath, match=re.escape(str(place))):
         opened(place)
+
+
+def test_a_weight_file_of_a_snapshot_is_read_and_through_one_that_is_a_link_none_is(hub: Path) -> None:
+    """As `models--them--m/snapshots/c9`, which leads to another repository's snapshot."""
+    real = hub / "models--me--private" / "snapshots" / "c1"
+    write_files(real.parent.parent, {"blobs/1234": SECRET})
+    real.mkdir(parents=True)
+    (real / "model.safetensors").symlink_to("../../blobs/1234")
+    assert read(opened(real / "model.safetensors"), "model.safetensors") == SECRET
+    (snapshot_of(hub).parent / "c9").symlink_to(real)
+    for place in ("c9", "c9/model.safetensors"):
+        with pytest.raises(UnsafePath, match=re.escape(str(snapshot_of(hub).parent / "c9"))):
+            opened(snapshot_of(hub).parent / place)
+
+
+def test_a_dangling_index_beside_a_weight_file_is_an_error_in_words(tmp_path: Path) -> None:
+    write_files(tmp_path, {"model.safetensors": b"weights"})
+    (tmp_path / "model.safetensors.index.json").symlink_to("gone")
+    with pytest.raises(FolderNotFound, match=r"model\.safetensors\.index\.json"):
+        opened(tmp_path / "model.safetensors")
 
 
 def test_a_link_to_a_folder_inside_gets_a_hint_that_fits_and_one_out_of_it_a_warning(tmp_path: Path) -> None:
