@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from reshard.worker.fleet.heartbeat import announce, withdraw
 from reshard.worker.fleet.policy import endpoints
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.fleet.usage import measured
+from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
@@ -56,6 +58,7 @@ BATCHES = 10  # of events that a follower handles in one pass, so that the wakes
 PAUSE = 1.0  # seconds before the broker is tried again
 STUCK = 300.0  # seconds of one turn of the loop; its calls of a broker that hangs end after a fraction of that
 SCRAPE_TIMEOUT = 3.0  # seconds for one answer of the broker; Prometheus gives a scrape ten
+BELL = "the bell"
 
 
 class Control:
@@ -76,7 +79,9 @@ class Control:
         self._ending = threading.Event()
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
+        self._contained = Contained("control's work on")
         self._migrated = False
+        self._sent = 0
         self._turned = time.monotonic()
         self._announced = self._cleaned = self._reconciled = float("-inf")
 
@@ -111,24 +116,47 @@ class Control:
         if not self._migrated:
             migrate(self._store.redis)
             self._migrated = True
+        self._sent, heard = 0, False
+        for name, work in self._turn(listen):
+            with self._contained(name):
+                work()
+                heard = heard or name == BELL
+        if not heard:
+            self._ending.wait(listen)
+        return self._sent
+
+    def _turn(self, listen: float) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The work of one turn, by name; clients may write what breaks some of it, and the rest is done."""
         if time.monotonic() - self._announced >= HEARTBEAT:
-            announce(self._store.redis, measured(self._self, self._settings.tmpdir))
-            self._notifier.listen()
-            self._announced = time.monotonic()
-        self._leases.hear(listen)
-        relay(self._store.redis)
+            yield "signs of life", self._announce
+        yield BELL, lambda: self._leases.hear(listen)
+        yield "what clients told", lambda: relay(self._store.redis)
         for follower, reader in self._followers:
-            follow(follower, reader, BATCHES)
+            yield f"events for {follower.group}", partial(follow, follower, reader, BATCHES)
         if time.monotonic() - self._reconciled >= RECONCILE:
-            self._catalogs.reconcile()
-            self._pushes.reconcile()
             self._reconciled = time.monotonic()
-        self._schedules.fire_due()
+            yield "catalogs", self._catalogs.reconcile
+            yield "pushes", self._pushes.reconcile
+        yield "schedules", self._schedules.fire_due
+        yield "expanding", self._look_expand
+        yield "wakes", self._send
+        if time.monotonic() - self._cleaned >= JANITOR:
+            yield "old jobs", self._tidy
+
+    def _announce(self) -> None:
+        announce(self._store.redis, measured(self._self, self._settings.tmpdir))
+        self._notifier.listen()
+        self._announced = time.monotonic()
+
+    def _look_expand(self) -> None:
         self._expander.look([] if self._leases.fleet.closed() else self._catalogs.expanding())
-        sent = self._leases.due()
-        if time.monotonic() - self._cleaned >= JANITOR and self.clean() < JANITOR_BATCH:
+
+    def _send(self) -> None:
+        self._sent = self._leases.due()
+
+    def _tidy(self) -> None:
+        if self.clean() < JANITOR_BATCH:
             self._cleaned = time.monotonic()
-        return sent
 
     def _expand(self, definition: Definition) -> tuple[Rows, list[int]]:
         context = Context.from_env(rate_limiters(self._store.redis, self._check, self._check, bulk=True))

@@ -10,16 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reshard.worker.control import Control
+from reshard.worker.followers.catalogs import LOOKED_AT
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.metrics import registry
 from reshard.worker.followers.outcomes import Outcomes
-from reshard.worker.followers.pushes import Pushes
-from reshard.worker.followers.schedules import AWAITED
+from reshard.worker.followers.pushes import WAITING, Pushes
+from reshard.worker.followers.schedules import AWAITED, DUE
 from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
 from reshard.worker.queue.forms import _KINDS, EVENT_MAX
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.wakes import BELL
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
 from tests.worker.test_catalogs import begin, definition, fail, jobs
@@ -71,6 +73,7 @@ MALFORMED: dict[str, Mapping[str, str]] = {
     },
     "not UTF-8": {"kind": "state", "at": "1", "job": "x", "state": NOT_TEXT},
     "a field that is not UTF-8": {"kind": "state", "at": "1", "job": "x", "state": "queued", NOT_TEXT: "x"},
+    "of many fields": {"kind": "retried", "at": "1", "job": "x", **{f"f{number}": "x" for number in range(5000)}},
     "huge": {"kind": "state", "at": "1", "job": "x", "state": "queued", "more": "x" * EVENT_MAX},
 }  # fmt: skip
 
@@ -188,3 +191,40 @@ def test_only_what_a_client_does_is_followed_of_what_it_told(
     assert store.redis.hget(TOTALS, "ended:cancelled") == b"1" and store.redis.hget(TOTALS, "read") is None
     assert dropped(store) == {"relay": 2} and store.redis.xlen(TOLD) == 0
     assert "no client makes a moved event" in caplog.text
+
+
+def test_an_event_of_too_many_fields_that_a_client_told_is_dropped(
+    store: JobStore, leases: Leases, control: Control
+) -> None:
+    write(store, MALFORMED["of many fields"], TOLD)
+    all_follow(store, leases, control)
+    assert dropped(store) == {"relay": 1} and store.redis.xlen(TOLD) == 0
+
+
+def test_what_clients_told_is_a_stream_again_when_one_wrote_over_it(
+    store: JobStore, leases: Leases, control: Control
+) -> None:
+    store.redis.set(TOLD, "x")
+    control.look(listen=0.01)
+    assert dropped(store) == {"relay": 1}
+    write(store, {"kind": "retried", "at": "1", "job": "x"}, TOLD)
+    all_follow(store, leases, control)
+    assert store.redis.xlen(TOLD) == 0
+
+
+@pytest.mark.parametrize("key", (BELL, WAITING, DUE, LOOKED_AT, "reshard:processes", "reshard:jobs:done"))
+def test_wakes_are_sent_whatever_a_client_wrote_over(
+    store: JobStore, control: Control, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.submit(ask("by-hand"))
+    store.redis.set(key, "x")
+    assert control.look(listen=0.01) == 1 and control.look(listen=0.01) == 0
+    said = [record.message for record in caplog.records if record.message.startswith("control's work on")]
+    assert said and len(said) == len(set(said)), "once, until it goes well"
+
+
+def test_a_push_that_is_not_text_stops_no_other(store: JobStore, control: Control) -> None:
+    store.redis.hset(WAITING, b"\xff", "x")
+    store.submit(ask("by-hand"))
+    assert control.look(listen=0.01) == 1
+    assert [field for field, _ in Pushes(store)._waiting()] == ["\ufffd"]

@@ -27,7 +27,7 @@ from reshard.worker.followers.records import Definition, Entry
 from reshard.worker.followers.schedules import Schedules, ScheduleStatus
 from reshard.worker.queue.events import Event, Reader
 from reshard.worker.queue.jobs import ACTIVE, JobStore, submission
-from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, transact
+from reshard.worker.queue.scripts import PREFIX, Pipeline, job_key, transact
 from reshard.worker.queue.states import JobState
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,8 @@ class Pushes:
                 self._go_on(field, text)
 
     def _waiting(self) -> list[tuple[str, str]]:
-        return list(decoded(self._redis.hgetall(WAITING)).items())
+        found = cast("dict[bytes, bytes]", self._redis.hgetall(WAITING)).items()  # clients may write anything there
+        return [(field.decode(errors="replace"), text.decode(errors="replace")) for field, text in found]
 
     def _go_on(self, field: str, text: str) -> None:
         with self._contained(field):

@@ -210,7 +210,7 @@ class Schedules:
         due = cast("list[tuple[bytes, float]]", self._redis.zrangebyscore(DUE, "-inf", ms(now), withscores=True))
         ran = []
         for raw, score in due:
-            with self._contained(name := raw.decode()):
+            with self._contained(name := raw.decode(errors="replace")):
                 if (run := self._fire(self._whole(name), score, now)) is not None:
                     log.info("schedule %s: %s, job %s", name, run.outcome, run.job)
                     ran.append((name, run))

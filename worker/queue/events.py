@@ -182,6 +182,9 @@ def append(pipe: Pipeline, kind: str, at: int, **fields: str) -> None:
 
 def relay(client: redis.Redis) -> None:
     """Have followed what clients did that may not write to the stream themselves, as far as a client may do it."""
+    if client.type(TOLD) not in {b"stream", b"none"}:  # a client may write anything there
+        client.delete(TOLD)
+        _lost(client, "what clients told is dropped: it is not a stream")
     found = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(TOLD, count=BATCH))
     for id, data in found:
         why = ""
@@ -191,8 +194,12 @@ def relay(client: redis.Redis) -> None:
         except Malformed as error:
             why = str(error)
         if Scripts(client)("relay", id, int(not why)) and why:
-            client.hincrby(TOTALS, "dropped:relay", 1)
-            log.error("event %s of a client is dropped: %s", id.decode(), why)
+            _lost(client, f"event {id.decode()} of a client is dropped: {why}")
+
+
+def _lost(client: redis.Redis, what: str) -> None:
+    client.hincrby(TOTALS, "dropped:relay", 1)
+    log.error(what)
 
 
 def forget_jump(client: redis.Redis, stream: str, group: str, age: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 EVENT_MAX = 1_000_000  # bytes of one event; the longest that steps write hold an error with its facts, some kB
+FIELDS_MAX = 100  # of one event; steps write ten, and what Lua unpacks into one call is bounded
 WORD_MAX = 300  # characters of a name, an id or a state; a process has its host, of up to 255, in its name
 NUMBER = re.compile(r"-?[0-9]{1,15}")  # a petabyte, or ms since the epoch; totals of these stay below 2**63
 
@@ -80,6 +81,8 @@ def check(size: int, fields: Mapping[str, str]) -> None:
     """Raises Malformed. ``size`` is that of all of it, in bytes."""
     if size > EVENT_MAX:
         raise Malformed(f"it is larger than {EVENT_MAX:,} bytes")
+    if len(fields) > FIELDS_MAX:
+        raise Malformed(f"it has more than {FIELDS_MAX} fields")
     if (kind := fields.get("kind", "")) not in _KINDS:
         raise Malformed("its kind is unknown" if kind else "it has no kind")
     if not _number(fields.get("at", "")):
