@@ -11,7 +11,7 @@ from reshard.pipeline.checkpoint.discover import Found, foreign_format, is_weigh
 from reshard.pipeline.checkpoint.names import settings_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.checkpoint.tool_files import is_tool_file, leftover
-from reshard.pipeline.planning.model import CARD, MANIFEST, LeftOut
+from reshard.pipeline.planning.model import CARD, MANIFEST, Edit, LeftOut
 from reshard.pipeline.planning.scales import MODELOPT
 from reshard.pipeline.request import Options
 from reshard.pipeline.tensors import StoredFile
@@ -24,6 +24,25 @@ def settings_files(opened: Opened) -> dict[str, str]:
         for checkpoint in opened.checkpoints
         if checkpoint.settings
     }
+
+
+def settings_paths(found: Found, listing: Mapping[str, StoredFile], options: Options) -> dict[str, bool]:
+    """Where settings beside weights may go, and whether they do: not if the source has the path, or it is excluded."""
+    paths = {settings_path(part.name) for part in found.sets if part.format == "torch"}
+    return {path: path not in listing and not excluded(options, path) for path in paths}
+
+
+def settings_edits(opened: Opened, listing: Mapping[str, StoredFile], options: Options) -> tuple[list[Edit], list[str]]:
+    """The files of settings that lie beside weights, and what is said of them."""
+    edits, notes = [], []
+    for path, text in settings_files(opened).items():
+        names = ", ".join(json.loads(text))
+        if path in listing or excluded(options, path):
+            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
+        else:
+            edits.append(Edit(path, text))
+            notes.append(f"the settings beside the weights ({names}) are written to {path}; --exclude leaves them out")
+    return edits, notes
 
 
 def excluded(options: Options, path: str) -> bool:

@@ -5,7 +5,6 @@ What is written follows from the source and the options; what is deleted and kep
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from posixpath import dirname, join
 from reshard.pipeline.checkpoint.discover import Found, is_weight_index
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
-from reshard.pipeline.checkpoint.names import SETTINGS_SUFFIX, index_path, shard_path
+from reshard.pipeline.checkpoint.names import index_path, shard_path
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import (
     BadExperts,
@@ -34,7 +33,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import COMPONENT_MAX, HUB_FILE_MAX, HUB_FOLDER_FILES_MAX, HUB_HTTP_MAX
 from reshard.pipeline.places import NOWHERE
-from reshard.pipeline.planning.beside import excluded, settings_files, sort_out
+from reshard.pipeline.planning.beside import settings_edits, settings_paths, sort_out
 from reshard.pipeline.planning.codec import plan_digest, shard_digest
 from reshard.pipeline.planning.existing import Before, deletes_of, drift, occupied, replaced
 from reshard.pipeline.planning.model import (
@@ -98,6 +97,8 @@ def weights_key(found: Found, listing: Mapping[str, StoredFile], options: Option
         return None
     # A config beside a torch file has it named as loaders look for it.
     names = sorted(str(part.name) for part in found.sets if part.format not in {"safetensors", "gguf"})
+    # Settings are written with the weights, from the same file.
+    names += sorted(path for path, written in settings_paths(found, listing, options).items() if not written)
     return key_of([LAYOUT, identities, options.weights(), *([names] if names else [])])
 
 
@@ -163,7 +164,7 @@ def make_plan(known: Known) -> Plan:
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
         _refuse_too_large(shards, carried)
-    settings, told = _settings(known)
+    settings, told = settings_edits(opened, known.listing, options)
     edits = (*_edits(known, {file.path for file in carried}), *settings)
     notes += told
     beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}
@@ -207,8 +208,12 @@ def make_plan(known: Known) -> Plan:
 
 def _reused(known: Known) -> tuple[str, ...]:
     """What our last publication says of the weights, but for those that are carried whole."""
-    weights = (SUFFIX, gguf.SUFFIX, SETTINGS_SUFFIX)
-    ours = (p for p in known.before.published if p.endswith(weights) or is_weight_index(p) or p == MANIFEST)
+    weights, settings = (SUFFIX, gguf.SUFFIX), settings_paths(known.found, known.listing, known.request.options)
+    ours = (
+        path
+        for path in known.before.published
+        if settings.get(path) or path.endswith(weights) or is_weight_index(path) or path == MANIFEST
+    )
     return tuple(sorted(path for path in ours if path not in known.found.uncut))
 
 
@@ -217,19 +222,6 @@ def _edits(known: Known, carried: set[str]) -> tuple[Edit, ...]:
     texts = {path: text for path, text in sorted(known.configs.items()) if path in carried}
     edited = [Edit(path, edited_config(path, text, options, listing)) for path, text in texts.items()]
     return tuple(edit for edit in edited if edit.content != texts[edit.path])
-
-
-def _settings(known: Known) -> tuple[list[Edit], list[str]]:
-    """The files of settings that lie beside weights, and what is said of them."""
-    edits, notes = [], []
-    for path, text in settings_files(known.opened).items():
-        names = ", ".join(json.loads(text))
-        if path in known.listing or excluded(known.request.options, path):
-            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
-        else:
-            edits.append(Edit(path, text))
-            notes.append(f"the settings beside the weights ({names}) are written to {path}; --exclude leaves them out")
-    return edits, notes
 
 
 def _check_paths(shards: Sequence[str], written: set[str], kept: Set[str], on_hub: bool) -> None:

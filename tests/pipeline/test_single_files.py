@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from safetensors.torch import save_file
 
 from reshard.pipeline import verify
@@ -21,8 +22,9 @@ from reshard.pipeline.errors import (
     UnsafePath,
     Unsupported,
 )
-from tests.pipeline.conftest import Run
+from tests.pipeline.conftest import Run, upload
 from tests.pipeline.test_sources import SIZE, assert_same, output, state_of_plain
+from tests.support.hub.fixtures import Namespace
 
 STATE = state_of_plain()
 
@@ -134,6 +136,46 @@ def test_settings_stay_where_weights_stay_and_go_where_they_are_excluded(tmp_pat
     assert (tmp_path / "out" / "more.txt").exists() and (tmp_path / "out" / "model.settings.json").exists()
     go(tmp_path / "m", tmp_path / "out2", size=SIZE, exclude=("*.settings.json",))
     assert not (tmp_path / "out2" / "model.settings.json").exists()
+
+
+def test_a_carried_file_named_like_settings_follows_the_source(tmp_path: Path, on_hub: Namespace, go: Run) -> None:
+    folder, out = tmp_path / "m", tmp_path / "out"
+    folder.mkdir()
+    save_file(STATE, folder / "model.safetensors")
+    for name in ("my", "old", "not"):
+        (folder / f"{name}.settings.json").write_text('{"v": 1}')
+    repo = upload(on_hub, "model", folder)
+    go(repo, out, size=SIZE)
+    assert len([*out.glob("*.settings.json")]) == 3
+    on_hub.admin.put_files(repo, {"my.settings.json": b'{"v": 2}'})
+    HfApi(on_hub.endpoint, on_hub.token).delete_file("old.settings.json", repo)
+    report = go(repo, out, size=SIZE, exclude=("not.*",))
+    assert not report.plan.shards, "the weights stay"
+    assert {p.name: p.read_text() for p in out.glob("*.settings.json")} == {"my.settings.json": '{"v": 2}'}
+
+
+def test_settings_beside_weights_follow_a_source_that_gets_or_loses_its_own_and_what_is_excluded(
+    tmp_path: Path, on_hub: Namespace, go: Run
+) -> None:
+    saved(tmp_path / "m" / "model.bin", {"config": {"v": 1}, "model": STATE})
+    repo, out = upload(on_hub, "model", tmp_path / "m"), tmp_path / "out"
+    settings, api = out / "model.settings.json", HfApi(on_hub.endpoint, on_hub.token)
+
+    def now(**options: Any) -> Any:
+        go(repo, out, size=SIZE, **options)
+        return json.loads(settings.read_text()) if settings.exists() else None
+
+    assert now() == {"config": {"v": 1}}
+    on_hub.admin.put_files(repo, {"more.txt": b"more"})
+    assert now() == {"config": {"v": 1}}
+    assert now(exclude=("*.settings.json",)) is None
+    assert now() == {"config": {"v": 1}}
+    on_hub.admin.put_files(repo, {"model.settings.json": b'{"own": 1}'})
+    assert now() == {"own": 1}
+    on_hub.admin.put_files(repo, {"model.settings.json": b'{"own": 2}'})
+    assert now() == {"own": 2}
+    api.delete_file("model.settings.json", repo)
+    assert now() == {"config": {"v": 1}}
 
 
 @pytest.mark.parametrize(
