@@ -569,7 +569,7 @@ def test_without_apprise_nothing_is_started_and_the_extra_is_named(
     wanted = Settings(notify_apprise="json://127.0.0.1:9", data_dir=tmp_path)
     with pytest.raises(ExtraMissing, match="apprise is not installed, which RESHARD_NOTIFY_APPRISE needs") as missing:
         local.up(wanted)
-    assert "'reshard[apprise]'" in missing.value.next_step
+    assert "[apprise]" in missing.value.next_step
     assert list(tmp_path.iterdir()) == []
 
 
