@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -65,12 +65,19 @@ KEEP_TEMP_DIR = 3600.0  # seconds; a temporary folder of nobody that is older go
 
 
 LogFormat = Literal["text", "json"]
+S = TypeVar("S", bound=BaseSettings)
 
 
-class Settings(BaseSettings):
-    """The service's settings. Lists are separated by commas."""
+class SubmitSettings(BaseSettings):
+    """What whoever submits has to know."""
 
     model_config = SettingsConfigDict(env_prefix="RESHARD_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
+
+
+class Settings(SubmitSettings):
+    """The service's settings. Lists are separated by commas."""
 
     broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
     broker_password: SecretStr | None = None  # of its user, where the URL holds none
@@ -90,7 +97,6 @@ class Settings(BaseSettings):
     drain: float = Field(default=DRAIN, ge=0)
     broker_patience: float = Field(default=BROKER_PATIENCE, ge=0)
     keep_days: float = Field(default=KEEP_DAYS, gt=0)
-    max_queued: int = Field(default=MAX_QUEUED, ge=1)  # of one submitter: a user, a token, a catalog or a schedule
 
     # Where control answers a scrape. Off unless asked for: without a password it tells the names of schedules,
     # catalogs and hosts, and two controls on one machine would want the same port.
@@ -211,11 +217,21 @@ def from_files(kind: type[BaseSettings]) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """The settings of this process, read once; raises BadSetting."""
+    return _read(Settings)
+
+
+@lru_cache(maxsize=1)
+def max_queued() -> int:
+    """Jobs that one submitter may have queued; raises BadSetting. A program may set the broker's URL after it."""
+    return _read(SubmitSettings).max_queued
+
+
+def _read(kind: type[S]) -> S:
     try:
-        return Settings(**from_files(Settings))
+        return kind(**from_files(kind))
     except ValidationError as error:
         first = first_problem(error)
         name = "RESHARD_" + "_".join(map(str, first.loc)).upper()
-        secrets = {"api_url", *dict(secrets_of(Settings))}
+        secrets = {"api_url", *dict(secrets_of(kind))}
         secret = first.loc[0] in secrets
         raise BadSetting(name=name, value="..." if secret else first.given, why=first.why) from None

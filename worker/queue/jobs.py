@@ -54,7 +54,7 @@ from reshard.worker.queue.scripts import (
 )
 from reshard.worker.queue.states import ENDED, JobState
 from reshard.worker.queue.wakes import QUEUES
-from reshard.worker.settings import settings
+from reshard.worker.settings import max_queued
 
 if TYPE_CHECKING:
     from reshard.pipeline.planning.model import Plan
@@ -129,7 +129,7 @@ class JobStore:
         self.redis = client
         self.url = url
         self.run = Scripts(client)
-        self.most = settings().max_queued  # jobs that one submitter may have queued
+        self.most = max_queued()  # jobs that one submitter may have queued
 
     @classmethod
     @contextmanager
