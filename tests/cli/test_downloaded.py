@@ -42,9 +42,9 @@ def download(repo: str, space: Namespace, home: Path, *typed: str | Path, **env:
     ("typed", "env", "links"),
     [
         ((), {}, ["models--*/blobs/*", "blobs/??/*"]),
-        ((), {"HF_HUB_DISABLE_SHARED_BLOBS": "1"}, ["models--*/blobs/*"]),
-        ((), {"HF_HUB_DISABLE_XET": "1"}, ["models--*/blobs/*"]),
-        ((), {"HF_HUB_DISABLE_SYMLINKS": "1"}, []),
+        pytest.param((), {"HF_HUB_DISABLE_SHARED_BLOBS": "1"}, ["models--*/blobs/*"], marks=pytest.mark.slow),
+        pytest.param((), {"HF_HUB_DISABLE_XET": "1"}, ["models--*/blobs/*"], marks=pytest.mark.slow),
+        pytest.param((), {"HF_HUB_DISABLE_SYMLINKS": "1"}, [], marks=pytest.mark.slow),
         (("--local-dir", "here"), {}, []),
     ],
     ids=["shared blobs", "own blobs", "without Xet", "copies", "local folder"],

@@ -22,7 +22,7 @@ __all__ = ["hub", "hub_process", "namespace"]
 LOUD = "import logging\nlogging.Logger.setLevel = lambda *_: None\nlogging.getLogger().level = logging.DEBUG\n"
 
 
-@pytest.mark.parametrize(("transport", "form"), [("http", "json"), ("xet", "text")])
+@pytest.mark.parametrize(("transport", "form"), [("http", "json"), pytest.param("xet", "text", marks=pytest.mark.slow)])
 def test_no_log_of_a_service_has_a_signature_or_a_token(
     namespace: Namespace, broker: Broker, store: JobStore, tmp_path: Path, transport: str, form: str
 ) -> None:
