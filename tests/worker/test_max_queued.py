@@ -6,15 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from reshard.pipeline.errors import TooManyQueued
+from reshard.pipeline.errors import TargetBusy, TooManyQueued
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.pushes import WAITING, Pushes, Watch
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
 from tests.worker.conftest import ask, claimed, followed
-from tests.worker.test_catalogs import begin, definition, finish, jobs
+from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
 
 MOST = 2
 
@@ -61,6 +62,8 @@ def test_those_who_submit_at_once_are_counted_together(store: JobStore) -> None:
 def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> None:
     catalogs = Cursor(store)
     begin(catalogs, definition(5, at_once=5))
+    jobs(catalogs)
+    assert catalogs.get("mirror").note == "it waits: it has 2 jobs queued, as many as one submitter may"
     seen = list[str]()
     for _ in range(5):
         at_work = jobs(catalogs)
@@ -68,7 +71,7 @@ def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> 
         seen.append(at_work[0])
         finish(leases, at_work[0])
     followed(store)
-    assert catalogs.get("mirror").state == "done"
+    assert (catalogs.get("mirror").state, catalogs.get("mirror").note) == ("done", None)
     assert len(set(seen)) == 5 and catalogs.get("mirror").counts() == {"same": 5}
 
 
@@ -87,3 +90,69 @@ def test_a_schedule_is_left_out_and_says_why(store: JobStore) -> None:
     schedules.add(Schedule(name="nightly", cron="@daily", request=ask("scheduled")))
     assert schedules.run("nightly").outcome == "full"
     assert len(store.recent()) == MOST
+
+
+def test_jobs_that_a_release_before_began_or_ended_do_not_count(store: JobStore) -> None:
+    """Such a release changes a job's state and leaves the set as it is."""
+    old = [store.submit(by("me", number)).id for number in range(MOST)]
+    store.redis.hset(job_key(old[0]), "state", "planning")
+    store.redis.delete(job_key(old[1]))
+    assert not store.submit(by("me", MOST)).existed
+    assert store.redis.zcard("reshard:queued:me") == 2, "only as many as are in the way are looked at"
+
+
+@pytest.mark.parametrize("what", ["schedule", "push"])
+def test_what_a_release_before_left_holds_up_neither_schedules_nor_pushes(store: JobStore, what: str) -> None:
+    asked_by = {"schedule": "schedule nightly", "push": "webhook"}[what]
+    for number in range(MOST):
+        store.redis.hset(job_key(store.submit(by(asked_by, number)).id), "state", "done")
+    if what == "schedule":
+        schedules = Schedules(store)
+        schedules.add(Schedule(name="nightly", cron="@daily", request=ask("scheduled")))
+        assert schedules.preview("nightly")[0] == "fired" and schedules.run("nightly").outcome == "fired"
+    else:
+        assert Pushes(store).push(Watch(catalog="mirror", request=ask("pushed")), "1" * 40).outcome == "submitted"
+
+
+def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
+    request = ask("pushed").submitted_for("webhook")
+    job = store.submit(request).id
+    store.redis.delete(job_key(job))  # and still the target's
+    store.redis.hset(job_key(job), "key", request.key())
+    with pytest.raises(TargetBusy):
+        Pushes(store).push(Watch(catalog="mirror", request=ask("pushed")), "1" * 40)
+
+
+def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:
+    job = store.submit(by("me", 0)).id
+    store.cancel(job)
+    store.redis.zadd("reshard:queued:me", {job: 0})  # as a release before leaves it
+    store.delete(job)
+    assert not store.redis.exists("reshard:queued:me")
+
+
+def test_a_retry_counts_as_a_submit_does(store: JobStore, leases: Leases) -> None:
+    again = store.submit(by("me", 0)).id
+    store.cancel(again)
+    oldest, newest = (store.submit(by("me", number)).id for number in (1, 2))
+    with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
+        store.retry(again)
+    assert refused.value.facts["job"] == oldest and store.get(again).state == "cancelled"
+    store.cancel(newest)
+    store.retry(again)
+    assert store.get(again).state == "queued"
+
+
+def test_a_catalogs_retry_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> None:
+    catalogs = Cursor(store)
+    begin(catalogs, definition(1))
+    (failed,) = jobs(catalogs)
+    fail(leases, failed)
+    followed(store)
+    others = [store.submit(by("catalog mirror", number)).id for number in range(MOST)]
+    catalogs.retry("mirror")
+    followed(store)
+    assert catalogs.get("mirror").todo == 1 and "it waits" in (catalogs.get("mirror").note or "")
+    store.cancel(others[0])
+    catalogs.reconcile()
+    assert jobs(catalogs) == [failed]

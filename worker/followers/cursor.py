@@ -15,7 +15,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import cast
 
-from reshard.pipeline.errors import BadPlace, CatalogNotFound, JobNotFound, ReshardError, TargetBusy, WrongState
+from reshard.pipeline.errors import (
+    BadPlace,
+    CatalogNotFound,
+    JobNotFound,
+    ReshardError,
+    TargetBusy,
+    TooManyQueued,
+    WrongState,
+)
 from reshard.worker.followers import records
 from reshard.worker.followers.catalogs import (
     LOOKED_AT,
@@ -40,6 +48,8 @@ log = logging.getLogger(__name__)
 
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 CLOCK_SLACK = 1.0  # seconds that the broker's clock may be put back by, to correct it
+FULL = "full"  # no id is so short: the job that an entry goes on with may not be queued now
+WAITS = "it waits: it has {most} jobs queued, as many as one submitter may"  # the note of a run
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
 
@@ -204,7 +214,10 @@ class Cursor(Catalogs):
             self._end(definition, run, number, Ended("failed", error=error.to_dict()))
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
-        job = self._go_on(again.decode()) if again else ""
+        try:
+            job = self._go_on(again.decode()) if again else ""
+        except TooManyQueued:
+            job = FULL
         request = entry.request.submitted_for(asked_by(name))
         answer = self._admit_one(definition, run, number, job, submission(request))
         if answer not in {"ok", "gone", "stop"}:
@@ -213,13 +226,16 @@ class Cursor(Catalogs):
         return answer
 
     def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
-        """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
+        """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target.
+
+        ``job`` may be FULL.
+        """
         name = definition.name
 
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             there, same = ("", True) if job else occupant(pipe, submitted)
-            full = not (job or there) and oldest_of_full(pipe, submitted, self._store.most)
+            full = job == FULL or (not (job or there) and oldest_of_full(pipe, submitted, self._store.most))
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
@@ -227,12 +243,14 @@ class Cursor(Catalogs):
                 return "gone"
             if not same:
                 return there
-            if full:
-                return "stop"  # it waits; when one of its jobs has ended there is room
+            if full:  # when one of its jobs has begun there is room
+                pipe.hset(key(name), "note", WAITS.format(most=self._store.most))
+                return "stop"
             if not (job or there):
                 enqueue(pipe, submitted)
             pipe.zrem(key(name, "todo"), number)
             pipe.hdel(key(name, "again"), number)
+            pipe.hdel(key(name), "note")
             pipe.hset(key(name, "active"), number, job or there or submitted[0])
             pipe.hincrby(key(name), "admitted", 1)
             return "ok"
@@ -240,7 +258,7 @@ class Cursor(Catalogs):
         return self._change(name, step, ACTIVE)
 
     def _go_on(self, job: str) -> str:
-        """The job, when it goes on; empty when a new one must be made."""
+        """The job, when it goes on; empty when a new one must be made. Raises TooManyQueued."""
         try:
             self._store.retry(job)
         except WrongState:  # retried already, by a control that died then

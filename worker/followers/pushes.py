@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Literal, NamedTuple, cast
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, named, parse, request_for
-from reshard.pipeline.errors import BadPlace, TargetBusy, TooManyQueued
+from reshard.pipeline.errors import BadPlace, ReshardError, TargetBusy, TooManyQueued
 from reshard.pipeline.places import Hub, Place, Strict
 from reshard.pipeline.request import DEFAULT_BRANCH, Request
 from reshard.worker.followers.catalogs import Catalogs, key
@@ -33,6 +33,7 @@ from reshard.worker.queue.states import JobState
 log = logging.getLogger(__name__)
 
 ASKED_BY = "webhook"
+TRIES = 10  # of what is in the way of a push, as each may end just then
 REPEATS = 30 * 86400  # seconds; a Hub sends an event again within minutes, a person within days
 SCAN = 1000  # entries of a catalog that are read at once
 FILES_KEPT = 8  # files of catalogs that are kept parsed; few wait to be expanded
@@ -92,7 +93,7 @@ class Pushes:
         return list(found.values())
 
     def push(self, watch: Watch, commit: str) -> Carried:
-        """Carry it out for ``commit``, once; raises ScheduleNotFound, ScheduleUnreadable."""
+        """Carry it out for ``commit``, once; raises ScheduleNotFound, ScheduleUnreadable, TargetBusy, TooManyQueued."""
         seen = f"{PREFIX}push:{watch.what}"
         last = cast("bytes | None", self._redis.get(seen))
         if last is not None and last.decode() == commit:
@@ -145,18 +146,20 @@ class Pushes:
 
     def _submit(self, watch: Watch) -> Carried:
         slot = submission(watch.request)[2]
-        while True:
+        for _ in range(TRIES):
             there = cast("bytes | None", self._redis.hget(ACTIVE, slot))
+            in_the_way: ReshardError
             try:
                 job, same = self._ask(watch)
             except TooManyQueued as full:  # it follows one of those that are in its way
-                if (outcome := self._behind(full.facts["job"], False, watch)) is not None:
-                    return Carried(outcome, full.facts["job"])
-                continue
-            if there is None or there.decode() != job:
-                return Carried("submitted", job)
+                job, same, in_the_way = full.facts["job"], False, full
+            else:
+                if there is None or there.decode() != job:
+                    return Carried("submitted", job)
+                in_the_way = TargetBusy(job=job, target=str(watch.request.target))
             if (outcome := self._behind(job, same, watch)) is not None:
                 return Carried(outcome, job)
+        raise in_the_way
 
     def _ask(self, watch: Watch) -> tuple[str | None, bool]:
         """The job that carries it out or has its target, and whether it is none other than what is asked for."""

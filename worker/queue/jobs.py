@@ -193,18 +193,20 @@ class JobStore:
 
         ``anew`` plans once more, from what source and target are now; shards that stay the same are not copied again.
         ``onto_head`` does so too, and replaces whatever others changed in the target since.
-        Raises JobNotFound, WrongState, and TargetBusy when another job has the target by now.
+        Raises JobNotFound, WrongState, TargetBusy when another job has the target by now, and TooManyQueued.
         """
         id, request = self.resolve(id), ""
         if onto_head:
             asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
             asked.pop("recurring", None)  # this time a person says so
             request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
-        answer, what = texts(self.run("retry", id, int(anew or onto_head), request))
+        answer, what = texts(self.run("retry", id, int(anew or onto_head), request, self.most))
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "busy":
             raise TargetBusy(job=what, target=str(self.get(id).request.target))
+        if answer == "full":
+            raise TooManyQueued(name=self.get(id).request.asked_by or "nobody", most=self.most, job=what)
         if answer == "refused":
             why = "there is nothing to retry" if what == JobState.done else "it is still under way"
             raise WrongState(job=id, state=what, why=why)
@@ -412,8 +414,7 @@ def occupant(pipe: Pipeline, submitted: Sequence[str]) -> tuple[str, bool]:
 def oldest_of_full(pipe: Pipeline, submitted: Sequence[str], most: int) -> str:
     """In a transaction that watches ``ACTIVE``, to which every submit writes: the oldest queued job of a submitter who
     may submit no more until one has begun; else an empty string."""
-    waiting = f"{PREFIX}queued:{submitted[5]}"
-    return str(pipe.zrange(waiting, 0, 0)[0].decode()) if pipe.zcard(waiting) >= most else ""
+    return cast(bytes, Scripts(pipe)("full", submitted[5], most)).decode()
 
 
 def enqueue(pipe: Pipeline, submitted: Sequence[str]) -> None:

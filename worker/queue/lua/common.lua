@@ -67,6 +67,17 @@ local function set_state(id, state, t)
   event(id, 'state', 'state', state)
 end
 
+-- The oldest queued job of a submitter who has so many, or nothing. Workers and clients of a release before the bound
+-- leave in the set what they began or ended.
+local function oldest_of_full(who, most)
+  local waiting = PREFIX .. 'queued:' .. who
+  while redis.call('ZCARD', waiting) >= most do
+    local oldest = redis.call('ZRANGE', waiting, 0, 0)[1]
+    if get(oldest, 'state') == 'queued' then return oldest end
+    redis.call('ZREM', waiting, oldest)
+  end
+end
+
 -- A unit belongs to the latest token that claimed it, expired or not, until it is done.
 local function owns(id, name, token)
   return unit(id, name, 'token') == token and redis.call('ZSCORE', key(id, 'todo'), name)

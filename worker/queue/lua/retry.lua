@@ -1,4 +1,6 @@
--- id, 1 to plan anew, the request to plan by or '' -> {'ok' | 'missing' | 'refused' | 'busy', the state it found, or the job that has the target}
+-- id, 1 to plan anew, the request to plan by or '', how many jobs its submitter may have queued, or nothing
+-- -> {'ok' | 'missing' | 'refused' | 'busy' | 'full', the state it found, the job that has the target, or the
+--     submitter's oldest}
 -- The job goes on where it ended: receipts stay, and attempts are forgiven. One that was rolled back is planned anew,
 -- because a confirm would read the commit that was undone.
 local id, anew = ARGV[1], ARGV[2] == '1'
@@ -12,7 +14,11 @@ if active and active ~= id then return { 'busy', active } end
 
 local todo = key(id, 'todo')
 local confirm = redis.call('ZSCORE', todo, 'confirm')
-if get(id, 'undone') or anew and not confirm then
+local whole = get(id, 'undone') or anew and not confirm
+local full = ARGV[4] and (whole or redis.call('ZSCORE', todo, 'plan'))
+  and oldest_of_full(get(id, 'asked_by') or '', tonumber(ARGV[4]))
+if full then return { 'full', full } end
+if whole then
   drop_plan(id)
   redis.call('HDEL', key(id), 'published')
   redis.call('ZADD', todo, 0, 'plan')

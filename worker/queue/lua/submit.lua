@@ -7,10 +7,8 @@ local existed = active and active ~= id -- when it is ours, the answer was lost 
 if existed then
   id, same = active, get(active, 'key')
 elseif not active then
-  local waiting = PREFIX .. 'queued:' .. ARGV[6]
-  if ARGV[7] and redis.call('ZCARD', waiting) >= tonumber(ARGV[7]) then
-    return { redis.call('ZRANGE', waiting, 0, 0)[1], 2, '' }
-  end
+  local full = ARGV[7] and oldest_of_full(ARGV[6], tonumber(ARGV[7]))
+  if full then return { full, 2, '' } end
   local t = now()
   redis.call('HSET', PREFIX .. 'active', target, id)
   redis.call('HSET', key(id), 'id', id, 'key', same, 'target', target, 'priority', ARGV[4], 'request', ARGV[5],
