@@ -119,7 +119,7 @@ def caller(
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return tokens.find(token.strip())
-    if peer and (users := headers.getlist(settings.user_header)) and _trusted(peer, settings):
+    if peer and (users := headers.getlist(settings.user_header)) and is_proxy(peer, settings):
         user, *more = users
         if more or not NAME.fullmatch(user):
             return None
@@ -129,7 +129,8 @@ def caller(
     return found and found._replace(by_browser=True)
 
 
-def _trusted(peer: str, settings: WebSettings) -> bool:
+def is_proxy(peer: str, settings: WebSettings) -> bool:
+    """Whether an address is that of the proxy whose header is believed."""
     try:
         address = ip_address(peer)
     except ValueError:  # a Unix socket has no address

@@ -6,9 +6,9 @@ webhooks.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections import defaultdict
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
 
@@ -21,8 +21,11 @@ from reshard.web.streams import Streams
 
 # Together with those to the broker they fit into the 1,024 files that a process may open by default.
 CONNECTIONS = 800  # at once; beyond it every request is answered 503, but for the probes
-STRANGERS_MAX = 150  # at once; beyond it the one that has been silent for longest is ended for the next
-STRANGERS_OF_PEER = 50  # the same, of one address; a browser opens six
+STRANGERS_MAX = 150  # at once; beyond it the oldest one that is silent is ended for the next
+STRANGERS_OF_PEER = 50  # the same, of one address but the trusted proxy's; a browser opens six
+# Seconds before a connection counts. Many are accepted before any is read, and what they sent must be read first. In a
+# longer time a flood of some thousand a second would reach CONNECTIONS.
+YOUNG = 0.1
 
 LOOK = 2.5  # seconds between two looks at a connection
 SILENT = 5  # seconds that a stranger is given to say a whole request, and to say another one
@@ -44,6 +47,7 @@ class Connection(H11Protocol):
         self.timeout_keep_alive = SILENT
         self._asking = self._stuck = 0.0  # seconds, as the looks count them
         self._look = self.loop.call_later(LOOK, self._watch)
+        self._count = self.loop.call_later(YOUNG, self._strangers.add, self)
 
     @property
     def limit_concurrency(self) -> int | None:
@@ -67,19 +71,18 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it is the other end that has to say something."""
+        """Whether it is the other end that has to say something; of a body that we do not take yet, it is not."""
+        if self.flow.read_paused:
+            return False
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def recognize(self) -> None:
         """It is no stranger's; may be called by any thread."""
         self.known, self.timeout_keep_alive = True, KEEP_ALIVE
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._strangers.add(self)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()
+        self._count.cancel()
         self._strangers.discard(self)
         super().connection_lost(exc)
 
@@ -105,12 +108,19 @@ class Connection(H11Protocol):
 class Strangers:
     """The connections of strangers, oldest first: where there are too many, the oldest that is silent gives way."""
 
-    def __init__(self) -> None:
+    def __init__(self, trusted: Callable[[str], bool]) -> None:
+        """``trusted`` says whether an address is the proxy's, on whose connections many people come."""
+        self._trusted = trusted
         self._all: dict[Connection, None] = {}
         self._of: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
 
     def add(self, connection: Connection) -> None:
-        for room, most in ((self._of[connection.peer], STRANGERS_OF_PEER), (self._all, STRANGERS_MAX)):
+        if connection.known:
+            return
+        rooms = [(self._all, STRANGERS_MAX)]
+        if not (connection.client and self._trusted(connection.client[0])):
+            rooms.insert(0, (self._of[connection.peer], STRANGERS_OF_PEER))
+        for room, most in rooms:
             room[connection] = None
             if len(room) > most:
                 self._make_room(room, most)
@@ -135,17 +145,17 @@ class Strangers:
 class State(ServerState):
     """What all connections share."""
 
-    def __init__(self) -> None:
+    def __init__(self, trusted: Callable[[str], bool]) -> None:
         super().__init__()
-        self.strangers = Strangers()
+        self.strangers = Strangers(trusted)
 
 
 class Server(uvicorn.Server):
     """Uvicorn's waits for every answer before it tells the application that it is to end; a stream has no end."""
 
-    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+    def __init__(self, config: uvicorn.Config, streams: Streams, trusted: Callable[[str], bool]) -> None:
         super().__init__(config)
-        self.server_state = State()
+        self.server_state = State(trusted)
         self._streams = streams
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSetting, ExtraMissing, ReshardError
-from reshard.web.auth import Tokens
+from reshard.web.auth import Tokens, is_proxy
 from reshard.web.settings import WebSettings, is_local, web_settings
 from reshard.worker import logs
 from reshard.worker.broker import broker_url
@@ -93,7 +93,7 @@ def serve(settings: Settings, own: WebSettings) -> None:
             h11_max_incomplete_event_size=16_384,
         )  # fmt: skip
         log.info("web is on http://%s:%s", own.address, own.port)
-        Server(config, web.streams).run(sockets=[listening])
+        Server(config, web.streams, lambda peer: is_proxy(peer, own)).run(sockets=[listening])
 
 
 if __name__ == "__main__":

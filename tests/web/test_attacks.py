@@ -9,6 +9,7 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,10 @@ def kept(site: Site, silent: list[socket.socket]) -> list[socket.socket]:
     return [line for line in silent if not readable(line) or not is_ended(line)]
 
 
+def few(site: Site, silent: list[socket.socket]) -> bool:
+    return len(kept(site, silent)) <= STRANGERS_OF_PEER
+
+
 def readable(line: socket.socket) -> bool:
     poll = select.poll()
     poll.register(line, select.POLLIN)
@@ -431,7 +436,7 @@ def test_1000_silent_connections_stop_neither_the_service_nor_its_probes(
                 lines.append(stack.enter_context(closing(dial(site))))
                 with suppress(ConnectionError):
                     lines[-1].sendall(said)
-            assert len(kept(site, lines)) <= STRANGERS_OF_PEER
+            wait_for(partial(few, site, lines), "the end of the others")
 
 
 def test_silent_connections_of_many_addresses_are_few_together(site: Site, many_files: None) -> None:
@@ -440,8 +445,9 @@ def test_silent_connections_of_many_addresses_are_few_together(site: Site, many_
         for peer in range(2, 32):
             source = f"127.0.0.{peer}"
             lines += [stack.enter_context(closing(dial(site, source=source))) for _ in range(STRANGERS_OF_PEER)]
-        newest, held = lines[-STRANGERS_OF_PEER // 2 :], kept(site, lines)
-        assert len(held) <= STRANGERS_MAX and {*newest} <= {*held}
+        newest = lines[-STRANGERS_OF_PEER // 2 :]
+        held = wait_for(lambda: len(some := kept(site, lines)) <= STRANGERS_MAX and some, "the end of the others")
+        assert {*newest} <= {*held}
 
 
 def test_who_says_nothing_is_hung_up_on_before_who_has_a_token(site: Site) -> None:
