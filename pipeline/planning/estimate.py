@@ -124,15 +124,15 @@ class Needs(NamedTuple):
 def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
     """What ``plan`` needs; ``before`` is what the target holds now."""
     largest = max((shard.size for shard in plan.shards), default=0)
-    spool = max((_spooled(plan, number) for number in range(len(plan.shards))), default=0)
-    waiting = STAGED_SHARDS_MAX * largest if to_hub and plan.transports.target != "xet" else 0
+    spools = [_spooled(plan, number) for number in range(len(plan.shards))]
+    staged = to_hub and plan.transports.target != "xet"  # a shard lies there beside its tensor that is put in order
     from_hub = plan.pin.endpoint is not None
     written = {shard.path for shard in plan.shards}
     replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
     return Needs(
         memory=MEMORY_FLOOR_XET if "xet" in plan.transports else MEMORY_FLOOR,
-        disk=waiting + spool,
-        least_disk=max(largest if waiting else 0, spool),
+        disk=(STAGED_SHARDS_MAX * largest if staged else 0) + max(spools, default=0),
+        least_disk=max((s.size * staged + spool for s, spool in zip(plan.shards, spools, strict=True)), default=0),
         target=0 if to_hub else sum(s.size for s in plan.shards) + _carried(plan, before),
         api_calls=_api_calls(plan, from_hub, to_hub, len(before)),
         resolver_calls=(len(plan.files) + _SMALL_FILES if from_hub else 0) + (len(plan.shards) if to_hub else 0),

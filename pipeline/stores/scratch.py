@@ -26,14 +26,15 @@ class ScratchSpace:
         self._change = threading.Condition()
 
     def room(self) -> int:
-        """Bytes that may be written: free on the disk, and left of the limit; raises TempDirUnusable."""
+        """Bytes that a new file may take: free on the disk, but for what open files have yet to write, and left of
+        the limit; raises TempDirUnusable."""
         try:
             free = shutil.disk_usage(self.path).free
         except OSError as error:
             raise TempDirUnusable(path=str(self.path), why=error.strerror or str(error)) from error
-        if self._limit is None:
-            return free
-        return min(free, self._limit - sum(scratch.size for scratch in self._open))
+        opened = [*self._open]
+        free -= sum(scratch.size - scratch.written for scratch in opened)
+        return free if self._limit is None else min(free, self._limit - sum(scratch.size for scratch in opened))
 
     def open(self, size: int) -> ScratchFile:
         """A file for ``size`` bytes; waits while others are leaving, and raises DiskFull without room even then."""
@@ -59,6 +60,7 @@ class ScratchFile:
 
     def __init__(self, disk: ScratchSpace, size: int) -> None:
         self.size = size  # bytes
+        self.written = 0  # bytes, of these
         self.leaving = False  # it is complete, and is closed once it was sent
         self.file = tempfile.TemporaryFile(dir=disk.path, prefix="reshard-", buffering=0)  # noqa: SIM115
         self._disk = disk
@@ -67,7 +69,9 @@ class ScratchFile:
         """All of ``view``; raises DiskFull."""
         with full_disk_errors(self._disk.path, self.size):
             while view:
-                view = view[self.file.write(view) :]
+                count = self.file.write(view)
+                self.written += count
+                view = view[count:]
 
     def read_into(self, view: memoryview, at: int) -> None:
         """Fill ``view`` with the bytes from ``at`` on; raises EOFError where the file ends before."""

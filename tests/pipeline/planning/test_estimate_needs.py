@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_a_tensor_that_must_be_put_in_order_lies_on_the_disk_meanwhile(tmp_path:
     spooled, written = 300 * 200 * 4, 300 * 200 * 4 + 5 * 4
     assert need[:3] == (MEMORY_FLOOR, spooled, spooled) and need[4:] == (0, 0, 0)
     assert written < need.target < written + 1000  # and a header
+
+
+def test_over_lfs_it_lies_there_beside_the_shard_that_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "model" / "pytorch_model.bin")
+    made, _ = drafted(tmp_path / "model", tmp_path / "out")
+    over_lfs, (shard,) = made.transports._replace(target="lfs"), made.shards
+    assert needs(replace(made, transports=over_lfs), True, {}).least_disk == shard.size + 300 * 200 * 4
 
 
 @pytest.fixture

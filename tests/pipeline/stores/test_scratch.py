@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,28 @@ def test_no_more_than_the_disk_has_is_begun(tmp_path: Path) -> None:
     disk = ScratchSpace(tmp_path)
     with pytest.raises(DiskFull, match=str(tmp_path)):
         disk.open(1 << 60)
+
+
+def test_bytes_that_open_files_have_yet_to_write_are_not_room(tmp_path: Path) -> None:
+    disk = ScratchSpace(tmp_path)
+    free = disk.room()
+    first = disk.open(free * 3 // 4)
+    with pytest.raises(DiskFull, match=str(tmp_path)):
+        disk.open(free // 2)  # nothing is written yet, so the disk itself is as free as before
+    first.close()
+    disk.open(free // 2).close()
+
+
+def test_what_is_written_is_taken_from_the_room_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 0
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000 - used))
+    disk = ScratchSpace(tmp_path)
+    with closing(disk.open(600)) as scratch:
+        assert disk.room() == 400
+        for _ in range(2):
+            scratch.write(memoryview(bytes(300)))
+            used += 300
+            assert disk.room() == 400
 
 
 def test_what_does_not_fit_waits_for_what_is_leaving(tmp_path: Path) -> None:
