@@ -98,7 +98,7 @@ PICKLE_IDLE_FREE = (
 )
 PICKLE_IDLE_BYTES = 4  # ... and then at least so many bytes for each: the shortest group that Python writes has six
 NESTING_MAX = 8  # dictionaries inside dictionaries that are searched for tensors; wrappers nest two or three deep
-SETTINGS_MAX = 65_536  # values and characters of the settings beside the weights of a torch file; real ones have 100s
+SETTINGS_MAX = 65_536  # values, and characters of texts and keys, of the settings of a torch file; real ones have 100s
 VALUES_MAX = 10_000_000  # values of a pickle that are looked at while it is searched for tensors
 ZIP_DIRECTORY_MAX = 64 * MIB  # bytes; 500,000 records
 TAIL_READ = 64 * KIB  # bytes; holds the whole directory of a zip of about 700 records

@@ -176,6 +176,7 @@ _OPENERS: dict[Format, Callable[[Source, FileSet, int], Checkpoint]] = {
 def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
     owner: dict[str, str] = {}
     metadata: dict[str, str] = {}
+    settings: dict[str, object] = {}
     notes = []
     for file in files:
         for tensor in file.tensors:
@@ -185,6 +186,9 @@ def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
         for key, value in file.metadata.items():
             if metadata.setdefault(key, value) != value:
                 notes.append(f"{file.path}: its own {key!r} metadata gives way to the first file's")
+        for key, values in file.settings.items():
+            if settings.setdefault(key, values) != values:
+                notes.append(f"{file.path}: its own settings in {key!r} give way to the first file's")
         notes += file.notes
     notes += _index_notes(part, owner)
     return Checkpoint(
@@ -197,7 +201,7 @@ def _checkpoint(part: FileSet, first: int, files: list[_File]) -> Checkpoint:
         notes=tuple(notes),
         ties=tuple(tie for file in files for tie in file.ties),
         records=tuple(record for file in files for record in file.records),
-        settings=next((file.settings for file in files if file.settings), {}),
+        settings=settings,
     )
 
 

@@ -186,6 +186,7 @@ def test_settings_beside_weights_follow_a_source_that_gets_or_loses_its_own_and_
         {"x": torch.float16},
         {"x": b"bytes"},
         {"x": "y" * 70_000},
+        {"y" * 70_000: "x"},
         {"x": {1, 2}},
         [1],
         {},
@@ -198,6 +199,44 @@ def test_what_json_has_no_word_for_is_left_out_and_said(tmp_path: Path, go: Run,
     notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
     assert any("left out config" in note for note in notes)
     assert not (tmp_path / "out" / "model.settings.json").exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    "key", ["hf_token", "HF_TOKEN", "client_secret", "Password", "wandb_api_key", "apikey", "api-key", "credentials"]
+)
+def test_settings_that_may_hold_a_secret_are_left_out_whole_and_said(
+    tmp_path: Path, go: Run, key: str, legacy: bool
+) -> None:
+    (tmp_path / "m").mkdir()
+    value = {"config": {"deep": [{key: "hf_abc"}]}, "model_args": {"layers": 2}, "model": STATE}
+    torch.save(value, tmp_path / "m" / "model.pt", _use_new_zipfile_serialization=not legacy)
+    notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
+    assert f"model.pt: no settings are taken from config: its {key!r} may be a secret" in notes
+    assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"model_args": {"layers": 2}}
+
+
+def test_ids_and_counts_of_tokens_are_settings_and_a_scripts_arguments_are_not(tmp_path: Path, go: Run) -> None:
+    config = {"bos_token_id": 1, "max_tokens": 2048, "pad_token_id": None, "tokenizer": "gpt2"}
+    saved(
+        tmp_path / "m" / "model.ckpt", {"config": config, "hyper_parameters": config, "hparams": config, "model": STATE}
+    )
+    notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
+    assert json.loads((tmp_path / "out" / "model.settings.json").read_text()) == {"config": config}
+    assert any("left out hparams" in note for note in notes) and any("left out hyper_par" in note for note in notes)
+
+
+def test_settings_that_differ_between_the_files_of_one_checkpoint_are_said(tmp_path: Path, go: Run) -> None:
+    names = [*STATE]
+    for n, part in enumerate((names[:2], names[2:]), 1):
+        state = {name: STATE[name] for name in part}
+        value = {"config": {"layers": n}, "model_args": {"same": 1}, "model": state}
+        saved(tmp_path / "m" / f"pytorch_model-0000{n}-of-00002.bin", value)
+    notes = go(tmp_path / "m", tmp_path / "out", size=SIZE).plan.notes
+    written = json.loads((tmp_path / "out" / "model.settings.json").read_text())
+    assert written == {"config": {"layers": 1}, "model_args": {"same": 1}}
+    assert "pytorch_model-00002-of-00002.bin: its own settings in 'config' give way to the first file's" in notes
+    assert not any("'model_args'" in note for note in notes)
 
 
 def test_settings_that_repeat_one_value_without_end_cost_no_more_than_they_may(tmp_path: Path, go: Run) -> None:

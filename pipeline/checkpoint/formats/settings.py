@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from math import isfinite
 
 from reshard.pipeline.checkpoint.formats.torch_state import pairs_of
 from reshard.pipeline.limits import NESTING_MAX, SETTINGS_MAX
 
-# What training scripts call what the model was made with. Other values (an epoch, arguments of the script, paths) are
-# not the model's, and may hold what nobody means to publish.
-NAMES = ("config", "model_config", "model_args", "model_kwargs", "hyper_parameters", "hparams")
+# What training scripts call what the model was made with. Other values (an epoch, arguments of the script, which
+# Lightning calls hyper_parameters, paths) are not the model's, and may hold what nobody means to publish.
+NAMES = ("config", "model_config", "model_args", "model_kwargs")
+
+_SECRET = re.compile("secret|password|api[-_ ]?key|credential", re.IGNORECASE)
+_TOKEN = re.compile("token(?!i[sz])", re.IGNORECASE)  # no secret where the value is a number: an id or a count
 
 
 class _NotPlain(Exception):
     """A value that JSON has no word for, or too many of them."""
 
 
-def settings_of(root: object) -> dict[str, object]:
-    """The dictionaries under NAMES at the top of a pickled value, if all that they hold is plain, by their names."""
+class _Secret(Exception):
+    """A key whose value may be a secret."""
+
+
+def settings_of(root: object, file: str) -> tuple[dict[str, object], tuple[str, ...]]:
+    """The dictionaries under NAMES at the top of a pickled value, if all that they hold is plain, by their names.
+
+    What may hold a secret is left out whole, which a note says.
+    """
     found: dict[str, object] = {}
+    notes = []
     for key, value in pairs_of(root) or ():
         if type(key) is str and key in NAMES and pairs_of(value):
             try:
                 found[key] = _plain(value, [SETTINGS_MAX])
+            except _Secret as secret:
+                notes.append(f"{file}: no settings are taken from {key}: its {secret} may be a secret")
             except _NotPlain:
                 continue
-    return found
+    return found, tuple(notes)
 
 
 def _plain(value: object, left: list[int], depth: int = 0) -> object:
@@ -40,4 +54,15 @@ def _plain(value: object, left: list[int], depth: int = 0) -> object:
     pairs = pairs_of(value)
     if pairs is None or len({key for key, _ in pairs if type(key) is str}) != len(pairs):
         raise _NotPlain
-    return {str(key): _plain(inner, left, depth + 1) for key, inner in pairs}
+    return {_key(key, inner, left): _plain(inner, left, depth + 1) for key, inner in pairs}
+
+
+def _key(key: object, value: object, left: list[int]) -> str:
+    """``key``, counted; raises _Secret for one of a secret."""
+    text = str(key)
+    left[0] -= len(text)
+    if left[0] < 0:
+        raise _NotPlain
+    if _SECRET.search(text) or (_TOKEN.search(text) and type(value) not in (int, float, bool, type(None))):
+        raise _Secret(ascii(text[:40]))
+    return text

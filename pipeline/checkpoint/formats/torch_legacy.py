@@ -76,7 +76,7 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         raise BadArchive(file=file.path, why="it begins like a torch file and does not go on like one")
     state = stream.next()
     starts = _starts(read, file, state, stream.next().value, stream.at)
-    settings = settings_of(state.value)
+    settings, kept_back = settings_of(state.value, file.path)
     tensors, notes = tensors_of(state.value, file.path, settings)
     views = views_of(tensors, file.path)
     records = {
@@ -85,7 +85,7 @@ def read_torch_legacy(read: Read, file: StoredFile, number: int) -> Contents:
         for start in (starts[storage.key],)
     }
     found = (Tensor(n, v.dtype, v.shape, (piece_of(v, records[v.storage.key]),)) for n, v in views.items())
-    return Contents(tuple(found), notes, tied_names(views), tuple(records.values()), settings)
+    return Contents(tuple(found), (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
 
 
 def _starts(read: Read, file: StoredFile, state: Loaded, keys: object, at: int) -> dict[str, int]:

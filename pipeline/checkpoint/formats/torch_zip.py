@@ -81,7 +81,7 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
     Reads the directory, the pickle and the records' headers, never a storage. Raises the CheckpointError family.
     """
     archive = open_zip(read, file, number)
-    settings = settings_of(archive.root)
+    settings, kept_back = settings_of(archive.root, file.path)
     tensors, notes = tensors_of(archive.root, file.path, settings)
     views = views_of(tensors, file.path)
     records = archive.storages(views.values())
@@ -89,7 +89,7 @@ def read_torch_zip(read: Read, file: StoredFile, number: int) -> Contents:
         Tensor(name, view.dtype, view.shape, (archive.piece(view, records, label((name,))),))
         for name, view in views.items()
     )
-    return Contents(found, notes, tied_names(views), tuple(records.values()), settings)
+    return Contents(found, (*kept_back, *notes), tied_names(views), tuple(records.values()), settings)
 
 
 def open_zip(read: Read, file: StoredFile, number: int, allowed: frozenset[str] = ALLOWED) -> TorchZip:
