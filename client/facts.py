@@ -175,4 +175,4 @@ def outcome_text(run: Run) -> str:
         "overlap": f"left out: {f'its last job {run.job}' if run.job else 'its catalog'} was still at work",
         "full": "left out: it has as many jobs queued as one submitter may",
         "busy": f"left out: job {run.job} had the target, with another request",
-    }[run.outcome]
+    }.get(run.outcome, run.outcome)  # a newer release's

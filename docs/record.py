@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
@@ -77,6 +78,13 @@ MISTAKES = {
     "A queue that nobody started": "reshard submit them/model --to you/model",
     "An extra that is not installed": "reshard up",
 }
+
+# What else to know of it.
+BESIDE = {
+    "Somebody else's namespace": "`reshard plan` and the page say this beforehand: `note  a run is refused: ...`. What"
+    ' cannot be asked (without a token, for\na pull request, or on a Hub that does not tell) is "not checked".',
+}
+ADDED = f"uv tool install --force '/home/you/dist/reshard-{version('reshard')}-py3-none-any.whl[worker]'"
 
 
 OWN_CODE = '{"architectures": ["OwnLM"], "auto_map": {"AutoModelForCausalLM": "modeling.OwnLM"}}'
@@ -235,7 +243,10 @@ def _refusals(hub: HubProcess, here: Path) -> str:
             env["PYTHONPATH"] = str(here / "masked")
         said = _refused(typed, env, here)
         said = said.replace(str(here), "/home/you").replace(hub.endpoint, "https://hub.example")
+        said = re.sub(r"run `[^`]*\[worker\]'`", f"run `{ADDED}`", said)  # it names what this installation came from
         page.append(f"## {mistake}\n\n```console\n$ {typed}\n{said}\n```")
+        if mistake in BESIDE:
+            page.append(BESIDE[mistake])
     return "\n\n".join(page) + "\n"
 
 

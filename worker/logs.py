@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from reshard.pipeline.errors import JobNotFound, ReshardError
+from reshard.pipeline.errors import JobNotFound, JobUnreadable, ReshardError
 from reshard.pipeline.request import Request
 from reshard.pipeline.text import guard_logs, without_secrets
 from reshard.worker.queue.events import Event
@@ -101,7 +101,7 @@ def job_ended(store: JobStore, event: Event) -> dict[str, object]:
             commit = (job.published or {}).get("commit")
             facts |= {"bytes": job.bytes_done, "seconds": round(job.since - job.started, 3), "commit": commit}
             end = ", %(bytes)s bytes, %(seconds)s s" + (", commit %(commit)s" if commit else "") + end
-    except (JobNotFound, KeyError, ValueError) as lost:  # deleted, or of a release that writes it otherwise
+    except (JobNotFound, JobUnreadable, KeyError, ValueError) as lost:  # deleted, or a newer release wrote it
         log.warning("of job %s, which ended, no more is known: %s", event.fields["job"], lost)
     _say("job %(job)s %(state)s", facts, end)
     return facts

@@ -115,7 +115,7 @@ def _text(fields: Mapping[str, str], error: dict[str, Any] | None, codes: Mappin
         return f"{subject} ended well again"
     if kind == "missed":
         due = datetime.fromtimestamp(int(fields["due"]) / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return f"{subject}, due on {due}: {_MISSED[fields['outcome']].format(job=fields['job'])}"
+        return f"{subject}, due on {due}: {_MISSED.get(fields['outcome'], fields['outcome']).format(job=fields['job'])}"
     if error is not None:
         return f"{subject} failed: job {fields['job']}: {error['code']}: {error['message']}"
     if fields.get("state") == "failed":
