@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from reshard.pipeline.arguments import in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import NoTarget
-from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Hub, parse_place
+from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Folder, Hub, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Request
@@ -132,6 +133,8 @@ def _place(given: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
 def _published_to(place: AnyPlace, output: Source, context: Context) -> Target | None:
     """What has the commit that brought the manifest; what has no manifest, or no history, is not asked."""
     if isinstance(place, Bucket) or (isinstance(place, Hub) and MANIFEST not in output.files()):
+        return None
+    if isinstance(place, Folder) and not Path(place.path).is_dir():  # a weight file
         return None
     return open_target(place, Options(), context)
 

@@ -91,7 +91,7 @@ def plan(
     if made.published is not None:
         return made
     if made.in_place and not request.options.overwrite:
-        refuse_to_drop_the_original(target, source)
+        refuse_to_drop_the_original(target, source, request.options)
     if request.options.require == "model":
         check_model(made, made.shards, source, meta_loader)
     head = target.prepare(private=_private(request, source))

@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from reshard.pipeline.api import plan
+from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.errors import FoldersNested, KeptOriginal, NothingToRollBack, NoWriteAccess, TargetOccupied
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan
@@ -274,6 +275,30 @@ def test_the_only_copy_of_what_was_cast_in_place_goes_by_an_explicit_word(tmp_pa
     assert (kept / "model.safetensors").read_bytes() == original
     go(model, model, size=2 * SIZE, overwrite=True)
     assert not kept.exists()
+
+
+def test_one_tensor_that_keeps_its_dtype_hides_no_other_that_was_cast(tmp_path: Path, go: Run) -> None:
+    model = tmp_path / "model"
+    tensors = [("w", "F8_E4M3", (128, 64)), ("w_scale_inv", "F32", (1, 1)), ("norm", "F32", (4000,))]
+    tensors += [(f"norm.{i}", "F32", (4000,)) for i in range(4)]
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(build_header(tensors, {}) + bytes(128 * 64 + 4 + 5 * 16_000))
+    go(model, model, size=SIZE, dtype="bfloat16")
+    with pytest.raises(KeptOriginal, match="in F32"):
+        go(model, model, size=2 * SIZE)
+
+
+def test_an_original_that_cannot_be_read_is_not_taken_for_nothing(tmp_path: Path, go: Run) -> None:
+    model, kept = tmp_path / "model", tmp_path / ".model.reshard.last"
+    save_single(model, arrays(4, 4000))
+    (model / "broken.safetensors").write_bytes(b"cut off")
+    go(model, model, size=SIZE, dtype="float16", exclude=("broken*",))
+    with pytest.raises(KeptOriginal, match="in F32"):
+        go(model, model, size=2 * SIZE, exclude=("broken*",))
+    (kept / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(KeptOriginal, match="what cannot be read"):
+        go(model, model, size=2 * SIZE, exclude=("broken*",))
+    assert kept.exists()
 
 
 def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Path, on_hub: Namespace, go: Run) -> None:

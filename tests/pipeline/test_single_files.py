@@ -71,6 +71,7 @@ def test_a_weight_file_stands_for_a_folder_with_that_file_alone(tmp_path: Path, 
     assert_same(output(out), STATE)
     assert not (out / "config.json").exists() and not list(out.glob("another*"))
     assert verify(str(out), against=str(file), deep=True).result in {"passed", "inconclusive"}
+    assert verify(file).place.path == str(file)
     with pytest.raises(FoldersNested):
         go(file, file.parent, size=SIZE)
 

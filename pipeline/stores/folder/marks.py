@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import re
 import secrets
 import tempfile
 from contextlib import suppress
@@ -27,6 +28,11 @@ def mark(message: str) -> str | None:
     except OSError as error:
         log.warning("`reshard verify` will not know what this run publishes for its own: %s", error)
         return None
+
+
+def is_mark(given: object) -> bool:
+    """Whether ``given`` has the form of a mark: whoever made the folder may have written anything."""
+    return isinstance(given, str) and re.fullmatch(r"[0-9a-f]{64}", given) is not None
 
 
 def is_ours(message: str, given: str | None) -> bool:

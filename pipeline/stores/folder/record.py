@@ -12,7 +12,7 @@ from typing import Any
 from reshard.pipeline.errors import TargetConflict
 from reshard.pipeline.places import Folder
 from reshard.pipeline.stores.folder.disk import write_file
-from reshard.pipeline.stores.folder.marks import is_ours
+from reshard.pipeline.stores.folder.marks import is_mark, is_ours
 from reshard.pipeline.stores.folder.source import FileStat, FolderSource
 from reshard.pipeline.tensors import StoredFile
 
@@ -45,7 +45,7 @@ class Record:
                 [RecordedPublication(**item) for item in data["publications"]],
                 {path: (size, mtime_ns, sha256) for path, (size, mtime_ns, sha256) in data["files"].items()},
                 data["kept"],
-                data.get("marks", {}),
+                {id: given for id, given in dict(data.get("marks") or {}).items() if is_mark(given)},
             )
         except FileNotFoundError:
             return Record()

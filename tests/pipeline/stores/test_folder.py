@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import multiprocessing
 import os
 import resource
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -560,6 +562,17 @@ def test_a_broken_record_is_named(target: FolderTarget, root: Path) -> None:
     (root / ".reshard" / "publications.json").write_text("{")
     with pytest.raises(TargetConflict, match=r"publications\.json"):
         target.at(target.head())
+
+
+@pytest.mark.parametrize("marks", [[], None, {"a": 5}, {"a": "é"}])
+def test_marks_of_another_form_vouch_for_nothing(target: FolderTarget, root: Path, marks: Any) -> None:
+    commit = target.commit(CHANGE, target.head())
+    file = root / ".reshard" / "publications.json"
+    if marks:
+        marks = {commit: next(iter(marks.values()))}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"marks": marks}))
+    (ours,) = target.history(target.head(), None)
+    assert not target.is_ours(ours.id, ours.author)
 
 
 # -------------------------------------------------------------------------------------------------- disk and rights
