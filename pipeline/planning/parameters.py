@@ -27,7 +27,7 @@ def total_parameters(checkpoint: Checkpoint, selection: Selection, dequantized: 
     if type(stated) is int and stated > 0 and not dequantized:
         return {TOTAL_PARAMETERS: stated}
     entries = selection.entries
-    if checkpoint.name.stem != "model" or any(e.as_dtype not in (*_FLOATS, *_NO_PARAMETERS) for e in entries):
+    if checkpoint.name.stem != "model" or not {entry.as_dtype for entry in entries} <= {*_FLOATS, *_NO_PARAMETERS}:
         return {}
     ours = {entry.name for entry in entries}
     again = {name for tie in selection.ties for name in [name for name in tie if name in ours][1:]}

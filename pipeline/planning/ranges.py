@@ -7,7 +7,7 @@ will ask for, so what is read, and how much of it twice, is known before a byte 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -16,8 +16,7 @@ from reshard.pipeline.planning.model import Cut, Entry, Shard
 from reshard.pipeline.tensors import DTYPE_BITS, ByteRange, Piece, Record, StoredFile, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One tensor of a shard and the source ranges that it is read from, in the order of reading.
 
     ``contiguous``: the ranges, one after the other, are its bytes. Else each range is what one piece spans, and the
@@ -110,7 +109,7 @@ def parts_of(entries: Sequence[Entry]) -> Iterator[Part]:
         while waiting and waiting[-1].scale and _at(waiting[-1].scale.tensor) < _at(entry.tensor):
             yield from _kept(waiting.pop(), kept)
         if entry.scale and _same_file(entry.scale.tensor, entry.tensor) and entry.name not in kept:
-            yield replace(part(entry), after=_scale(entry))
+            yield part(entry)._replace(after=_scale(entry))
             kept.add(entry.name)
         else:
             yield from _kept(entry, kept)
@@ -121,7 +120,7 @@ def _kept(entry: Entry, kept: set[str]) -> Iterator[Part]:
     """The scale of ``entry``, unless it was there already."""
     if entry.scale and entry.name not in kept:
         kept.add(entry.name)
-        yield replace(_scale(entry), kept=True)
+        yield _scale(entry)._replace(kept=True)
 
 
 def _scale(entry: Entry) -> Part:
