@@ -85,8 +85,13 @@ def do_plan(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]
         "shards": len(plan.shards),
         "tensors": sum(len(s.entries) for s in plan.shards),
         "digest": plan.digest,
-        "forecast": forecast(plan).to_dict(),
     }
+
+
+def do_forecast(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    request, context = request_of(source, target, options), Context.from_env()
+    target_at = open_target(request.target, request.options, context)
+    return forecast(draft(request, open_source(request.source, context), target_at)).to_dict()
 
 
 def do_run_within(most: int, memory: int, source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

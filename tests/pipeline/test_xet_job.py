@@ -40,7 +40,7 @@ class Site:
 
     def planned(self, target: str) -> Any:
         """What a plan says that the same job will move."""
-        return self._measured("do_plan", target=target).result["forecast"]
+        return self._measured("do_forecast", target=target).result
 
     def _measured(self, what: str, *limits: int, target: str) -> Measured:
         self.runs += 1
