@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 EXPAND_LEASE = 30.0  # seconds after which another control expands what a dead one began
 CLOCK_SLACK = 1.0  # seconds that the broker's clock may be put back by, to correct it
-FULL = "full"  # no id is so short: the job that an entry goes on with may not be queued now
 WAITS = "it waits: it has {most} jobs queued, as many as one submitter may"  # the note of a run
 FILL = 500  # entries written in one step, so that none keeps Redis busy for long
 
@@ -214,10 +213,7 @@ class Cursor(Catalogs):
             self._end(definition, run, number, Ended("failed", error=error.to_dict()))
             return "gone"
         again = cast("bytes | None", self._redis.hget(key(name, "again"), number))
-        try:
-            job = self._go_on(again.decode()) if again else ""
-        except TooManyQueued:
-            job = FULL
+        job = self._go_on(again.decode()) if again else ""
         request = entry.request.submitted_for(asked_by(name))
         answer = self._admit_one(definition, run, number, job, submission(request))
         if answer not in {"ok", "gone", "stop"}:
@@ -226,16 +222,13 @@ class Cursor(Catalogs):
         return answer
 
     def _admit_one(self, definition: Definition, run: str, number: str, job: str, submitted: tuple[str, ...]) -> str:
-        """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target.
-
-        ``job`` may be FULL.
-        """
+        """Have ``job``, or a new one, carry out an entry -> ok, stop, gone, or another request's job on its target."""
         name = definition.name
 
         def step(pipe: Pipeline, now: Now) -> str:
             waits = pipe.zscore(key(name, "todo"), number) is not None
             there, same = ("", True) if job else occupant(pipe, submitted)
-            full = job == FULL or (not (job or there) and oldest_of_full(pipe, submitted, self._store.most))
+            full = not (job or there) and oldest_of_full(pipe, submitted, self._store.most)
             pipe.multi()
             if now.state != "running" or now.run != run or now.active >= definition.at_once:
                 return "stop"
@@ -258,12 +251,12 @@ class Cursor(Catalogs):
         return self._change(name, step, ACTIVE)
 
     def _go_on(self, job: str) -> str:
-        """The job, when it goes on; empty when a new one must be made. Raises TooManyQueued."""
+        """The job, when it goes on; empty when a new one must be made, if its submitter may have one more."""
         try:
             self._store.retry(job)
         except WrongState:  # retried already, by a control that died then
             pass
-        except (JobNotFound, TargetBusy):
+        except (JobNotFound, TargetBusy, TooManyQueued):
             return ""
         return job
 
