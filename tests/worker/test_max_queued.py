@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from reshard.pipeline.errors import TargetBusy, TooManyQueued
+from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.pushes import WAITING, Pushes, Watch
 from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.scripts import job_key
-from tests.worker.conftest import ask, claimed, followed
+from reshard.worker.queue.scripts import job_key, texts
+from tests.worker.conftest import ask, claimed, followed, planned
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
 
 MOST = 2
@@ -30,12 +31,19 @@ def by(name: str, number: int) -> Request:
     return ask(f"{name}{number}").model_copy(update={"asked_by": name})
 
 
+def queued(store: JobStore, name: str, count: int = MOST) -> list[str]:
+    """So many jobs of one submitter, the oldest first: the queue has them by id where they come in one millisecond."""
+    for number in range(count):
+        store.submit(by(name, number))
+    return texts(store.redis.zrange(f"reshard:queued:{name}", 0, -1))
+
+
 def test_more_than_so_many_are_refused_until_one_has_begun(store: JobStore, leases: Leases) -> None:
-    first, second = (store.submit(by("me", number)).id for number in range(MOST))
+    first, second = queued(store, "me")
     with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
         store.submit(by("me", 2))
     assert refused.value.facts["job"] == first
-    assert store.submit(by("me", 1)).existed  # nothing new
+    assert store.submit(store.get(second).request).existed  # nothing new
     assert not store.submit(by("other", 0)).existed
     claimed(leases, first, "plan")
     third = store.submit(by("me", 2)).id
@@ -75,12 +83,13 @@ def test_a_catalog_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> 
     assert len(set(seen)) == 5 and catalogs.get("mirror").counts() == {"same": 5}
 
 
-def test_a_push_follows_one_of_those_in_its_way(store: JobStore) -> None:
-    pushes = Pushes(store)
-    ours = [store.submit(ask(f"m{number}").submitted_for("webhook")).id for number in range(MOST)]
-    watch = Watch(catalog="mirror", request=ask("pushed"))
-    assert pushes.push(watch, "1" * 40) == ("waits", ours[0])
-    assert store.redis.hlen(WAITING) == 1
+@pytest.mark.parametrize("what", ["schedule", "catalog"])
+def test_a_push_follows_one_of_those_in_its_way(store: JobStore, what: str) -> None:
+    oldest, _ = queued(store, {"schedule": "schedule nightly", "catalog": "webhook"}[what])
+    Schedules(store).add(Schedule(name="nightly", cron="@daily", request=ask("pushed")))
+    watch = Watch.model_validate({what: "nightly", "request": ask("pushed")})
+    assert Pushes(store).push(watch, "1" * 40) == ("waits", oldest)
+    assert texts(store.redis.hkeys(WAITING)) == [f"{oldest} {watch.what}"]
 
 
 def test_a_schedule_is_left_out_and_says_why(store: JobStore) -> None:
@@ -131,16 +140,27 @@ def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:
     assert not store.redis.exists("reshard:queued:me")
 
 
-def test_a_retry_counts_as_a_submit_does(store: JobStore, leases: Leases) -> None:
-    again = store.submit(by("me", 0)).id
+def test_a_retry_counts_as_a_submit_does(store: JobStore) -> None:
+    again = store.submit(by("me", MOST)).id
     store.cancel(again)
-    oldest, newest = (store.submit(by("me", number)).id for number in (1, 2))
+    oldest, newest = queued(store, "me")
     with pytest.raises(TooManyQueued, match="me has 2 jobs queued") as refused:
         store.retry(again)
     assert refused.value.facts["job"] == oldest and store.get(again).state == "cancelled"
     store.cancel(newest)
     store.retry(again)
     assert store.get(again).state == "queued"
+
+
+def test_a_retry_counts_only_where_it_is_queued_again(store: JobStore, leases: Leases, plan: Plan) -> None:
+    again = planned(store, leases, plan, by("me", MOST))
+    store.cancel(again)
+    queued(store, "me")
+    store.retry(again)
+    assert store.get(again).state == "copying"
+    store.cancel(again)
+    with pytest.raises(TooManyQueued):
+        store.retry(again, anew=True)
 
 
 def test_a_catalogs_retry_waits_and_loses_no_entry(store: JobStore, leases: Leases) -> None:
