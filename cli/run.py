@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     from reshard.pipeline.planning.model import Plan
     from reshard.pipeline.protocols import Source
     from reshard.pipeline.reshard import Report
-
-PHASES = {
-    "plan": "planning",
-    "copy": "copying",
-    "check": "checking the model",
-    "publish": "publishing",
-    "confirm": "reading back",
-}
 
 
 @takes(request=read_request, output=read_output)
@@ -43,7 +36,7 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
 
     reuse_blocks()
     with bar(output) as shown:
-        view = _View(request, output, shown)
+        view = _View(request, output, shown, reshard.PHASES)
         watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step)
         try:
             report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher, jobs=jobs)
@@ -70,9 +63,9 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
 class _View:
     """What a person sees while the pipeline works."""
 
-    def __init__(self, request: Request, output: Output, shown: Bar) -> None:
+    def __init__(self, request: Request, output: Output, shown: Bar, phases: Mapping[str, str]) -> None:
         self.started = time.monotonic()
-        self._request, self._output, self._bar = request, output, shown
+        self._request, self._output, self._bar, self._phases = request, output, shown, phases
         self._step, self._done, self._total, self._files, self._shards = "", 0, 0, 0, 0
 
     def exposing(self, source: Source) -> None:
@@ -101,7 +94,8 @@ class _View:
         if not self._shards:
             return "interrupted: nothing was copied"
         if self._step in {"publish", "confirm"}:
-            return f"interrupted while {PHASES[self._step]}: run the same command again to see whether it was published"
+            doing = self._phases[self._step]
+            return f"interrupted while {doing}: run the same command again to see whether it was published"
         kept = f"{self._files:,} of {count(self._shards, 'file')} copied"
         return f"interrupted: nothing was published; run the same command again to go on ({kept})"
 
@@ -124,9 +118,9 @@ class _View:
 
     def _show(self) -> None:
         if self._step == "copy":
-            self._bar.show(PHASES["copy"], self._done, self._total, (self._files, self._shards))
+            self._bar.show(self._phases["copy"], self._done, self._total, (self._files, self._shards))
         else:
-            self._bar.show(PHASES[self._step])
+            self._bar.show(self._phases[self._step])
 
 
 def report_facts(request: Request, report: Report) -> dict[str, Any]:

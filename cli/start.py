@@ -21,9 +21,7 @@ def main() -> None:
     if not any(name.startswith("OTEL_") for name in os.environ):
         # Else redis-py loads it wherever it is installed, which takes a sixth of a command's time.
         sys.modules["opentelemetry"] = None  # type: ignore[assignment]
-    # Pydantic looks for plugins in all that is installed, and httpcore2 loads trio where it is there; neither is used.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    sys.modules["trio"] = None  # type: ignore[assignment]
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else it looks for some in all that is installed
     gc.disable()  # until the command is loaded: modules are not garbage, and scanning them takes a tenth of its time
     from reshard.cli.main import main
 

@@ -12,13 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from reshard.pipeline.planning.model import Plan
-from reshard.pipeline.reshard import Watcher
+from reshard.pipeline.reshard import PHASES, Watcher
 
 P = ParamSpec("P")
-PHASES = {
-    "plan": "planning", "copy": "copying", "check": "checking the model", "publish": "publishing",
-    "confirm": "reading back",
-}  # fmt: skip
 
 
 @contextmanager

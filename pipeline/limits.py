@@ -93,9 +93,7 @@ PICKLE_MAX = 128 * MIB  # bytes; a 91,985-tensor state dict is 15 MB, a DCP meta
 PICKLE_MEMORY_BASE = 32 * MIB  # bytes; what a pickle's values may take whatever its own length ...
 PICKLE_MEMORY_FACTOR = 40  # ... plus this many bytes for each of its own; measured: 18 state dict, 33 DCP metadata
 PICKLE_MEMORY_MAX = 1 * GIB  # bytes; and never more than this
-PICKLE_IDLE_FREE = (
-    1_000_000  # steps that end or begin a group and make nothing; a DCP metadata of 350,000 chunks has more ...
-)
+PICKLE_IDLE_FREE = 1_000_000  # steps that end or begin a group and make nothing; a DCP metadata may have more ...
 PICKLE_IDLE_BYTES = 4  # ... and then at least so many bytes for each: the shortest group that Python writes has six
 NESTING_MAX = 8  # dictionaries inside dictionaries that are searched for tensors; wrappers nest two or three deep
 SETTINGS_MAX = 65_536  # values, and characters of texts and keys, of the settings of a torch file; real ones have 100s
@@ -132,9 +130,7 @@ WAIT_MAX = 600.0  # seconds; the Hub's rate windows are 300 s, so a longer wait 
 SAMPLE = 512  # bytes of a file that a preupload call shows
 ABORT_WAIT = 3.0  # seconds that an abort waits for an upload in progress; a cancelled copy ends within 5
 LISTED_MAX = 1_000_000  # objects of one folder of an object store; its owner may have millions in the one above
-FOLDER_DEPTH_MAX = (
-    200  # folders in folders; real models have five, and what writes them needs a path and calls for each
-)
+FOLDER_DEPTH_MAX = 200  # folders in folders; real models have five, and who writes them needs a call for each
 STAGED_SHARDS_MAX = 2  # shards on disk per copy over LFS: one is sent while the next is read
 STAGING_AGE = 7 * 24 * 3600.0  # seconds; what a folder target staged for a job that nobody went on with is removed then
 MARK_KEY = 32  # bytes; of the key by which a machine knows its own records in folders, as long as a sha256

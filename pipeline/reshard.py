@@ -109,6 +109,16 @@ class Report:
     moved: Moved
 
 
+# Each step by its name, as people read it.
+PHASES = {
+    "plan": "planning",
+    "copy": "copying",
+    "check": "checking the model",
+    "publish": "publishing",
+    "confirm": "reading back",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Watcher:
     """What `run` tells while it works: the plan once it stands, how many shards an earlier run copied and of how many

@@ -207,9 +207,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what a person should know: tensors that no index names, non-tensors left out
     ties: tuple[tuple[str, ...], ...] = ()  # names that are stored once: the same view of the same storage
     records: tuple[Record, ...] = ()  # what an archive keeps CRCs of
-    settings: Mapping[str, object] = field(
-        default_factory=dict
-    )  # beside the weights of a torch file, as values of JSON
+    settings: Mapping[str, object] = field(default_factory=dict)  # beside a torch file's weights, as values of JSON
     keys: Mapping[str, memoryview | bytes] = field(
         default_factory=dict
     )  # of GGUF: each value as it stands, its type before it

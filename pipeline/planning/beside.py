@@ -19,11 +19,8 @@ from reshard.pipeline.tensors import StoredFile
 
 def settings_files(opened: Opened) -> dict[str, str]:
     """path -> text of the settings that lie beside weights in files of torch's."""
-    return {
-        settings_path(checkpoint.name): json.dumps(checkpoint.settings, indent=2) + "\n"
-        for checkpoint in opened.checkpoints
-        if checkpoint.settings
-    }
+    found = (checkpoint for checkpoint in opened.checkpoints if checkpoint.settings)
+    return {settings_path(one.name): json.dumps(one.settings, indent=2) + "\n" for one in found}
 
 
 def settings_paths(found: Found, listing: Mapping[str, StoredFile], options: Options) -> dict[str, bool]:
@@ -32,16 +29,16 @@ def settings_paths(found: Found, listing: Mapping[str, StoredFile], options: Opt
     return {path: path not in listing and not excluded(options, path) for path in paths}
 
 
-def settings_edits(opened: Opened, listing: Mapping[str, StoredFile], options: Options) -> tuple[list[Edit], list[str]]:
-    """The files of settings that lie beside weights, and what is said of them."""
-    edits, notes = [], []
-    for path, text in settings_files(opened).items():
-        names = ", ".join(json.loads(text))
-        if path in listing or excluded(options, path):
-            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
-        else:
-            edits.append(Edit(path, text))
+def settings_edits(opened: Opened, written: Mapping[str, bool]) -> tuple[list[Edit], list[str]]:
+    """The files of settings that lie beside weights, as far as they are ``written``, and what is said of them."""
+    texts, edits, notes = settings_files(opened), [], []
+    for one in (checkpoint for checkpoint in opened.checkpoints if checkpoint.settings):
+        path, names = settings_path(one.name), ", ".join(one.settings)
+        if written[path]:
+            edits.append(Edit(path, texts[path]))
             notes.append(f"the settings beside the weights ({names}) are written to {path}; --exclude leaves them out")
+        else:
+            notes.append(f"the settings beside the weights ({names}) are left out: {path} is there, or excluded")
     return edits, notes
 
 

@@ -164,7 +164,7 @@ def make_plan(known: Known) -> Plan:
     carried, left_out = sort_out(known.listing, known.found, opened, options, written | {*reused})
     if on_hub:
         _refuse_too_large(shards, carried)
-    settings, told = settings_edits(opened, known.listing, options)
+    settings, told = settings_edits(opened, settings_paths(known.found, known.listing, options))
     edits = (*_edits(known, {file.path for file in carried}), *settings)
     notes += told
     beside = {f.path for f in carried} | {edit.path for edit in edits} | {CARD}

@@ -16,6 +16,7 @@ from reshard.cli import progress
 from reshard.cli.output import Output, ago, human_bytes
 from reshard.cli.progress import bar
 from reshard.cli.run import _View
+from reshard.pipeline import reshard as pipeline
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.worker.queue.jobs import JobStore
@@ -193,7 +194,7 @@ def test_no_row_fills_the_terminal_where_ctrl_c_would_break_it_in_two(monkeypatc
 
 def test_a_run_that_goes_on_begins_at_the_bytes_that_were_copied(capsys: pytest.CaptureFixture[str]) -> None:
     with bar(Output()) as shown:
-        view = _View(Request.of("us/model", "/out"), Output(), shown)
+        view = _View(Request.of("us/model", "/out"), Output(), shown, pipeline.PHASES)
         view._total, view._shards = 100_000_000, 12
         view.resumed(5, 40_000_000)
         view.step("copy")

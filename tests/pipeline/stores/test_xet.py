@@ -35,7 +35,7 @@ from reshard.pipeline.protocols import Addition, Batch, Change, Source, Target
 from reshard.pipeline.request import Options
 from reshard.pipeline.stores.connect import Context, Transport, open_source, open_target
 from reshard.pipeline.stores.hub_target import HubTarget
-from reshard.pipeline.stores.xet import XetSource, XetWriter, plain
+from reshard.pipeline.stores.xet import XetSink, XetSource, XetWriter, plain, write_token_route
 from tests.pipeline.stores.conftest import MakeSource, MakeTarget, noise, read
 from tests.pipeline.stores.test_memory import ROOT, move
 from tests.support.hub.admin import HubAdmin
@@ -382,8 +382,9 @@ def test_one_token_serves_the_steps_of_a_job_unless_it_ends_soon(
     assert open_target(place, Options(), later).holds([file for file in stored if file.xet]) == []
     assert calls(hub, asked) == (0 if tokens == 1 else 2)
     hub.fault(asked, "status", status=403)
+    sink = XetSink(target.api, place.repo, write_token_route(place.repo, "main", False), context.memory_limit)
     with pytest.raises(NoWriteAccess):  # what went wrong is not answered from memory
-        raise target._choose().error(OSError("refused"))  # type: ignore[attr-defined]
+        raise sink.error(OSError("refused"))
 
 
 def test_an_object_that_the_store_forgot_is_not_held(data: bytes, target: HubTarget, hub: HubAdmin) -> None:
