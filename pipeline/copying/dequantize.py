@@ -26,13 +26,6 @@ _Array = np.ndarray[Any, Any]
 _FIRST_EXPONENT = {"F8_E4M3": -127, "F8_E5M2": -127, "F4": -128}
 
 
-def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster | Dequantizer | None:
-    """What makes of the entry's bytes those that it wants; None where they are. ``scales`` has its own by then."""
-    if entry.scale is not None:
-        return Dequantizer(entry, entry.scale, scales, strict=strict)
-    return Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=strict) if entry.cast else None
-
-
 @cache
 def _meanings(dtype: str) -> _Array:
     """What each byte of a weight stands for, or each half of one."""

@@ -120,13 +120,20 @@ def copy(
     )
 
 
-def _caster_of(entry: Entry, scales: Scales, *, strict: bool) -> Caster | Dequantizer | None:
-    """What makes of the entry's bytes those that it wants; None where they are, which needs no numpy."""
-    if not entry.cast and entry.scale is None:
-        return None
-    from reshard.pipeline.copying.dequantize import caster_of
+def caster_of(entry: Entry, scales: Scales, *, strict: bool = False) -> Caster | Dequantizer | None:
+    """What makes of the entry's bytes those that it wants; None where they are. ``scales`` has its own by then.
 
-    return caster_of(entry, scales, strict=strict)
+    Only what casts loads numpy.
+    """
+    if entry.scale is not None:
+        from reshard.pipeline.copying.dequantize import Dequantizer
+
+        return Dequantizer(entry, entry.scale, scales, strict=strict)
+    if entry.cast:
+        from reshard.pipeline.copying.casts import Caster
+
+        return Caster(entry.name, entry.tensor.dtype, entry.as_dtype, strict=strict)
+    return None
 
 
 def _hashers(plan: Plan, numbers: Iterable[int], cuts: Iterable[Cut]) -> dict[int, FileHasher]:
@@ -234,7 +241,7 @@ class _Copy:
             scales.keep(part, take)
             return
         digest = tensor_digest()
-        caster = _caster_of(entry, scales, strict=self._strict)
+        caster = caster_of(entry, scales, strict=self._strict)
         for view in packed(part, take, self._disk, scales):
             for made in caster.feed(view) if caster else (view,):
                 digest.update(made)

@@ -17,8 +17,8 @@ import numpy as np
 from blake3 import blake3
 
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
-from reshard.pipeline.copying.dequantize import caster_of
 from reshard.pipeline.copying.hashing import FileHasher, passing, tensor_digest
+from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, Stream, Tick, packed
 from reshard.pipeline.planning.model import Entry
 from reshard.pipeline.planning.pack import in_source_order

@@ -17,7 +17,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from reshard.pipeline.copying import dequantize, stream
-from reshard.pipeline.copying.dequantize import Dequantizer, caster_of
+from reshard.pipeline.copying.dequantize import Dequantizer
+from reshard.pipeline.copying.loop import caster_of
 from reshard.pipeline.copying.stream import Scales, packed
 from reshard.pipeline.errors import CastOverflow
 from reshard.pipeline.planning.model import Entry, Scale
