@@ -266,7 +266,13 @@ def _typed_as(parameter: str) -> str:
 
 Jobs = Annotated[
     int | None,
-    value("N", "Source files copied at a time (default: by cores and memory).", section=ACCESS, min=1, max=JOBS_MAX),
+    value(
+        "N",
+        "Source files copied at a time, as far as memory and disk have room (default: one for every two cores).",
+        section=ACCESS,
+        min=1,
+        max=JOBS_MAX,
+    ),
 ]
 Verbose = Annotated[bool, flag("--verbose/-v", "Show the figures of each check at the end.", OUTPUT)]
 Command = Callable[..., None]

@@ -37,7 +37,9 @@ def run(*, request: Request, jobs: Jobs = None, verbose: Verbose = False, output
     reuse_blocks()
     with bar(output) as shown:
         view = _View(request, output, shown, reshard.PHASES)
-        watcher = reshard.Watcher(view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step)
+        watcher = reshard.Watcher(
+            view.exposing, view.planned, view.resumed, view.sealed, view.moved, view.step, shown.say
+        )
         try:
             report = reshard.run(request, Context.from_env(own_limiters(view.waits)), watcher, jobs=jobs)
         except KeyboardInterrupt:

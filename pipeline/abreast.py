@@ -19,18 +19,23 @@ from reshard.pipeline.planning.model import Plan
 T = TypeVar("T")
 
 
-def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> int:
-    """How many source files of ``plan`` to copy at a time: ``asked``, or one for two cores while ``memory`` lasts.
+def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> tuple[int, str]:
+    """How many source files of ``plan`` to copy at a time, and why it is not as many as ``asked``, or "".
 
-    The first takes MEMORY_FLOOR and each more MEMORY_MORE; over Xet each takes MEMORY_FLOOR_XET, most of which are
-    hf_xet's buffers. Never more than ``disk`` has room for, for what lies there until it is sent; both in bytes.
+    Unless asked it is one for two cores. The first takes MEMORY_FLOOR of ``memory`` and each more MEMORY_MORE; over Xet
+    each takes MEMORY_FLOOR_XET, most of which are hf_xet's buffers. On ``disk`` lies what waits to be sent; in bytes.
     """
     over_xet = "xet" in plan.transports
     fit = memory // MEMORY_FLOOR_XET if over_xet else 1 + (memory - MEMORY_FLOOR) // MEMORY_MORE
-    jobs = min(cores() // COPY_CORES, fit) if asked is None else asked
+    room = {"RESHARD_MEMORY_LIMIT": fit}
     if lies := needs(plan, plan.transports.target != "file", {}).least_disk:
-        jobs = min(jobs, disk // lies)
-    return max(1, min(jobs, len(plan.groups), JOBS_MAX))
+        room["RESHARD_TMPDIR"] = disk // lies
+    least = min(room, key=room.__getitem__)
+    wanted = max(1, min(cores() // COPY_CORES if asked is None else asked, len(plan.groups), JOBS_MAX))
+    jobs = max(1, min(wanted, room[least]))
+    if asked is None or jobs == wanted:
+        return jobs, ""
+    return jobs, f"source files copied at a time: {jobs}, not {wanted}; {least} has no room for more"
 
 
 def cores() -> int:

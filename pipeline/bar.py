@@ -47,6 +47,7 @@ def _moving(watcher: Watcher, progress: Progress) -> Watcher:
         resumed=_both(watcher.resumed, lambda shards, bytes_: progress.update(task, completed=bytes_)),
         moved=_both(watcher.moved, lambda count: progress.update(task, advance=count)),
         step=_both(watcher.step, step),
+        noted=_both(watcher.noted, progress.console.print),
     )
 
 

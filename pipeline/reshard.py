@@ -126,6 +126,7 @@ class Watcher:
 
     ``exposing`` is called first where a repository that is not public would be shown to everyone; it may raise. Where
     several source files are copied at a time, ``sealed`` and ``moved`` are called by their threads, one call at a time.
+    ``noted`` is told, in a line, why those are fewer than ``jobs``.
     """
 
     exposing: Callable[[Source], None] = lambda source: None
@@ -134,6 +135,7 @@ class Watcher:
     sealed: Callable[[int], None] = lambda shards: None
     moved: Tick = lambda count: None
     step: Callable[[str], None] = lambda name: None
+    noted: Callable[[str], None] = lambda line: None
 
 
 def run(
@@ -145,8 +147,8 @@ def run(
 ) -> Report:
     """Carry out ``request`` in this process: what the queue does in many. A given ``meta_loader`` stays warm.
 
-    Without a ``context``, tokens and limits come from the environment. ``jobs`` source files are copied at a time; with
-    None, as many as cores and memory allow. Raises ReshardError, whose families say why.
+    Without a ``context``, tokens and limits come from the environment. ``jobs`` source files are copied at a time, or
+    as many as memory and disk allow; with None, also as cores do. Raises ReshardError, whose families say why.
     """
     context = context or Context.from_env()
     if meta_loader is None:
@@ -176,7 +178,9 @@ def run(
         if checking.done():
             checking.result()  # raises what the check did: copying on would be of no use
 
-    at_once = jobs_here(made, jobs, context.memory_limit, context.disk.room())
+    at_once, fewer = jobs_here(made, jobs, context.memory_limit, context.disk.room())
+    if fewer:
+        watcher.noted(fewer)
     work = _Work(made, source, target, uuid4().hex, context.disk, moved, journal, watcher.sealed, at_once)
     done = False
     try:

@@ -22,6 +22,7 @@ from types import FrameType
 
 import psutil
 
+from reshard.pipeline.abreast import cores
 from tests.benchmarks.figures import COMMAND, Profile, Stage
 from tests.benchmarks.race import ROOT, Contender, once
 
@@ -54,7 +55,7 @@ class Sampler:
         stages = (Stage(*where, *spent) for where, spent in self._spent.items())
         shown = (one for one in stages if one.seconds >= least and (one.place or one.on_core + one.waiting >= least))
         ordered = tuple(sorted(shown, key=lambda stage: (stage.thread, -stage.seconds)))
-        self.profile = Profile(wall, len(os.sched_getaffinity(0)), own, machine, ordered)
+        self.profile = Profile(wall, cores(), own, machine, ordered)
 
     def _run(self) -> None:
         for task in os.listdir(TASKS):  # noqa: PTH208
@@ -143,7 +144,7 @@ def processes() -> Iterator[list[Profile]]:
     wall = time.perf_counter() - start
     took = {key: seconds - before.get(key, 0.0) for key, seconds in _by_process().items()}
     stages = tuple(Stage(name, "", wall, seconds, 0.0) for (_, name), seconds in took.items() if seconds > 0)
-    profiles.append(Profile(wall, len(os.sched_getaffinity(0)), sum(took.values()), _machine() - machine, stages))
+    profiles.append(Profile(wall, cores(), sum(took.values()), _machine() - machine, stages))
 
 
 def _by_process() -> dict[tuple[int, str], float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from reshard.pipeline.abreast import cores
 from reshard.pipeline.limits import MB
 from tests.benchmarks.figures import Figure, Profile, Race
 from tests.benchmarks.folders import CLASS, COPY, FOLDERS, OURS, TRANSFORMERS
@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
     memory = next((int(row.split()[1]) for row in _lines("/proc/meminfo") if row.startswith("MemTotal")), 0)
     return {
         "processor": models[0] if models else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_gb": round(memory * 1024 / 1e9),
         "disk": _file_system(Path(tempfile.gettempdir()).resolve()),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",

@@ -361,3 +361,16 @@ def test_pickled_weights_become_safetensors(reshard: Run, tmp_path: Path) -> Non
     assert "source        1 file checked by CRC" in done.out
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert sorted(index["weight_map"]) == sorted([*weights, "tied.weight"])
+
+
+@pytest.mark.parametrize("memory, told", [("128MB", True), ("512MB", False)])
+def test_fewer_files_at_a_time_than_asked_are_told_in_a_line(
+    memory: str, told: bool, reshard: Run, model: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut"
+    assert reshard("run", model, "--to", cut, "--size", "3300B").code == 0
+    done = reshard(
+        "run", cut, "--to", tmp_path / "out", "--size", "3kB", "--jobs", "2", env={"RESHARD_MEMORY_LIMIT": memory}
+    )
+    line = "source files copied at a time: 1, not 2; RESHARD_MEMORY_LIMIT has no room for more"
+    assert done.code == 0 and " ".join(done.err.split()).count(line) == int(told)

@@ -33,29 +33,35 @@ def model(tmp_path: Path) -> Path:
 
 
 def copied(source: str | Path, target: str | Path, jobs: int, meta_loader: MetaLoader, watcher: Watcher) -> Report:
-    return run(asked(source, target, size=SIZE), Context.from_env(), watcher, meta_loader, jobs)
+    context = replace(Context.from_env(), memory_limit=jobs * MEMORY_FLOOR_XET)
+    return run(asked(source, target, size=SIZE), context, watcher, meta_loader, jobs)
 
 
 def files_of(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
 
 
-FULL_XET = Transports("xet", "xet")
+FULL_XET, LFS = Transports("xet", "xet"), Transports("file", "lfs")
 
 
 @pytest.mark.parametrize(
-    "asked_for, cores, memory, disk, transports, jobs",
+    "asked_for, cores, memory, disk, transports, jobs, short",
     [
-        (None, 2, MEMORY_FLOOR_XET, GB, None, 1),  # which one keeps busy
-        (None, 6, MEMORY_FLOOR_XET, GB, None, 3),
-        (None, 16, MEMORY_FLOOR_XET, GB, None, 4),  # no more than there are source files
-        (None, 16, MEMORY_FLOOR, GB, None, 1),  # the promise is for one
-        (None, 16, MEMORY_FLOOR + 2 * MEMORY_MORE, GB, None, 3),
-        (None, 16, MEMORY_FLOOR_XET, GB, FULL_XET, 1),
-        (None, 16, 3 * MEMORY_FLOOR_XET, GB, FULL_XET, 3),
-        (3, 1, MEMORY_FLOOR, GB, None, 3),  # who asks for it knows their machine
-        (4, 1, MEMORY_FLOOR, 5 * MB, Transports("file", "lfs"), 2),  # a file each lies there until it is sent
-        (4, 1, MEMORY_FLOOR, 0, Transports("file", "lfs"), 1),  # which is refused elsewhere
+        (None, 2, MEMORY_FLOOR_XET, GB, None, 1, ""),  # which one keeps busy
+        (None, 6, MEMORY_FLOOR_XET, GB, None, 3, ""),
+        (None, 16, MEMORY_FLOOR_XET, GB, None, 4, ""),  # no more than there are source files
+        (None, 16, MEMORY_FLOOR, GB, None, 1, ""),  # the promise is for one
+        (None, 16, MEMORY_FLOOR + 2 * MEMORY_MORE, GB, None, 3, ""),
+        (None, 16, MEMORY_FLOOR_XET, GB, FULL_XET, 1, ""),
+        (None, 16, 3 * MEMORY_FLOOR_XET, GB, FULL_XET, 3, ""),
+        (3, 1, MEMORY_FLOOR_XET, GB, None, 3, ""),  # who asks for it knows their cores
+        (9, 1, MEMORY_FLOOR_XET, GB, None, 4, ""),
+        (3, 1, MEMORY_FLOOR, GB, None, 1, "RESHARD_MEMORY_LIMIT"),  # and has set their memory
+        (4, 1, MEMORY_FLOOR + 2 * MEMORY_MORE - 1, GB, None, 2, "RESHARD_MEMORY_LIMIT"),
+        (4, 1, 3 * MEMORY_FLOOR_XET - 1, GB, FULL_XET, 2, "RESHARD_MEMORY_LIMIT"),
+        (4, 1, MEMORY_FLOOR_XET, 5 * MB, LFS, 2, "RESHARD_TMPDIR"),  # a file each lies there until it is sent
+        (4, 1, MEMORY_FLOOR_XET, 0, LFS, 1, "RESHARD_TMPDIR"),  # which is refused elsewhere
+        (4, 1, MEMORY_FLOOR, 5 * MB, LFS, 1, "RESHARD_MEMORY_LIMIT"),
     ],
 )
 def test_how_many_are_copied_at_a_time(
@@ -65,6 +71,7 @@ def test_how_many_are_copied_at_a_time(
     disk: int,
     transports: Transports | None,
     jobs: int,
+    short: str,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +80,20 @@ def test_how_many_are_copied_at_a_time(
     request, context = asked(model, tmp_path / "out", size=SIZE), Context.from_env()
     source, target = open_source(request.source, context), open_target(request.target, request.options, context)
     plan = draft(request, source, target)
-    assert jobs_here(replace(plan, transports=transports or plan.transports), asked_for, memory, disk) == jobs
+    here, note = jobs_here(replace(plan, transports=transports or plan.transports), asked_for, memory, disk)
+    assert here == jobs and bool(note) is bool(short)
+    assert not note or note.endswith(f": {jobs}, not {min(asked_for or 0, 4)}; {short} has no room for more")
+
+
+def test_a_run_copies_no_more_at_a_time_than_fit_its_memory(
+    model: Path, tmp_path: Path, meta_loader: MetaLoader
+) -> None:
+    context = replace(Context.from_env(), memory_limit=MEMORY_FLOOR + 2 * MEMORY_MORE)
+    threads, notes = set[str](), list[str]()
+    watcher = Watcher(moved=lambda count: threads.add(threading.current_thread().name), noted=notes.append)
+    run(asked(model, tmp_path / "out", size=SIZE), context, watcher, meta_loader, 4)
+    assert notes == ["source files copied at a time: 3, not 4; RESHARD_MEMORY_LIMIT has no room for more"]
+    assert "reshard-copy-0" in threads and "reshard-copy-3" not in threads
 
 
 def test_so_many_work_at_the_same_time_and_each_item_is_worked_on_once() -> None:
