@@ -56,11 +56,15 @@ def printable_json(document: str) -> str:
     return document.translate(_JSON)
 
 
-_WORD = re.compile(r"[^\s\"'<>\\]+")  # a URL has none of these
+_WORD = re.compile(r"[^\s\"<>\\]+")  # a URL has none of these
+_URL = re.compile(r"(?i)((?:http|redis)s?://)([^\s\"<>\\?]*)")  # taken whole, so that time stays linear
+_BETWEEN = r"[\\\"' ]*[=:][\\\"' ]*"  # a name and its value, in a query, a header, a dict or JSON
+_NAMES = r"\w*signature|\w*token|x-(?:amz|goog)-[\w-]{1,40}"
 _SECRETS = [
     (re.compile(r"(://)[^\s\"'<>\\/@:]*:[^\s\"'<>\\/@]+@"), r"\1...@"),
-    (re.compile(r"(?i)\b(\w*signature|\w*token|x-(?:amz|goog)-[\w-]{1,40})=[^\s\"'<>\\&,;]+"), r"\1=..."),
-    (re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}"), r"\1 ..."),
+    (re.compile(rf"(?i)\b((?:{_NAMES}){_BETWEEN})[^\s\"'<>\\&,;]+"), r"\1..."),
+    (re.compile(rf"(?i)\b(authorization{_BETWEEN}(?:[\w-]+[ \t]+)?)[^\s\"'<>\\&,;]+"), r"\1..."),
+    (re.compile(r"(?i)\b(bearer|basic)(?: +(?=[\w.~+/=-]{8})|(?: *(?:\t|\\t))+ *)[\w.~+/=-]+"), r"\1 ..."),
     (re.compile(r"\b(hf_|rsh_)[A-Za-z0-9_-]{30,}"), r"\1..."),
 ]
 
@@ -73,15 +77,25 @@ def without_secrets(text: str) -> str:
     """
     if "?" in text:
         text = _WORD.sub(_without_query, text)
+    text = _URL.sub(_without_user, text)
     for secret, shown in _SECRETS:
         text = secret.sub(shown, text)
     return text
 
 
 def _without_query(word: re.Match[str]) -> str:
-    """Of a URL, and of a path whose query says what something is."""
+    """Of a URL, and of a path whose query says what something is; the quote that ends it stays."""
     before, mark, query = word[0].partition("?")
-    return f"{before}?..." if mark and ("://" in word[0] or "=" in query) else word[0]
+    if not mark or ("://" not in word[0] and "=" not in query):
+        return word[0]
+    _, quote, end = query[len(query.rstrip("')]},;:.")) :].partition("'")
+    return f"{before}?...{quote}{end}"
+
+
+def _without_user(url: re.Match[str]) -> str:
+    """Up to the last @ before the query, wherever the password ends."""
+    _, mark, place = url[2].rpartition("@")
+    return f"{url[1]}...@{place}" if mark else url[0]
 
 
 class _LogRecord(logging.LogRecord):

@@ -69,6 +69,23 @@ SHOWN = {
     '"GET /a/b?sig=0f3e HTTP/1.1" 200': '"GET /a/b?... HTTP/1.1" 200',
     "Signature=0f3e, x-goog-signature=0f3e&b": "Signature=..., x-goog-signature=...&b",
     "redis://:0f3e@10.0.0.5:6379/0": "redis://...@10.0.0.5:6379/0",
+    f"https://{TOKEN[3:]}@hub.example/a": "https://...@hub.example/a",
+    "HTTPS://me:0f3e/0f3e@0f3e@hub.example/a/b": "HTTPS://...@hub.example/a/b",
+    "b'rediss://:0f3e/'0f3e:@10.0.0.5:6379/0'": "b'rediss://...@10.0.0.5:6379/0'",
+    f"{SIGNED}?x='0f3e'&y=0f3e": f"{SIGNED}?...",
+    f"'GET {SIGNED}?x=''0f3e', 1": f"'GET {SIGNED}?...', 1",
+    "X-Amz-Security-Token: 0f3e": "X-Amz-Security-Token: ...",
+    "{'x-amz-signature': '0f3e', 'a': 1}": "{'x-amz-signature': '...', 'a': 1}",
+    json.dumps({"said": json.dumps({"access_token": "0f3e"})}): json.dumps(
+        {"said": json.dumps({"access_token": "..."})}
+    ),
+    "Authorization: token 0f3e": "Authorization: token ...",
+    "Authorization: 0f3e": "Authorization: ...",
+    "Authorization: AWS4-HMAC-SHA256 Credential=0f3e/us, Signature=0f3e": (
+        "Authorization: AWS4-HMAC-SHA256 ..., Signature=..."
+    ),
+    "Bearer\t0f3e": "Bearer ...",
+    json.dumps("Bearer\t0f3e"): '"Bearer ..."',
     "{'Authorization': 'Bearer 0f3e.0f3e'}": "{'Authorization': 'Bearer ...'}",
     f"a token, {TOKEN}, and rsh_{'0f3e' * 10 + '_-x'}": "a token, hf_..., and rsh_...",
 }
@@ -90,6 +107,9 @@ def test_what_only_looks_a_little_like_a_secret_is_logged_whole() -> None:
     for said in (
         "is it there? no=1",
         "hf://them/model@main",
+        "https://hub.example/them/model/tree/main",
+        "'what?', 'no'",
+        "no token: ",
         "hf_transfer is gone",
         "12 tokens, bearer of news",
         "a?b",
@@ -97,7 +117,23 @@ def test_what_only_looks_a_little_like_a_secret_is_logged_whole() -> None:
         assert without_secrets(said) == said
 
 
-@pytest.mark.parametrize("part", ["://", "://a:", "?a", "?", "x-amz-a-", "token", "bearer ", "hf_", "a", "a.", "a="])
+_PARTS = ["://", "://a:", "?a", "?", "x-amz-a-", "token", "bearer ", "hf_", "a", "a.", "a=", "http://", "http://@"]
+_PARTS += [
+    "'",
+    "?'a",
+    "token: ",
+    "token'",
+    "authorization: ",
+    "authorization:\t",
+    "bearer\t",
+    "bearer\\t",
+    "bearer",
+    " ",
+    "\\",
+]
+
+
+@pytest.mark.parametrize("part", _PARTS)
 def test_no_text_takes_long_to_be_logged(part: str) -> None:
     """Processor time: eight times the text takes at most about eight times as long."""
     short, long = (min(_spent(part * (size // len(part))) for _ in range(3)) for size in (100_000, 800_000))
