@@ -53,7 +53,7 @@ log = logging.getLogger("reshard.worker.control")  # also where it is run as __m
 LISTEN = 0.25  # seconds to wait for the bell; what is due because time has passed is seen this late at most
 JANITOR = 600.0  # seconds between two searches for jobs that are too old
 JANITOR_BATCH = 1000  # jobs that are removed at once, so that the wakes never wait for long
-RECONCILE = 60.0  # seconds between two checks of all jobs of catalogs, for what the stream has lost
+RECONCILE = 60.0  # seconds between two checks of all jobs, for what the stream or the queue has lost
 BATCHES = 10  # of events that a follower handles in one pass, so that the wakes never wait for long
 PAUSE = 1.0  # seconds before the broker is tried again
 STUCK = 300.0  # seconds of one turn of the loop; its calls of a broker that hangs end after a fraction of that
@@ -129,6 +129,7 @@ class Control:
         """The work of one turn, by name; clients may write what breaks some of it, and the rest is done."""
         if time.monotonic() - self._announced >= HEARTBEAT:
             yield "signs of life", self._announce
+        yield "keys of the queue", self._mend
         yield BELL, lambda: self._leases.hear(listen)
         yield "what clients told", lambda: relay(self._store.redis)
         for follower, reader in self._followers:
@@ -137,6 +138,7 @@ class Control:
             self._reconciled = time.monotonic()
             yield "catalogs", self._catalogs.reconcile
             yield "pushes", self._pushes.reconcile
+            yield "strays", self._leases.ring_strays
         yield "schedules", self._schedules.fire_due
         yield "expanding", self._look_expand
         yield "wakes", self._send
@@ -150,6 +152,10 @@ class Control:
 
     def _look_expand(self) -> None:
         self._expander.look([] if self._leases.fleet.closed() else self._catalogs.expanding())
+
+    def _mend(self) -> None:
+        if self._leases.mend():
+            self._reconciled = float("-inf")
 
     def _send(self) -> None:
         self._sent = self._leases.due()

@@ -12,10 +12,12 @@ import redis
 from reshard.pipeline.doctor.probes import Probe
 from reshard.pipeline.errors import NoBroker, NoticeFailed, QueueError
 from reshard.pipeline.limits import CLOCK_SKEW_MAX
+from reshard.pipeline.text import counted
 from reshard.worker.broker import broker_url
 from reshard.worker.fleet.fleet import Fault, Fleet, Pause
 from reshard.worker.followers.notices import Notice, hooks
 from reshard.worker.queue.jobs import JobStore, Process, broker_errors, without_password
+from reshard.worker.queue.wakes import strays
 from reshard.worker.settings import Settings
 
 
@@ -31,6 +33,7 @@ def queue(settings: Settings) -> Iterator[Probe]:
             store.check_server()
             yield durability(store.redis, without_password(url))
             yield _clock(store.redis)
+            yield from _strays(store.redis)
             fleet = Fleet(store)
             yield from _processes(store.processes(), fleet.paused(), fleet.all_drained(), fleet.resting())
     except QueueError as error:
@@ -85,6 +88,19 @@ def _clock(client: redis.Redis) -> Probe:
     skew = time.time() - (seconds + micros / 1e6)
     late = f"this machine and the broker differ by {skew:.0f} s" if abs(skew) > CLOCK_SKEW_MAX else ""
     return Probe("clock", f"{abs(skew):.1f} s from the broker's", late, facts={"skew": skew})
+
+
+def _strays(client: redis.Redis) -> Iterator[Probe]:
+    try:
+        found = strays(client)
+    except redis.ResponseError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        yield Probe("queue", "a client wrote over one of its keys", "jobs wait: `reshard control` removes that key")
+        return
+    if found:
+        lost = "jobs wait: `reshard control` queues them again, and logs those that it cannot read"
+        yield Probe("queue", f"{counted(len(found), 'job')} in no queue, such as {found[0]}", lost)
 
 
 def _processes(

@@ -21,7 +21,6 @@ from reshard.worker.queue.events import EVENTS, TOLD, TOTALS
 from reshard.worker.queue.forms import _KINDS, EVENT_MAX
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from reshard.worker.queue.wakes import BELL
 from reshard.worker.settings import Settings
 from tests.worker.conftest import Wakes, ask
 from tests.worker.test_catalogs import begin, definition, fail, jobs
@@ -212,7 +211,7 @@ def test_what_clients_told_is_a_stream_again_when_one_wrote_over_it(
     assert store.redis.xlen(TOLD) == 0
 
 
-@pytest.mark.parametrize("key", (BELL, WAITING, DUE, LOOKED_AT, "reshard:processes", "reshard:jobs:done"))
+@pytest.mark.parametrize("key", (WAITING, DUE, LOOKED_AT, "reshard:processes", "reshard:jobs:done"))
 def test_wakes_are_sent_whatever_a_client_wrote_over(
     store: JobStore, control: Control, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:

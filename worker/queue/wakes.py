@@ -29,21 +29,28 @@ The Lua of it is wakes.lua and due.lua. A wake holds nothing but the job's id, a
   further ahead than it can is from before the broker's clock jumped back, and is over.
 * A wake is lost when its queue is shorter than its ``:waked`` says. The oldest are sent again after ``RESEND``.
 * Interactive jobs are woken before those that have begun, and these before bulk jobs that have not (``QUEUES``).
+* A job that has not ended and is in none of ``PLACES`` is rung again once a minute (``ring_strays``), and one of these
+  that a client wrote over is removed, so that it stops no wakes.
 * In a pause nothing is sent. A bulk job that must wait for the night's window is in ``reshard:held`` until it opens.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 import redis
 
-from reshard.worker.queue.scripts import PREFIX, Scripts, ms, texts
+from reshard.worker.queue.scripts import PREFIX, Scripts, job_key, ms, texts
+from reshard.worker.queue.states import JobState
 from reshard.worker.settings import RESEND
+
+log = logging.getLogger(__name__)
 
 QUEUES = (f"{PREFIX}interactive", f"{PREFIX}started", f"{PREFIX}bulk")  # in the order in which workers serve them
 BELL = f"{PREFIX}bell"
+PLACES = (f"{PREFIX}held", *(f"{queue}:{place}" for queue in QUEUES for place in ("due", "waked")))  # of wakes.lua
 DUE_AT_ONCE = 100  # wakes that one look sends; the rest is due at the next
 
 
@@ -51,6 +58,12 @@ def ring(pipe: redis.client.Pipeline) -> None:
     """Have control look at once."""
     pipe.lpush(BELL, "look")
     pipe.ltrim(BELL, 0, 999)
+
+
+def strays(client: redis.Redis) -> list[str]:
+    """Jobs that have not ended and are in no place of the queue."""
+    found = (client.zdiff([f"{PREFIX}jobs:{state}", *PLACES]) for state in JobState if not state.ended)
+    return [id for ids in found for id in texts(ids)]
 
 
 class Night(Protocol):
@@ -76,6 +89,31 @@ class Wakes:
     def hear(self, seconds: float) -> None:
         """Return when the bell rings, or after so many seconds."""
         self.redis.brpop([BELL], timeout=seconds)
+
+    def mend(self) -> bool:
+        """Remove keys of the queue that a client wrote over; returns whether there were some."""
+        found = False
+        kinds = dict.fromkeys(PLACES, b"zset") | dict.fromkeys((*QUEUES, BELL), b"list")
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for key in kinds:
+                pipeline.type(key)
+            types = pipeline.execute()
+        for (key, kind), type in zip(kinds.items(), types, strict=True):
+            if type not in {kind, b"none"}:
+                self.redis.delete(key)
+                log.error("%s is removed: a client wrote over it; the jobs that it held are rung again", key)
+                found = True
+        return found
+
+    def ring_strays(self) -> None:
+        """Have jobs that are in no place of the queue looked at."""
+        for job in strays(self.redis):
+            if self._run("stray", job):
+                log.warning("job %s was in no place of the queue, and is rung again", job)
+            else:
+                log.error(
+                    "job %s waits in vain: a client wrote over or deleted %s, or one beside it", job, job_key(job)
+                )
 
     def due(self) -> int:
         """Send the wakes that are due, and again those that got lost, interactive jobs' first; returns how many."""

@@ -11,7 +11,10 @@ end
 
 local function look(ids)
   for _, id in ipairs(ids) do
-    if closed(id, night, shut) then
+    if not readable(id) then -- it holds up no other; `stray` tells of it
+      drop(id, 'due')
+      drop(id, 'waked')
+    elseif closed(id, night, shut) then
       defer(id, t)
     else
       local line = settle(id, t)
@@ -34,8 +37,11 @@ for _, line in ipairs(QUEUES) do
   local far = '(' .. t + ARGV[5] + SLACK
   local later = redis.call('ZREVRANGEBYSCORE', line .. ':due', '+inf', far, 'WITHSCORES', 'LIMIT', 0, left())
   for i = 1, #later, 2 do
-    end_impossible(later[i], t)
-    local first = redis.call('ZRANGE', key(later[i], 'todo'), 0, 0, 'WITHSCORES')
+    local first = {}
+    if readable(later[i]) then
+      end_impossible(later[i], t)
+      first = redis.call('ZRANGE', key(later[i], 'todo'), 0, 0, 'WITHSCORES')
+    end
     if first[2] ~= later[i + 1] then look({ later[i] }) end
   end
   for _, sent in ipairs({ { '-inf', t - resend }, { t + SLACK, '+inf' } }) do -- or before the clock jumped back

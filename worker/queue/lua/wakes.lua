@@ -17,6 +17,15 @@ local function queue(id)
   return PREFIX .. (get(id, 'state') == 'queued' and 'bulk' or 'started')
 end
 
+-- Whether steps can read the job; a client may have written over one of its keys.
+local function readable(id)
+  for name, kind in pairs({ [key(id)] = 'hash', [key(id, 'units')] = 'hash', [key(id, 'todo')] = 'zset' }) do
+    local found = redis.call('TYPE', name).ok
+    if found ~= kind and found ~= 'none' then return false end
+  end
+  return true
+end
+
 local function look_at(id, t)
   drop(id, 'due')
   redis.call('ZADD', queue(id) .. ':due', t, id)

@@ -1,0 +1,99 @@
+"""A job that is in no place of the queue is found again, and a key that a client wrote over stops no wakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from reshard.pipeline.doctor.probes import Probe
+from reshard.worker.control import Control
+from reshard.worker.probes import queue
+from reshard.worker.queue.jobs import JobStore, open_redis
+from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import job_key
+from reshard.worker.queue.wakes import BELL, PLACES, QUEUES, strays
+from reshard.worker.settings import Settings
+from tests.worker.conftest import Wakes, ask, claimed
+
+USER = "old-client"
+
+
+@pytest.fixture
+def control(store: JobStore, leases: Leases) -> Control:
+    return Control(store, leases, Settings())
+
+
+@pytest.fixture
+def old_client(store: JobStore) -> Iterator[JobStore]:
+    """One that may tell nothing of what it does, as one of an earlier release that may not write to the stream."""
+    store.redis.acl_setuser(USER, enabled=True, passwords=["+x"], keys=["reshard:[^et]*"], categories=["+@all"])
+    with open_redis(store.url) as client:
+        client.connection_pool.connection_kwargs.update(username=USER, password="x")
+        yield JobStore(client)
+    store.redis.acl_deluser(USER)
+
+
+def said(store: JobStore) -> list[Probe]:
+    """What doctor says of the queue."""
+    return [probe for probe in queue(Settings(broker_url=store.url)) if probe.name == "queue"]
+
+
+def test_a_job_whose_submit_was_cut_off_is_rung_again(
+    store: JobStore, leases: Leases, control: Control, wakes: Wakes, old_client: JobStore
+) -> None:
+    with pytest.raises(redis.ResponseError, match="(?i)noperm|permission"):
+        old_client.submit(ask())
+    (job,) = strays(store.redis)
+    assert store.submit(ask()).id == job, "it has the target"
+    assert [probe.says for probe in said(store)] == [f"1 job in no queue, such as {job}"]
+    assert control.look(listen=0.01) == 1 and wakes.take() == ["interactive"]
+    claimed(leases, job, "plan")
+    assert strays(store.redis) == [] and said(store) == []
+
+
+@pytest.mark.parametrize("key", (*PLACES, *QUEUES, BELL))
+def test_a_key_of_the_queue_that_a_client_wrote_over_is_removed(
+    store: JobStore, control: Control, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.look(listen=0.01)  # and so it looks for strays no sooner than in a minute, but for what is removed
+    jobs = {store.submit(ask(priority, priority)).id for priority in ("interactive", "bulk")}
+    store.redis.set(key, "x")
+    assert control.look(listen=0.01) == len(jobs)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"{key} is removed: a client wrote over it; the jobs that it held are rung again"
+    ]
+    later = store.submit(ask("later")).id
+    assert control.look(listen=0.01) == 1
+    assert {job.id for job in store.recent()} == jobs | {later} and strays(store.redis) == []
+
+
+def test_doctor_says_that_a_client_wrote_over_a_key_of_the_queue(store: JobStore) -> None:
+    store.redis.set(PLACES[0], "x")
+    assert [probe.warning for probe in said(store)] == ["jobs wait: `reshard control` removes that key"]
+
+
+@pytest.mark.parametrize("part", (None, "units", "todo"))
+@pytest.mark.parametrize("due", (0, 10**15))
+def test_a_job_whose_key_a_client_wrote_over_holds_up_no_other(
+    store: JobStore, control: Control, part: str | None, due: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, fine = (store.submit(ask(name)).id for name in ("broken", "fine"))
+    store.redis.set(job_key(broken, part), "x")
+    store.redis.zadd("reshard:interactive:due", {broken: due})
+    assert control.look(listen=0.01) == 1
+    assert strays(store.redis) == [broken] and said(store)[0].state == "warning"
+    store.redis.zrem("reshard:interactive:waked", fine)
+    control._reconciled = float("-inf")  # a minute later
+    assert control.look(listen=0.01) == 1
+    assert f"job {broken} waits in vain" in caplog.text
+
+
+def test_a_job_is_found_again_in_any_state(store: JobStore, leases: Leases, control: Control, wakes: Wakes) -> None:
+    job = store.submit(ask()).id
+    claimed(leases, job, "plan")
+    store.redis.delete(*PLACES)
+    wakes.take()
+    assert control.look(listen=0.01) == 0, "its lease has not ended"
+    assert strays(store.redis) == [] and store.redis.zscore("reshard:interactive:due", job)
