@@ -1,15 +1,14 @@
 """A branch or a pull request of a repository, changed by one guarded commit at a time.
 
-The commit is posted as the Hub's own clients post it: newline-delimited JSON, a header that names the parent, then one
-line per operation. The parent is what makes it safe: the Hub refuses the commit with 412 when the head is another.
+The commit (commit_body.py) names its parent, which is what makes it safe: the Hub refuses it with 412 when the head is
+another.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Protocol
@@ -48,6 +47,7 @@ from reshard.pipeline.protocols import (
 from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
+from reshard.pipeline.stores.commit_body import Body
 from reshard.pipeline.stores.credentials import elsewhere
 from reshard.pipeline.stores.http import HubSource
 from reshard.pipeline.stores.hub_api import HubApi
@@ -158,6 +158,8 @@ class HubTarget:
             account = self.api.whoami()
         except Refusal as refusal:
             return Leave(False if isinstance(error := refusal.as_target(repo), AccessError) else None, str(error))
+        except HubError as error:  # a mirror may answer anything there; a run shows it
+            return Leave(None, str(error))
         whose = f"the token of {account.name}"
         if account.may_write(repo):
             return Leave(True, f"{whose} may write there")
@@ -353,7 +355,7 @@ class HubTarget:
     # -------------------------------------------------------------------------------------------------- commit
 
     def commit(self, change: Change, parent: str) -> str:
-        body = _Body(change, parent)
+        body = Body(change, parent)
         retry = self.api.retry()
         repo = self.place.repo
         headers = {"Content-Type": "application/x-ndjson", "Content-Length": str(body.size)}
@@ -420,31 +422,3 @@ class _Listed:
         batch = self._sink.batch(reads, source)
         self._opened.append(batch)
         return batch
-
-
-class _Body:
-    """The ndjson of a commit, encoded line by line each time that it is sent."""
-
-    def __init__(self, change: Change, parent: str) -> None:
-        self._change = change
-        self._parent = parent
-        self.size = sum(len(line) for line in self)
-
-    def __iter__(self) -> Iterator[bytes]:
-        header = {"summary": self._change.title, "description": self._change.message, "parentCommit": self._parent}
-        yield _line("header", header)
-        for addition in self._change.additions:
-            if addition.stored is not None:
-                stored = addition.stored
-                yield _line(
-                    "lfsFile", {"path": addition.path, "algo": "sha256", "oid": stored.sha256, "size": stored.size}
-                )
-            else:
-                content = base64.b64encode(addition.content or b"").decode()
-                yield _line("file", {"content": content, "path": addition.path, "encoding": "base64"})
-        for path in self._change.deletes:
-            yield _line("deletedFile", {"path": path})
-
-
-def _line(key: str, value: Mapping[str, object]) -> bytes:
-    return json.dumps({"key": key, "value": value}).encode() + b"\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
@@ -11,6 +12,7 @@ from huggingface_hub import HfApi
 from reshard.pipeline.api import plan
 from reshard.pipeline.checkpoint.formats.safetensors import build_header
 from reshard.pipeline.errors import FoldersNested, KeptOriginal, NothingToRollBack, NoWriteAccess, TargetOccupied
+from reshard.pipeline.limits import WAIT_MAX
 from reshard.pipeline.places import parse_place
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.publishing.rollback import rollback
@@ -320,6 +322,14 @@ def test_a_plan_tells_that_a_repository_is_created_and_who_may_see_it(model: Pat
     assert not any(new in note for note in plan(asked(model, new, size=2 * SIZE)).notes)
 
 
+# What a mirror may say of an account: words, an account without a name, and that it cannot be asked for a long time.
+NO_ACCOUNT: list[dict[str, Any]] = [
+    {"action": "nonsense", "body": "<html>"},
+    {"action": "nonsense", "body": "{}"},
+    {"action": "status", "status": 429, "headers": {"retry-after": f"{WAIT_MAX + 1:.0f}"}},
+]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_plan_promises_nothing_where_a_run_would_be_refused(
     there: bool, model: Path, on_hub: Namespace, go: Run
@@ -357,6 +367,10 @@ def test_a_plan_says_where_write_access_cannot_be_asked(
     assert "does not say" in unchecked(there)
     on_hub.admin.fault("GET /api/whoami-v2", "status", status=404)
     assert "whoami-v2" in unchecked(new)
+    for answer in NO_ACCOUNT:
+        on_hub.admin.clear_faults()
+        on_hub.admin.fault("GET /api/whoami-v2", **answer)
+        assert on_hub.endpoint in unchecked(new)
     monkeypatch.delenv("HF_TOKEN")
     assert unchecked(new) == "(no token here)"
     assert plan(asked(model, new, size=SIZE)).notes[0] == f"{new} is created, private; --public changes that"

@@ -210,6 +210,14 @@ def test_nobody_is_asked_whose_a_token_is_that_may_write(context: Context, names
     assert calls(hub, "whoami") == 0
 
 
+def test_an_account_that_cannot_be_reached_leaves_access_unchecked(
+    context: Context, namespace: Namespace, hub: HubAdmin
+) -> None:
+    hub.fault("GET /api/whoami-v2", "reset")
+    may, why = target_at(namespace.repo("new"), context).leave(False)
+    assert may is None and why.startswith(f"{namespace.endpoint} cannot be reached")
+
+
 def test_checking_access_leaves_no_trace(context: Context, repo: str, hub: HubAdmin) -> None:
     before = hub.state(repo)
     target_at(repo, context).prepare(private=True)
