@@ -29,7 +29,6 @@ from pydantic import TypeAdapter
 
 from reshard.pipeline import limits
 from reshard.pipeline.errors import TempDirUnusable
-from reshard.pipeline.installed import to_add
 from reshard.pipeline.verifying.child.server import Allowed
 from reshard.pipeline.verifying.verdicts import Verdicts
 
@@ -270,7 +269,7 @@ class MetaLoader:
             return None
         lacking = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
         if lacking:
-            return f"{' and '.join(lacking)} not installed here; for the reload, {to_add('model')}"
+            return f"{' and '.join(lacking)} not installed here; the extra `model` has what the reload needs"
         if self._child is not None:
             self._child.end()
         try:
