@@ -36,7 +36,8 @@ DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 
 def test_the_image_is_built_of_every_folder_of_the_package() -> None:
     copied = re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE)
-    assert set(copied) == {path.name for path in (ROOT / ".types" / "reshard").iterdir()}
+    types = ROOT / ".types" / "reshard"  # links to all of the package, its `__init__.py` one into `reshard`
+    assert set(copied) == {path.resolve().relative_to(ROOT).parts[0] for path in types.iterdir() if path.is_symlink()}
     let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     asked_for = {word for words in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.M) for word in words.split()}
     assert let_in == asked_for
