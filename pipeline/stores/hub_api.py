@@ -246,12 +246,14 @@ class HubApi:
 
     def kept_xet_token(self, route: str) -> XetToken | None:
         """``xet_token``, or one of XET_TOKEN_KEPT ago at most: the steps of a small job need one each."""
-        token, until = self._xet_tokens.get(route, (None, 0.0))
+        with self._lock:
+            token, until = self._xet_tokens.get(route, (None, 0.0))
         return token if token is not None and time.time() < until else self.xet_token(route)
 
     def xet_token(self, route: str) -> XetToken | None:
         """The token for the Hub's content store; None where it has no such route. Raises Refusal, UnsafeRedirect."""
-        self._xet_tokens.pop(route, None)
+        with self._lock:
+            self._xet_tokens.pop(route, None)
         try:
             token = self.data(XetToken, "GET", route)
         except Refusal as refusal:
@@ -260,8 +262,9 @@ class HubApi:
             raise
         self.guard.check(token.casUrl)  # hf_xet connects by itself
         now = time.time()
-        self._xet_tokens = {kept: one for kept, one in self._xet_tokens.items() if one[1] > now}
-        self._xet_tokens[route] = token, min(now + XET_TOKEN_KEPT, token.exp - XET_TOKEN_KEPT)
+        with self._lock:
+            self._xet_tokens = {kept: one for kept, one in self._xet_tokens.items() if one[1] > now}
+            self._xet_tokens[route] = token, min(now + XET_TOKEN_KEPT, token.exp - XET_TOKEN_KEPT)
         return token
 
     def commits(self, repo: str, revision: str) -> Iterator[Commit]:

@@ -11,9 +11,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
@@ -385,6 +387,29 @@ def test_one_token_serves_the_steps_of_a_job_unless_it_ends_soon(
     sink = XetSink(target.api, place.repo, write_token_route(place.repo, "main", False), context.memory_limit)
     with pytest.raises(NoWriteAccess):  # what went wrong is not answered from memory
         raise sink.error(OSError("refused"))
+
+
+def test_kept_tokens_are_touched_under_a_lock_that_is_free_while_the_hub_is_asked(
+    target: HubTarget, hub: HubAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, route = target.api, write_token_route(target.place.repo, "main", False)
+    touched = list[tuple[str, bool]]()
+
+    class Kept(dict[str, Any]):
+        def __getattribute__(self, name: str) -> Any:
+            touched.append((name, api._lock.locked()))
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(api, "_xet_tokens", Kept())
+    held = hub.fault("GET .*/xet-write-token", "hold", when="request")
+    asking = threading.Thread(target=api.kept_xet_token, args=[route])
+    asking.start()
+    assert hub.wait_for_fault(held)["waiting"] == 1
+    assert not api._lock.locked()
+    hub.clear_faults()
+    asking.join()
+    assert touched == [("get", True), ("pop", True), ("items", True)]
+    assert api.kept_xet_token(route) is api.kept_xet_token(route)
 
 
 def test_an_object_that_the_store_forgot_is_not_held(data: bytes, target: HubTarget, hub: HubAdmin) -> None:
