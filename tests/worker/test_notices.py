@@ -35,13 +35,13 @@ from reshard.worker.followers.notices import (
     waiting,
 )
 from reshard.worker.followers.schedules import LATE, Schedule, Schedules
-from reshard.worker.queue.events import TOTALS
+from reshard.worker.queue.events import TOTALS, relay
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
 from reshard.worker.queue.scripts import PREFIX, server_ms
 from reshard.worker.settings import NOTIFY_FIRST, NOTIFY_FOR, NOTIFY_LEASE, Settings, settings
 from tests.support.procs import Broker, Machine, wait_for
-from tests.worker.conftest import Wakes, another, ask, followed
+from tests.worker.conftest import Wakes, another, ask, followed, restricted
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs, rows
 from tests.worker.test_schedules import DAY, Clock, nightly
 
@@ -192,6 +192,29 @@ def test_jobs_of_no_schedule_and_of_a_removed_one_tell_nothing(
     fail(leases, job)
     assert told(notifier, receiver) == []
     assert store.redis.hgetall(f"{PREFIX}schedules:trouble") == {}
+
+
+def test_an_end_that_comes_before_what_the_client_told_that_fired_it_counts_once(
+    store: JobStore, leases: Leases, notifier: Notifier, receiver: Receiver
+) -> None:
+    with restricted(store) as client:
+        job = fire(client)
+        fail(leases, job)
+        assert told(notifier, receiver) == []
+        relay(store.redis)
+        (notice,) = told(notifier, receiver)
+        assert (notice["kind"], notice["job"], notice["codes"]) == ("failed", job, {NoWeights.code: 1})
+        client.retry(job)
+        finish(leases, job)
+        relay(store.redis)
+        assert [notice["kind"] for notice in told(notifier, receiver)] == ["recovered"]
+        before = Schedules(store).get("nightly").success
+        finish(leases, fire(client))
+        followed(store)
+        relay(store.redis)
+        assert told(notifier, receiver) == []
+    after = Schedules(store).get("nightly").success
+    assert before is not None and after is not None and after > before
 
 
 def test_two_schedules_of_one_request_share_its_job_and_its_end(

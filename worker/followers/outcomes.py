@@ -5,6 +5,7 @@
     reshard:schedules:unmet   hash: schedule -> the first of its times since it last ended well
     reshard:schedules:awaited hash: schedule -> the last job that it fired, of the events that were handled
 
+An end counts once, by its time: where a client fired the job, its end may come before the event of that (events.py).
 Only the last job that a schedule fired counts. A cancelled job or run leaves no notice: its operator knows.
 """
 
@@ -18,8 +19,8 @@ from reshard.worker.followers import catalogs, schedules
 from reshard.worker.followers.notices import NOTICES, keep
 from reshard.worker.followers.schedules import ALL, AWAITED, UNMET
 from reshard.worker.queue.events import Event, Reader
-from reshard.worker.queue.scripts import Pipeline, decoded
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.scripts import Pipeline, decoded, job_key
+from reshard.worker.queue.states import ENDED, JobState
 
 Write = Callable[[Pipeline], Any]
 Subjects = Sequence[tuple[str, str]]  # schedule or catalog, and its name
@@ -49,16 +50,27 @@ class Outcomes:
 
 
 def _fired(pipe: Pipeline, event: Event) -> Iterator[Write]:
-    if pipe.hexists(ALL, event.fields["name"]):
-        yield lambda pipe: pipe.hset(AWAITED, event.fields["name"], event.fields["job"])
+    name, job = event.fields["name"], event.fields["job"]
+    if pipe.hexists(ALL, name):
+        yield lambda pipe: pipe.hset(AWAITED, name, job)
+        seen = decoded(pipe.hgetall(job_key(job)))
+        if seen.get("state") in ENDED:
+            yield from _awaited_ended(pipe, name, job, int(seen["since"]), seen["state"], seen.get("error", ""))
 
 
 def _job_ended(pipe: Pipeline, event: Event) -> Iterator[Write]:
-    job, state = event.fields["job"], event.fields["state"]
-    names = [name for name, last in decoded(pipe.hgetall(AWAITED)).items() if last == job]
-    for name in names if state != JobState.cancelled else []:
-        about, failure = {"what": "schedule", "name": name, "job": job}, {"error": event.fields["error"]}
-        yield from _ended(pipe, event.at, state == JobState.done, [("schedule", name)], about, failure)
+    job, state, error = (event.fields[part] for part in ("job", "state", "error"))
+    for name, last in decoded(pipe.hgetall(AWAITED)).items():
+        if last == job:
+            yield from _awaited_ended(pipe, name, job, event.at, state, error)
+
+
+def _awaited_ended(pipe: Pipeline, name: str, job: str, at: int, state: str, error: str) -> Iterator[Write]:
+    well = state == JobState.done
+    noted = pipe.hget((SUCCESS if well else TROUBLE)["schedule"], name)
+    if state != JobState.cancelled and noted != b"%d" % at:
+        about = {"what": "schedule", "name": name, "job": job}
+        yield from _ended(pipe, at, well, [("schedule", name)], about, {"error": error})
 
 
 def _catalog_ended(pipe: Pipeline, event: Event) -> Iterator[Write]:

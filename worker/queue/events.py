@@ -14,8 +14,10 @@
     catalog                                    name, state: a run begins, goes on or ends (followers/catalogs.py)
     fired, missed                              name, job: a schedule fired it, or did not (followers/schedules.py)
 
-A follower is a consumer group. It gets every event at least once and in order: nobody is given new events while another
-process may still be at work on older ones, and what a dead process had is given to the next after ``TAKE_OVER``. To
+A follower is a consumer group. It gets every event at least once and in the order of the stream: nobody is given new
+events while another process may still be at work on older ones, and what a dead process had is given to the next after
+``TAKE_OVER``. That is the order in which things happened, but for what control relays: it joins the stream behind what
+may have followed from it, so a job's ``ended`` may come before the ``fired`` of a client that fired it. To
 have an effect once, a follower writes it and acknowledges the event in one transaction (``once``). An event that is
 malformed, or that a follower fails over, is dropped, counted and logged: it never holds up those behind it.
 

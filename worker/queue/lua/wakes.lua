@@ -155,7 +155,7 @@ local function finish(id, state, t)
   local target = get(id, 'target')
   if redis.call('HGET', PREFIX .. 'active', target) == id then redis.call('HDEL', PREFIX .. 'active', target) end
   local started = get(id, 'started')
-  publish('ended', 'job', id, 'state', state, 'error', get(id, 'error') or '', 'took', started and t - started or '',
+  publish_at(t, 'ended', 'job', id, 'state', state, 'error', get(id, 'error') or '', 'took', started and t - started or '',
     'asked', get(id, 'asked') or get(id, 'created'))
   bell(id)
 end
