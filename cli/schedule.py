@@ -14,7 +14,7 @@ from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
 from reshard.cli.queue import warn
-from reshard.client.facts import outcome_text, schedule_facts
+from reshard.client.facts import outcome_text, schedule_facts, schedule_row
 from reshard.client.queue import START, missing, moment, open_queue
 from reshard.pipeline.request import Request
 
@@ -97,7 +97,7 @@ def list_(output: Output) -> None:
     Example: reshard schedule list
     """
     with open_queue() as queue:
-        found = [(seen, schedule_facts(queue, seen)) for seen in queue.schedules.all()]
+        found = [(seen, schedule_row(queue, seen)) for seen in queue.schedules.all()]
     rows = [(seen.schedule.name, _next(seen), facts["last"], succeeded(seen.success)) for seen, facts in found]
     old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "no schedules"

@@ -41,7 +41,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
     "catalog remove": (catalogs.CatalogRemoved,),
     "schedule add": (catalogs.ScheduleNext,),
     "schedule set": (catalogs.ScheduleSet,),
-    "schedule list": (catalogs.Schedule,),
+    "schedule list": (catalogs.ScheduleRow,),
     "schedule show": (catalogs.Schedule,),
     "schedule next": (catalogs.ScheduleTimes,),
     "schedule run": (catalogs.ScheduleFired,),

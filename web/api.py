@@ -24,7 +24,7 @@ from reshard.worker.fleet import policy
 from reshard.worker.queue.states import JobState
 from reshard.worker.settings import Settings
 
-LISTED = 50  # jobs of a page, unless told otherwise
+LISTED = 50  # jobs or schedules of a page, unless told otherwise
 STATES_MAX = 20  # states that one list is asked for; there are ten
 AFTER_MAX = 50  # characters of a page's end: a time, and an id
 REASON_MAX = 500  # characters of why a service is paused

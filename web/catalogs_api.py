@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from reshard.client import acts
-from reshard.client.facts import catalog_facts, failure_facts, schedule_facts
+from reshard.client import PAGE_MAX, acts
+from reshard.client.facts import catalog_facts, failure_facts, schedule_facts, schedule_row
 from reshard.client.models import catalogs
 from reshard.pipeline.catalogs.definition import parse
-from reshard.web.api import Asked, allow
+from reshard.web.api import LISTED, Asked, allow
 from reshard.web.endpoint import BODY_MAX, Body, Call, endpoint
 from reshard.worker.followers.records import AT_ONCE, AT_ONCE_MAX, COUNT_MAX, NAME_MAX, Definition
 from reshard.worker.followers.schedules import CRON_MAX, NAME, ZONE_MAX, Schedule
+from reshard.worker.queue.jobs import PAGE_BYTES
 
 
 class Submission(Body):
@@ -42,6 +44,11 @@ class Only(Body):
 
 def _only(name: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": "object"}}}
+
+
+class Named(Body):
+    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
+    after: str = Field(default="", max_length=NAME_MAX, description="`next` of the page before")
 
 
 class Kept(Body):
@@ -119,10 +126,17 @@ def remove(call: Call) -> Mapping[str, Any]:
     return acts.remove_catalog(call.queue, call.path["name"])
 
 
-@endpoint("GET", "/schedules", catalogs.Schedules)
+@endpoint("GET", "/schedules", catalogs.Schedules, query=Named)
 def list_schedules(call: Call) -> Mapping[str, Any]:
-    """List schedules by name."""
-    return {"schedules": [schedule_facts(call.queue, seen) for seen in call.queue.schedules.all()]}
+    """List schedules by name, without the text of catalogs; fewer than `limit` where they are long."""
+    rows, size = list[dict[str, Any]](), 0
+    for seen in call.queue.schedules.each(call.query.after):
+        row = schedule_row(call.queue, seen)
+        size += len(json.dumps(row))
+        if rows and (len(rows) == call.query.limit or size > PAGE_BYTES):
+            return {"schedules": rows, "next": rows[-1]["name"]}
+        rows.append(row)
+    return {"schedules": rows, "next": None}
 
 
 @endpoint("POST", "/schedules", catalogs.ScheduleNext, body=Kept)

@@ -106,19 +106,37 @@ class CatalogRemoved(Answer):
     schedules: list[str]
 
 
-class Schedule(Answer):
+class ScheduleFacts(Answer):
     name: str
     cron: str
     tz: str
     missed: Literal["once", "skip"]
     request: Request | None
-    catalog: records.Definition | None
     digest: str | None
     next: Moment | None = Field(description="null while it is paused")
     success: Moment | None
     outdated: bool
     runs: list[Run]
     last: str
+
+
+class Schedule(ScheduleFacts):
+    catalog: records.Definition | None
+
+
+class CatalogKept(Answer):
+    """A catalog without its text."""
+
+    name: str
+    bytes: Bytes = Field(description="of its text")
+    at_once: int
+    max_failures: int | None
+    max_bytes: Bytes | None
+    asked_by: str
+
+
+class ScheduleRow(ScheduleFacts):
+    catalog: CatalogKept | None
 
 
 class ScheduleNext(Answer):
@@ -183,9 +201,10 @@ class Catalogs(Answer):
 
 
 class Schedules(Answer):
-    """Every schedule."""
+    """Some schedules."""
 
-    schedules: list[Schedule]
+    schedules: list[ScheduleRow]
+    next: str | None = Field(description="for `after`; null on the last page")
 
 
 class Carried(Answer):

@@ -1,18 +1,22 @@
-"""Lists of jobs are bounded by bytes as well as by count, and a damaged record hides no other."""
+"""Lists of jobs and schedules are bounded by bytes as well as by count, and a damaged record hides no other."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reshard.client import ROOT
 from reshard.pipeline.errors import JobUnreadable
-from reshard.pipeline.limits import MB
+from reshard.pipeline.limits import GLOB_MAX, GLOBS_MAX, KB, MB
 from reshard.pipeline.places import Hub
-from reshard.pipeline.request import Request
+from reshard.pipeline.request import Options, Request
+from reshard.worker.followers.records import Definition
+from reshard.worker.followers.schedules import Schedule, Schedules
 from reshard.worker.queue.jobs import PAGE_BYTES, JobStore, new_id, submission
 from reshard.worker.queue.scripts import job_key
 from tests.web.conftest import Site
@@ -53,6 +57,43 @@ def test_a_page_of_long_records_is_short_and_takes_little_memory(site: Site, sto
         assert client.get("/jobs", headers={"Accept": "text/html"}).status_code in {200, 303}
     assert seen == made and pages > 1
     assert peak(site.process.pid) - before < GROWTH
+
+
+def pages(site: Site, limit: int = 500) -> Iterator[list[dict[str, Any]]]:
+    """The whole list of schedules, page by page."""
+    after: str | None = ""
+    with site.client("read") as client:
+        while after is not None:
+            answer = client.get(f"{ROOT}/schedules", params={"limit": limit, "after": after})
+            assert answer.status_code == 200 and len(answer.content) <= ANSWER
+            page = answer.json()
+            after = page["next"]
+            yield page["schedules"]
+
+
+def test_schedules_are_listed_without_the_text_of_their_catalogs(site: Site, store: JobStore) -> None:
+    text = f"name: mirror\nentries: []\n# {'é' * 400_000}"
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        Schedules(store).add(Schedule(name=name, cron="@daily", catalog=Definition(name="mirror", text=text)))
+    rows = [row for page in pages(site) for row in page]
+    assert [row["name"] for row in rows] == names and len(json.dumps(rows)) < 5 * KB
+    assert [row["catalog"]["bytes"] for row in rows] == [len(text.encode())] * 5
+    assert all("text" not in row["catalog"] and row["digest"] for row in rows)
+    assert [[row["name"] for row in page] for page in pages(site, 2)] == [names[:2], names[2:4], names[4:]]
+    assert site.get(f"{ROOT}/schedules/s0")["catalog"]["text"] == text
+    listed = [json.loads(line) for line in site.machine.run("schedule", "list", "--json").stdout.splitlines()]
+    assert [{"schema": 1} | row for row in rows] == listed
+
+
+def test_a_page_of_long_schedules_is_short(site: Site, store: JobStore) -> None:
+    long = Options(exclude=("a" * GLOB_MAX,) * GLOBS_MAX)
+    names = [f"s{number:03}" for number in range(100)]
+    for name in names:
+        request = Request(source=Hub(repo="them/model"), target=Hub(repo="us/m"), options=long)
+        Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
+    found = [[row["name"] for row in page] for page in pages(site)]
+    assert [name for page in found for name in page] == names and len(found) > 1
 
 
 def damage(store: JobStore, how: str, id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
+from reshard.web.api import LISTED
 from reshard.web.guard import HEADERS
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor
@@ -301,6 +303,21 @@ def test_a_schedule_in_a_time_zone_that_is_unknown_here_hides_no_other(site: Sit
     with signed_in(site) as client:
         seen = client.get("/schedules")
     assert seen.status_code == 200 and seen.text.count(" 02:00 UTC") == 1 + 5
+
+
+def test_schedules_are_listed_a_page_at_a_time(site: Site, store: JobStore) -> None:
+    request = Request(source=Hub(repo="a/b"), target=Hub(repo="b/c"))
+    names = [f"s{number:03}" for number in range(2 * LISTED + 1)]
+    for name in names:
+        Schedules(store).add(Schedule(name=name, cron="@daily", request=request))
+    seen, path, pages = list[str](), "/schedules", 0
+    with signed_in(site) as client:
+        while path:
+            page = client.get(path).text
+            seen, pages = seen + re.findall(r"<h2>(s\d+)</h2>", page), pages + 1
+            more = re.search(r'href="([^"]+)" rel="next"', page)
+            path = html.unescape(more[1]) if more else ""
+    assert seen == names and pages == 3
 
 
 def test_ten_thousand_jobs_are_listed_a_page_at_a_time(site: Site, store: JobStore) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import islice
 from typing import Any
+from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
-from reshard.client.facts import outcome_text, schedule_facts
+from reshard.client.facts import last_run, outcome_text
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web import catalogs_api
+from reshard.web.api import LISTED
 from reshard.web.documents import status_of
 from reshard.web.endpoint import Call, read
 from reshard.web.pages.site import Answer, Page, Text, act, page
@@ -93,20 +96,30 @@ def report(call: Call) -> Answer:
 
 @page("GET", "/schedules")
 def schedules(call: Call) -> Answer:
-    return Page("schedules.html", {"schedules": [_schedule(call.queue, seen) for seen in call.queue.schedules.all()]})
+    after = call.query.one("after")
+    found = [_schedule(call.queue, seen) for seen in islice(call.queue.schedules.each(after), LISTED + 1)]
+    more = urlencode({"after": found[LISTED - 1]["name"]}) if len(found) > LISTED else ""
+    return Page("schedules.html", {"schedules": found[:LISTED], "after": after, "more": more})
 
 
 def _schedule(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
+    """What is shown of it, which is not its catalog's text."""
+    kept = seen.schedule
     times = [] if seen.next is None else [seen.next]
     with suppress(BadSchedule):  # only another machine knows its time zone
         while 0 < len(times) < TIMES:
-            times.append(seen.schedule.next_after(times[-1]))
+            times.append(kept.next_after(times[-1]))
     runs = [*reversed(seen.runs[:RESULTS])]
     states = {job.id: str(job.state) for job in queue.jobs.load([run.job for run in runs if run.job])}
     return {
-        "seen": seen,
-        "kept": seen.schedule,
-        "last": schedule_facts(queue, seen)["last"],
+        "name": kept.name,
+        "cron": kept.cron,
+        "tz": kept.tz,
+        "request": kept.request,
+        "catalog": kept.catalog.name if kept.catalog else None,
+        "paused": seen.next is None,
+        "outdated": seen.outdated,
+        "last": last_run(queue, seen),
         "times": times,
         "runs": [_result(run, states) for run in runs],
     }

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -202,7 +203,13 @@ class Schedules:
 
     def all(self) -> list[ScheduleStatus]:
         """By name."""
-        return [self.get(name) for name in sorted(texts(self._redis.hkeys(ALL)))]
+        return list(self.each())
+
+    def each(self, after: str = "") -> Iterator[ScheduleStatus]:
+        """By name, those behind ``after``; each is read in its turn, as it may hold a long text."""
+        for name in sorted(name for name in texts(self._redis.hkeys(ALL)) if name > after):
+            with suppress(ScheduleNotFound):  # removed since
+                yield self.get(name)
 
     def fire_due(self) -> list[tuple[str, Run]]:
         """Fire what is due, as often as it was missed or not once, as each says; returns what became of which."""
