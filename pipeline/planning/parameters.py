@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import prod
 
-from reshard.pipeline.planning.model import TOTAL_PARAMETERS, Entry
+from reshard.pipeline.planning.model import TOTAL_PARAMETERS
 from reshard.pipeline.planning.select import Selection
-from reshard.pipeline.tensors import Checkpoint
+from reshard.pipeline.tensors import Checkpoint, Tensor
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _NO_PARAMETERS = ("I64", "BOOL")  # they count, place and mask
@@ -29,12 +29,14 @@ def total_parameters(checkpoint: Checkpoint, selection: Selection, dequantized: 
     entries = selection.entries
     if checkpoint.name.stem != "model" or not {entry.as_dtype for entry in entries} <= {*_FLOATS, *_NO_PARAMETERS}:
         return {}
-    ours = {entry.name for entry in entries}
-    again = {name for tie in selection.ties for name in [name for name in tie if name in ours][1:]}
-    counted = (entry for entry in entries if entry.as_dtype in _FLOATS and entry.name not in again)
-    return {TOTAL_PARAMETERS: sum(prod(entry.tensor.shape) for entry in counted if not _is_buffer(entry))}
+    again = set[str]()
+    if selection.ties:
+        ours = {entry.name for entry in entries}
+        again = {name for tie in selection.ties for name in [name for name in tie if name in ours][1:]}
+    floats = [entry.tensor for entry in entries if entry.as_dtype in _FLOATS]
+    return {TOTAL_PARAMETERS: sum([prod(t.shape) for t in floats if t.name not in again and not _is_buffer(t)])}
 
 
-def _is_buffer(entry: Entry) -> bool:
-    name = entry.name.rpartition(".")[2]
-    return name in _BUFFERS or (name == "bias" and len(entry.tensor.shape) == 4)  # GPT-2's causal mask was called so
+def _is_buffer(tensor: Tensor) -> bool:
+    name = tensor.name[tensor.name.rfind(".") + 1 :]
+    return name in _BUFFERS or (name == "bias" and len(tensor.shape) == 4)  # GPT-2's causal mask was called so

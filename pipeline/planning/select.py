@@ -94,6 +94,8 @@ def select(
         plain = dequantised(kept, texts[0] or "", texts[1], as_dtype)
         entries, scales = plain.entries, plain.scales
         notes += plain.notes
+    elif options.dtype == "keep":
+        entries = tuple([Entry(tensor, tensor.dtype) for tensor in kept])
     else:
         fixed = quantised(tensors)
         wanted = [t.dtype if t.name in fixed else cast_dtype(t.dtype, options.dtype) for t in kept]
@@ -174,8 +176,6 @@ def _module(name: str) -> str:
 
 
 def _cast_notes(entries: Sequence[Entry], wanted: WantedDtype, fixed: Set[str]) -> list[str]:
-    if wanted == "keep":
-        return []
     cast = Counter(f"{e.tensor.dtype} to {e.as_dtype}" for e in entries if e.cast)
     target = cast_dtype("F64", wanted)
     stays = [e for e in entries if not e.cast and e.tensor.dtype != target]
