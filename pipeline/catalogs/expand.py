@@ -89,15 +89,15 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
     empty: list[int] = []
     held = 0
     for entry, repo in _models(catalog, context, empty):
-        if held > CATALOG_REQUESTS_MAX:
-            why = f"its models' requests come to more than {CATALOG_REQUESTS_MAX:,} bytes"
-            raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
         try:
             check_repo(repo)
             request = request_for(catalog, entry, repo)
             if request not in asked:
                 held += len(request.stored())
             asked.setdefault(request, repo)
+            if held > CATALOG_REQUESTS_MAX:
+                why = f"its models' requests come to more than {CATALOG_REQUESTS_MAX:,} bytes"
+                raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
         except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))
     sources = _lookup([_hub(request.source) for request in asked], context, "read")

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.catalogs.expand import Wanted, expand, interleaved, stands
-from reshard.pipeline.errors import HubError, HubRefused, SourceNotFound
+from reshard.pipeline.errors import BadCatalog, HubError, HubRefused, SourceNotFound
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.reshard import run
 from reshard.pipeline.stores.connect import Context, open_target
@@ -169,6 +169,20 @@ def test_two_entries_that_say_the_same_are_one(space: Namespace) -> None:
     good = model(space, "good")
     (one,) = found(space, f"- repo: {good}\n- repo: {good}\n")
     assert one.error is None
+
+
+def test_requests_that_the_broker_could_not_hold_are_refused_and_those_of_other_entries_count_once(
+    space: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = "".join(f"- repo: {space.repo(f'm{number}')}\n" for number in range(4))
+    request = found(space, entries)[0].request
+    assert request is not None
+    one = len(request.stored())
+    monkeypatch.setattr("reshard.pipeline.catalogs.expand.CATALOG_REQUESTS_MAX", 4 * one)
+    assert len(found(space, entries * 2)) == 4
+    monkeypatch.setattr("reshard.pipeline.catalogs.expand.CATALOG_REQUESTS_MAX", 4 * one - 1)
+    with pytest.raises(BadCatalog, match=f"entries: its models' requests come to more than {4 * one - 1} bytes"):
+        found(space, entries)
 
 
 def test_a_renamed_source_is_found_under_its_old_name(space: Namespace) -> None:
