@@ -176,7 +176,6 @@ def retry(
     overwrite: Annotated[
         bool, Option("--overwrite", help="Plan again, and replace what others changed in the target since.")
     ] = False,
-    onto_head: Annotated[bool, Option("--onto-head", hidden=True, help="The former name of --overwrite.")] = False,
     follow_it: Watch = False,
     output: Output,
 ) -> None:
@@ -185,7 +184,7 @@ def retry(
     Example: reshard retry pkgd --watch
     """
     with open_jobs() as queue:
-        facts = queue.retry(job, anew, overwrite or onto_head)
+        facts = queue.retry(job, anew, overwrite)
         id = facts["id"]
         if facts["waits"]:
             output.say(facts["waits"])

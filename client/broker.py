@@ -62,7 +62,7 @@ class BrokerJobs:
 
     def retry(self, id: str, anew: bool, overwrite: bool) -> dict[str, Any]:
         id = self._store.resolve(id)
-        was = self._store.retry(id, anew=anew, onto_head=overwrite)
+        was = self._store.retry(id, anew=anew, overwrite=overwrite)
         job = self._store.get(id)
         return {"id": id, "was": was, "state": job.state, "waits": self._queue.waits(job.request.priority == "bulk")}
 

@@ -23,7 +23,7 @@ PROSE = frozenset(
 GO_ON = {
     "again": ("run the same command again", "`reshard retry {job}`"),
     "anew": ("run the same command again", "`reshard retry {job} --anew`"),
-    "onto_head": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
+    "replace": ("run the same command with --overwrite", "`reshard retry {job} --overwrite`"),
     "where": ("", " where the worker runs (restart it)"),
     "sign_in": ("run `hf auth login` or `export HF_TOKEN=...`", "set HF_TOKEN or RESHARD_CREDENTIALS for the worker"),
     "findings": ("the failed check above names what differs", "`reshard status {job} --report` names what differs"),

@@ -15,19 +15,19 @@ class TargetMoreVisible(TargetError, code="target.more_visible"):
     hint = "make the target private, or say --public if everyone may have it"
 class TargetConflict(TargetError, code="target.conflict"):
     message = "{target} changed while we worked: {what}"
-    hint = "inspect the change; to replace it, {onto_head}"
+    hint = "inspect the change; to replace it, {replace}"
 class TargetRaced(TargetConflict, code="target.race", retryable=True):
     message = "{target}: others committed first, {races} times in a row"
     hint = "when fewer write to it at once, {again}"
 class TargetDrifted(TargetError, code="target.drift", since="since reshard last published there"):
     message = "{target} was changed {since}: {what}"
-    hint = "move what you want to keep elsewhere; to replace it or to repair it, {onto_head}"
+    hint = "move what you want to keep elsewhere; to replace it or to repair it, {replace}"
 class TargetOccupied(TargetError, code="target.occupied"):
     message = "{target} holds {what}: {paths}"
-    hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {onto_head}"
+    hint = "see what would be replaced with `reshard plan`; publish elsewhere, or to replace it, {replace}"
 class KeptOriginal(TargetError, code="target.kept_original"):
     message = "{kept} is the only copy of the original of {target} in {what}, and this run would remove it for good"
-    hint = "move it elsewhere to keep it, or go on without it: {onto_head}"
+    hint = "move it elsewhere to keep it, or go on without it: {replace}"
 class TargetFull(TargetError, code="target.disk"):
     message = "no room beside {path}: {needed} bytes needed, {free} free"
     hint = "free some room there (`.NAME.reshard.last` is what a run replaced), or choose another disk; then {again}"

@@ -63,7 +63,7 @@ def test_a_conflict_is_built_upon_when_asked_and_the_commit_taken_back_when_aske
         assert f"reshard retry {job} --overwrite" in failed.error["hint"]
 
         namespace.admin.clear_faults()
-        answer(machine, "retry", job, "--onto-head")
+        answer(machine, "retry", job, "--overwrite")
         wait_for(lambda: store.get(job).state.ended, "the end of the second try", 60)
         assert store.get(job).state == JobState.done, store.get(job).error
     assert read_checkpoint(from_hub(namespace.endpoint, target)) == read_checkpoint(from_hub(namespace.endpoint, repo))

@@ -301,7 +301,7 @@ def test_a_schedule_that_may_overwrite_takes_a_target_once_and_then_leaves_what_
         assert night().state == JobState.failed
         assert bench.job.error is not None and bench.job.error["code"] == "target.drift"
         assert changed.read_bytes() == b"what others made of it"
-    bench.store.retry(bench.id, onto_head=True)  # a person has looked
+    bench.store.retry(bench.id, overwrite=True)  # a person has looked
     bench.until(lambda job: job.state.ended)
     assert bench.job.state == JobState.done, bench.job.error
     assert read_checkpoint(from_folder(bench.target)) == read_checkpoint(from_folder(bench.source))

@@ -172,7 +172,7 @@ def test_a_retry_keeps_what_only_a_newer_release_knows(store: JobStore, leases: 
     job = store.submit(ask()).id
     of_a_newer_release(store, job, NEWS["options.crop"])
     store.cancel(job)
-    store.retry(job, onto_head=True)
+    store.retry(job, overwrite=True)
     asked = json.loads(store.redis.hget(job_key(job), "request") or "")
     assert asked["options"] == {"crop": 7, "overwrite": True}
 

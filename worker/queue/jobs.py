@@ -188,19 +188,19 @@ class JobStore:
         return JobState(state)
 
     @_answering
-    def retry(self, id: str, anew: bool = False, onto_head: bool = False) -> JobState:
+    def retry(self, id: str, anew: bool = False, overwrite: bool = False) -> JobState:
         """Go on with a job that ended short of done, from what it had copied; returns the state that it ended in.
 
         ``anew`` plans once more, from what source and target are now; shards that stay the same are not copied again.
-        ``onto_head`` does so too, and replaces whatever others changed in the target since.
+        ``overwrite`` does so too, and replaces whatever others changed in the target since.
         Raises JobNotFound, WrongState, TargetBusy when another job has the target by now, and TooManyQueued.
         """
         id, request = self.resolve(id), ""
-        if onto_head:
+        if overwrite:
             asked = json.loads(self.redis.hget(job_key(id), "request") or "{}")  # with what only newer releases know
             asked.pop("recurring", None)  # this time a person says so
             request = json.dumps(asked | {"options": asked.get("options", {}) | {"overwrite": True}})
-        answer, what = texts(self.run("retry", id, int(anew or onto_head), request, self.most))
+        answer, what = texts(self.run("retry", id, int(anew or overwrite), request, self.most))
         if answer == "missing":
             raise JobNotFound(job=id)
         if answer == "busy":
