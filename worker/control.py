@@ -34,7 +34,6 @@ from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.counters import Counters
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.followers.expander import Expander, Rows, expanded
-from reshard.worker.followers.migration import migrate
 from reshard.worker.followers.notices import Notifier, hooks
 from reshard.worker.followers.outcomes import Outcomes
 from reshard.worker.followers.pushes import Pushes
@@ -45,6 +44,7 @@ from reshard.worker.queue.ended import delete, ended
 from reshard.worker.queue.events import Follower, Reader, follow, relay
 from reshard.worker.queue.jobs import JobStore, Process, open_redis
 from reshard.worker.queue.leases import Leases
+from reshard.worker.queue.scripts import PREFIX
 from reshard.worker.queue.states import ENDED
 from reshard.worker.settings import HEARTBEAT, Settings
 
@@ -59,6 +59,8 @@ PAUSE = 1.0  # seconds before the broker is tried again
 STUCK = 300.0  # seconds of one turn of the loop; its calls of a broker that hangs end after a fraction of that
 SCRAPE_TIMEOUT = 3.0  # seconds for one answer of the broker; Prometheus gives a scrape ten
 BELL = "the bell"
+LAYOUT_KEY = f"{PREFIX}layout"  # a string, for a newer release whose data this one would misread; this one writes none
+LAYOUT = 2  # the one that is read here
 
 
 class Control:
@@ -80,7 +82,7 @@ class Control:
         host, pid = socket.gethostname(), os.getpid()
         self._self = Process(f"control@{host}:{pid}", "control", version("reshard"), host, pid, 0, time.time(), False)
         self._contained = Contained("control's work on")
-        self._migrated = False
+        self._readable = False
         self._sent = 0
         self._turned = time.monotonic()
         self._announced = self._cleaned = self._reconciled = float("-inf")
@@ -113,9 +115,10 @@ class Control:
 
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
-        if not self._migrated:
-            migrate(self._store.redis)
-            self._migrated = True
+        if not self._readable and (layout := int(self._store.redis.get(LAYOUT_KEY) or LAYOUT)) > LAYOUT:
+            what = f"its data has layout {layout}, and this release reads up to {LAYOUT}; install the newer release here"
+            raise QueueError(what=what)
+        self._readable = True
         self._sent, heard = 0, False
         for name, work in self._turn(listen):
             with self._contained(name):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound, NoWeights
-from reshard.worker.control import Control
+from reshard.pipeline.errors import EndpointNotAllowed, JobNotFound, NoWeights, QueueError
+from reshard.worker.control import LAYOUT, LAYOUT_KEY, Control
 from reshard.worker.followers.records import Definition
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
@@ -49,6 +49,17 @@ def test_it_gives_signs_of_life_that_end_with_it(store: JobStore, control: Contr
     control.stop()
     control.run()
     assert store.processes() == []
+
+
+def test_a_newer_layout_is_refused_with_what_to_do(store: JobStore, control: Control, wakes: Wakes) -> None:
+    store.submit(ask())
+    store.redis.set(LAYOUT_KEY, LAYOUT + 1)
+    for _ in range(2):
+        with pytest.raises(QueueError, match=rf"layout {LAYOUT + 1}.*install the newer release here"):
+            control.look(listen=0)
+    assert wakes.take() == []
+    store.redis.set(LAYOUT_KEY, LAYOUT)
+    assert control.look(listen=1) == 1
 
 
 def test_a_dead_process_is_forgotten(store: JobStore, control: Control) -> None:
