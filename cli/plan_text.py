@@ -117,7 +117,7 @@ def _replaced(facts: dict[str, Any], most: Shown) -> list[tuple[str, str]]:
     for label, deleted in (("overwrites", False), ("deletes", True)):
         files = [f"{f['path']}, {f['size']:,} bytes" for f in facts["replaced"] if f["deleted"] is deleted]
         rows += [(label, text) for text in _first(files, most.files)]
-    return rows or _names("deletes", facts["deletes"], most.names)  # a plan of an older release has no sizes
+    return rows
 
 
 def _occupied(facts: dict[str, Any], most: int) -> list[tuple[str, str]]:

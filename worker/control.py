@@ -116,8 +116,8 @@ class Control:
     def look(self, listen: float) -> int:
         """Wait up to ``listen`` seconds for the bell, then do all that is due; returns how many wakes were sent."""
         if not self._readable and (layout := int(self._store.redis.get(LAYOUT_KEY) or LAYOUT)) > LAYOUT:
-            what = f"its data has layout {layout}, and this release reads up to {LAYOUT}; install the newer release here"
-            raise QueueError(what=what)
+            cure = "install the newer release here"
+            raise QueueError(what=f"its data has layout {layout}, and this release reads up to {LAYOUT}; {cure}")
         self._readable = True
         self._sent, heard = 0, False
         for name, work in self._turn(listen):

@@ -102,7 +102,7 @@ class Spans:
 
     def job(self, event: Event, facts: Mapping[str, Any]) -> None:
         """The root of a job's spans, when it has ended; told twice it is the same span."""
-        if "asked" not in event.fields:  # ended by a worker of an older release
+        if "asked" not in event.fields:  # not a step's
             return
         asked, code = int(event.fields["asked"]), facts.get("code")
         root = self._root(event.fields["job"], asked)

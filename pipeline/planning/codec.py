@@ -12,7 +12,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from reshard.pipeline.checkpoint.formats.gguf import MAGIC
-from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.limits import CHUNK
 from reshard.pipeline.planning.model import (
     Cut,
@@ -106,7 +105,7 @@ def encode(plan: Plan) -> StoredPlan:
         "files": [asdict(f) for f in plan.files],
         "records": [asdict(r) for r in plan.records],
         "groups": [asdict(g) for g in plan.groups],
-        "outputs": [_output_of(o) for o in plan.outputs],
+        "outputs": [asdict(o) for o in plan.outputs],
         "carried": [asdict(f) for f in plan.carried],
         "edits": plan.edits,
         "left_out": plan.left_out,
@@ -153,14 +152,14 @@ def decode_head(head: bytes) -> Plan:
         notes=tuple(data["notes"]),
         digest=data["digest"],
         transports=Transports(*data["transports"]),
-        shares=data.get("shares", False),
+        shares=data["shares"],
         published=data["published"],
         drift=tuple(data["drift"]),
-        replaced=tuple(StoredFile(**f) for f in data.get("replaced", ())),
-        occupied=tuple(data.get("occupied", ())),
-        in_place=data.get("in_place", False),
-        takes=data.get("takes", False),
-        submitted=data.get("submitted"),
+        replaced=tuple(StoredFile(**f) for f in data["replaced"]),
+        occupied=tuple(data["occupied"]),
+        in_place=data["in_place"],
+        takes=data["takes"],
+        submitted=data["submitted"],
     )
 
 
@@ -178,14 +177,6 @@ def _unpack(data: bytes) -> Any:
     return json.loads(zlib.decompress(data))
 
 
-def _output_of(output: Output) -> dict[str, Any]:
-    """Its fields, but for a suffix of safetensors: older workers know no other, and none by name."""
-    data = asdict(output)
-    if data["name"]["suffix"] == SUFFIX:
-        del data["name"]["suffix"]
-    return data
-
-
 def _shard(shard: Shard) -> list[Any]:
     entries = [_stored(e) for e in shard.entries]
     if shard.alignment > 1:  # of GGUF, whose zeros would make six characters each
@@ -195,7 +186,6 @@ def _shard(shard: Shard) -> list[Any]:
 
 def _stored(e: Entry) -> list[Any]:
     made = [e.name, e.tensor.dtype, e.as_dtype, e.tensor.shape, [_piece(p) for p in e.tensor.pieces]]
-    # Only where there is one, so that a worker of an older release reads the rest.
     return [*made, e.scale.block, _stored(Entry(e.scale.tensor, e.scale.tensor.dtype))] if e.scale else made
 
 

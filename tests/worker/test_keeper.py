@@ -92,10 +92,6 @@ def test_why_the_work_waits_for_the_hub_is_told_at_once(
         wait_for(lambda: told() == [""], "the end of the wait")
         kept.waits("rate limited, 40 s")
         wait_for(lambda: told() == ["rate limited, 40 s"], "the reason")
-    store.redis.hset(f"reshard:job:{group.job}:units", f"{group.unit}.token", "of a claim by an older release")
-    assert told() == [""]
-    store.redis.hset(f"reshard:job:{group.job}:units", f"{group.unit}.token", group.token)
-    assert told() == ["rate limited, 40 s"]
     age(store, group.job, 3600)
     while (taken := another(store).claim(group.job)) and taken.unit != group.unit:
         pass

@@ -101,28 +101,6 @@ def test_a_schedule_is_left_out_and_says_why(store: JobStore) -> None:
     assert len(store.recent()) == MOST
 
 
-def test_jobs_that_a_release_before_began_or_ended_do_not_count(store: JobStore) -> None:
-    """Such a release changes a job's state and leaves the set as it is."""
-    old = [store.submit(by("me", number)).id for number in range(MOST)]
-    store.redis.hset(job_key(old[0]), "state", "planning")
-    store.redis.delete(job_key(old[1]))
-    assert not store.submit(by("me", MOST)).existed
-    assert store.redis.zcard("reshard:queued:me") == 2, "only as many as are in the way are looked at"
-
-
-@pytest.mark.parametrize("what", ["schedule", "push"])
-def test_what_a_release_before_left_holds_up_neither_schedules_nor_pushes(store: JobStore, what: str) -> None:
-    asked_by = {"schedule": "schedule nightly", "push": "webhook"}[what]
-    for number in range(MOST):
-        store.redis.hset(job_key(store.submit(by(asked_by, number)).id), "state", "done")
-    if what == "schedule":
-        schedules = Schedules(store)
-        schedules.add(Schedule(name="nightly", cron="@daily", request=ask("scheduled")))
-        assert schedules.preview("nightly")[0] == "fired" and schedules.run("nightly").outcome == "fired"
-    else:
-        assert Pushes(store).push(Watch(catalog="mirror", request=ask("pushed")), "1" * 40).outcome == "submitted"
-
-
 def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
     request = ask("pushed").submitted_for("webhook")
     job = store.submit(request).id
@@ -135,7 +113,6 @@ def test_a_push_gives_up_on_a_target_whose_job_is_gone(store: JobStore) -> None:
 def test_a_deleted_job_leaves_nothing_behind(store: JobStore) -> None:
     job = store.submit(by("me", 0)).id
     store.cancel(job)
-    store.redis.zadd("reshard:queued:me", {job: 0})  # as a release before leaves it
     store.delete(job)
     assert not store.redis.exists("reshard:queued:me")
 

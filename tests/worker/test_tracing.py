@@ -358,7 +358,7 @@ def test_a_sampler_takes_a_whole_job_or_nothing_of_it(
     assert [span.name for span in receiver.spans()] == ["plan", "job"][:sent]
 
 
-def test_an_end_by_a_worker_of_a_release_before_traces_has_no_span(receiver: Receiver) -> None:
+def test_an_end_that_does_not_say_when_it_was_asked_for_has_no_span(receiver: Receiver) -> None:
     tracing.job_ended(Event("1-0", "ended", 5, {"job": "j", "state": "done", "error": ""}), {"job": "j"})
     tracing.end()
     assert receiver.bodies == []

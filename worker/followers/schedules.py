@@ -198,7 +198,7 @@ class Schedules:
             return False
         submitted = cast("bytes | None", self._redis.hget(catalogs.SUBMITTED, schedule.catalog.name))
         last = json.loads(submitted or '{"at": -1}')
-        kept = cast("bytes | None", self._redis.hget(KEPT, schedule.name))  # None: not known, an older client added it
+        kept = cast("bytes | None", self._redis.hget(KEPT, schedule.name))  # None: removed since
         return bool(kept and last["at"] > int(kept) and last["digest"] != schedule.catalog.digest)
 
     def all(self) -> list[ScheduleStatus]:

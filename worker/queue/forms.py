@@ -58,7 +58,7 @@ def _any(text: str) -> bool:
 
 
 _STEP = {"job": _word, "unit": _word}
-# What each kind has; a `?` behind a name: if it is there, as releases before this wrote some events without it.
+# What each kind has; a `?` behind a name: if it is there.
 _KINDS: Mapping[str, Mapping[str, Field]] = {
     "state": {"job": _word, "state": _word},
     "claimed": {**_STEP, "waited?": _or_nothing(_number)},

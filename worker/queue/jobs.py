@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 SOCKET_TIMEOUT = 10.0  # seconds; an answer of Redis takes milliseconds
 CONNECT_TIMEOUT = 5.0  # seconds
 PAGE_BYTES = 4_000_000  # of the records of one page: each may have 64 kB of request, and checks and errors beside it
-LOADED = 25  # records that are read at once, one of which an older release let be a megabyte
+LOADED = 25  # records that are read at once: a page of jobs is some such reads
 CONNECTIONS = 4  # of one client; a command takes a millisecond, so many threads share them
 HEALTH_CHECK = 25.0  # seconds without a command after which a connection is tried before it is trusted
 ID_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without letters that look like others

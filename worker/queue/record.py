@@ -112,12 +112,11 @@ def _job(fields: dict[str, str], units: dict[str, str]) -> Job:
 
 
 def _claim(unit: str, units: dict[str, str]) -> Claim:
-    token, _, why = units.get(f"{unit}.waits", "").partition(" ")
     return Claim(
         unit=unit,
         worker=units.get(f"{unit}.worker", ""),
         since=int(units.get(f"{unit}.since", 0)) / 1000,
         bytes=int(units.get(f"{unit}.bytes", 0)),
         attempt=int(units.get(f"{unit}.attempts", 0)),
-        waits=why if token == units[f"{unit}.token"] else "",
+        waits=units.get(f"{unit}.waits", ""),
     )

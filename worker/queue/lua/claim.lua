@@ -60,15 +60,16 @@ set_unit(id, name, 'token', token)
 set_unit(id, name, 'worker', worker)
 set_unit(id, name, 'since', t)
 set_unit(id, name, 'bytes', 0)
+set_unit(id, name, 'waits', '')
 local attempts = redis.call('HINCRBY', key(id, 'units'), name .. '.attempts', 1)
 hold(id, name, t, lease)
 redis.call('HDEL', key(id), 'note')
 local asked = tonumber(get(id, 'asked') or get(id, 'created'))
-local starts = tonumber(get(id, 'started') or 0) < asked
+local starts = not get(id, 'started')
 local waited = starts and { 'waited', t - asked } or {}
 event(id, 'claimed', 'unit', name, 'worker', worker, 'attempt', attempts, unpack(waited))
 if state == 'queued' then set_state(id, 'planning', t) end
 if name == 'publish' and state == 'copying' then set_state(id, 'publishing', t) end
-if starts then redis.call('HSET', key(id), 'started', t) end -- also after the retry of an older client, which leaves it
+if starts then redis.call('HSET', key(id), 'started', t) end
 return { settle(id, t), name, attempts, unit(id, name, 'error') or '', get(id, 'state'), dead or '',
   get(id, 'priority'), starts and 1 or 0, asked }

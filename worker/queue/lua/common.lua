@@ -67,15 +67,10 @@ local function set_state(id, state, t)
   event(id, 'state', 'state', state)
 end
 
--- The oldest queued job of a submitter who has so many, or nothing. Workers and clients of a release before the bound
--- leave in the set what they began or ended.
+-- The oldest queued job of a submitter who has so many, or nothing.
 local function oldest_of_full(who, most)
   local waiting = PREFIX .. 'queued:' .. who
-  while redis.call('ZCARD', waiting) >= most do
-    local oldest = redis.call('ZRANGE', waiting, 0, 0)[1]
-    if get(oldest, 'state') == 'queued' then return oldest end
-    redis.call('ZREM', waiting, oldest)
-  end
+  return redis.call('ZCARD', waiting) >= most and redis.call('ZRANGE', waiting, 0, 0)[1]
 end
 
 -- A unit belongs to the latest token that claimed it, expired or not, until it is done.

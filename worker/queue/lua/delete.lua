@@ -2,7 +2,6 @@
 local id = ARGV[1]
 local state = get(id, 'state')
 if state and not ENDED[state] then return 0 end
-redis.call('ZREM', PREFIX .. 'queued:' .. (get(id, 'asked_by') or ''), id)
 redis.call('DEL', key(id))
 for _, part in ipairs(PARTS) do redis.call('DEL', key(id, part)) end
 redis.call('ZREM', PREFIX .. 'jobs', id)

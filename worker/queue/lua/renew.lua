@@ -6,7 +6,7 @@ local id, name, token = ARGV[1], ARGV[2], ARGV[3]
 if get(id, 'state') == 'cancelled' then return 'cancelled' end
 if not owns(id, name, token) then return 'lost' end
 set_unit(id, name, 'bytes', ARGV[4])
-set_unit(id, name, 'waits', token .. ' ' .. ARGV[9]) -- which an older release's claim does not clear
+set_unit(id, name, 'waits', ARGV[9])
 if ARGV[6] == '1' then hold(id, name, now(), tonumber(ARGV[5])) end
 -- The night's bytes take nothing back: who goes on with a file reads it from its start, and would each night.
 if paused() or (ARGV[8] == '1' and closed(id, '', ARGV[8])) then return 'yield' end
