@@ -8,22 +8,19 @@ out. GGUF files are read where there is nothing else: what they were made from h
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
-from pathlib import PurePosixPath, PureWindowsPath
-from posixpath import basename, dirname, join, normpath
-from sys import intern
-from typing import Any
+from posixpath import basename, dirname, join
 
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.pointers import refuse_pointer
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.indexes import load_json, parse_index
 from reshard.pipeline.checkpoint.parts import DISTRIBUTED_METADATA, FileSet, Format, find_parts
-from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights, UnsafePath
+from reshard.pipeline.errors import AbsentFile, BadIndex, NoWeights
 from reshard.pipeline.limits import INDEX_MAX, LATEST_MAX
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import Name, StoredFile
@@ -152,17 +149,6 @@ def read_file(source: Source, file: StoredFile, most: int) -> bytes:
     return b"".join(source.read(file, 0, file.size))
 
 
-def load_json(content: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """``content`` as transformers' loaders read JSON: UTF-8, and nothing before it; ``pairs`` makes the objects.
-
-    Raises ValueError and RecursionError.
-    """
-    text = content.decode("utf-8")
-    if text.startswith("\ufeff"):
-        raise ValueError("it begins with a byte order mark, at which loaders stop")
-    return json.loads(text, object_pairs_hook=pairs)
-
-
 def find_checkpoints(source: Source, exclude: Callable[[str], bool] = lambda path: False) -> Found:
     """Which weight files of ``source`` belong together, but for those that ``exclude`` names.
 
@@ -286,7 +272,8 @@ class _Finder:
             content = read_file(self._source, self._listing[path], INDEX_MAX)
             if match["suffix"] is None and not is_map_of(content, suffixes):
                 continue
-            weight_map, metadata = parse_index(content, path)
+            index = parse_index(content, path)
+            weight_map = index.by_tensor()
             files = sorted(set(weight_map.values()))
             for file in files:
                 if file not in self._listing:
@@ -294,7 +281,7 @@ class _Finder:
                 if suffix_of(file) not in suffixes:
                     raise BadIndex(file=path, why=f"it names {file}, which is not a {_format(suffixes)} file")
             stored = tuple(self._listing[file] for file in files)
-            yield FileSet(name, _format(suffixes), stored, path, metadata, weight_map)
+            yield FileSet(name, _format(suffixes), stored, path, index.metadata or {}, weight_map)
 
     def _unindexed(self, suffixes: Iterable[str], among: Iterable[str] | None = None) -> Iterator[FileSet]:
         """What no index names: numbered files are one set, any other file is one of its own."""
@@ -383,50 +370,6 @@ def is_map_of(content: bytes, suffixes: set[str]) -> bool:
     if not isinstance(weight_map, dict) or not weight_map:
         return False
     return all(isinstance(file, str) and suffix_of(file) in suffixes for file in weight_map.values())
-
-
-def parse_index(content: bytes, path: str) -> tuple[dict[str, str], dict[str, object]]:
-    """({tensor: path from the root}, metadata) of an index; raises BadIndex or UnsafePath.
-
-    Both shapes that loaders read are known: ``{"metadata", "weight_map"}``, and the bare map {tensor: file}.
-    """
-    refuse_pointer(content, path)
-    try:
-        data = load_json(content)
-    except (ValueError, RecursionError) as error:
-        raise BadIndex(file=path, why=f"it is not JSON ({str(error).splitlines()[0][:200]})") from None
-    if not isinstance(data, dict):
-        raise BadIndex(file=path, why="it is not a JSON object")
-    bare = "weight_map" not in data
-    weight_map = data if bare else data["weight_map"]
-    metadata = {} if bare else data.get("metadata", {})
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise BadIndex(file=path, why="its weight_map is not a map from tensors to files")
-    if not weight_map:
-        raise BadIndex(file=path, why="its weight_map is empty")
-    if not isinstance(metadata, dict):
-        raise BadIndex(file=path, why="its metadata is not a JSON object")
-    inside = {file: _inside(dirname(path), file, path) for file in set(weight_map.values())}
-    return {intern(tensor): inside[file] for tensor, file in weight_map.items()}, metadata
-
-
-def _inside(folder: str, file: str, index: str) -> str:
-    """``file`` as a path from the root; raises UnsafePath when it leaves the index's own folder."""
-    if leaves_folder(file):
-        raise UnsafePath(file=index, path=file)
-    return normpath(join(folder, file))
-
-
-def leaves_folder(written: str) -> bool:
-    """Whether a file name of an index points outside the index's folder, on any system; links are not followed."""
-    return (
-        not written.strip("./")
-        or "\0" in written
-        or any(
-            path.is_absolute() or path.drive or ".." in path.parts
-            for path in (PurePosixPath(written), PureWindowsPath(written))
-        )
-    )
 
 
 def beside_a_model(path: str, told_by: str) -> dict[str, str]:

@@ -11,12 +11,12 @@ from reshard.pipeline.checkpoint.discover import (
     SCRIPT,
     TORCH,
     is_map_of,
-    parse_index,
     read_file,
     suffix_of,
 )
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.parts import RANK_FILE, ZERO_FILE
 from reshard.pipeline.limits import INDEX_MAX
 from reshard.pipeline.protocols import Source
@@ -43,6 +43,6 @@ def part_by(source: Source, path: str) -> str | None:
         content = read_file(source, file, INDEX_MAX)
         if match["suffix"] is None and not is_map_of(content, {suffix_of(path)}):
             continue
-        if path in parse_index(content, other)[0].values():
+        if path in parse_index(content, other).by_tensor().values():
             return other
     return None

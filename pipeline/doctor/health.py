@@ -10,9 +10,10 @@ from pathlib import Path
 from posixpath import basename, dirname, join
 from typing import Any, NamedTuple
 
-from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, load_json, read_file, set_name
+from reshard.pipeline.checkpoint.discover import FOREIGN, USUAL_STEMS, foreign_format, read_file, set_name
 from reshard.pipeline.checkpoint.formats.gguf import SUFFIX as GGUF
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.indexes import load_json
 from reshard.pipeline.doctor.refusals import Refusals, refusals
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import (

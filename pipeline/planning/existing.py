@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from posixpath import basename, dirname, join
 
-from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index, parse_index
+from reshard.pipeline.checkpoint.discover import foreign_format, is_weight_index
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
+from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.names import is_path_of
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
@@ -50,7 +51,7 @@ def deletes_of(outputs: Iterable[Output], before: Before, stays: Set[str], optio
 
 def _named_by(index: str, content: bytes) -> set[str]:
     try:
-        return set(parse_index(content, index)[0].values())
+        return set(parse_index(content, index).by_tensor().values())
     except CheckpointError:
         return set()  # it is replaced, and what it named in vain stays where it is
 

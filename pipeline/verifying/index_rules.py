@@ -18,6 +18,7 @@ from reshard.pipeline.checkpoint.discover import NUMBERED, index_name, is_weight
 from reshard.pipeline.checkpoint.formats import dcp, gguf
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header, Spec
 from reshard.pipeline.checkpoint.formats.torch_files import read_torch
+from reshard.pipeline.checkpoint.indexes import Index, parse_index
 from reshard.pipeline.checkpoint.open import read_header
 from reshard.pipeline.checkpoint.parts import WHOLE
 from reshard.pipeline.errors import CheckpointError, NotRead
@@ -32,7 +33,6 @@ from reshard.pipeline.verifying.structure import (
     Total,
     check_index,
     check_weight_files,
-    named_files,
 )
 
 T = TypeVar("T")
@@ -41,8 +41,7 @@ T = TypeVar("T")
 def check_rules(source: Source, opened: OpenedSide | CheckpointError) -> Check:
     """Whether listing, indexes and headers of all weights agree; ``opened`` is what the pipeline makes of them."""
     indexes = _indexes(source)
-    texts = {path: content for path, content in indexes.items() if isinstance(content, bytes)}
-    files = read_files(source, texts, opened)
+    files = read_files(source, [index for index in indexes.values() if isinstance(index, Index)], opened)
     found = _findings(source, indexes, files, opened)
     read = {path: len(header.tensors) for path, header in files.headers.items() if isinstance(header, Header)}
     distributed = _distributed(opened)
@@ -57,20 +56,20 @@ def check_rules(source: Source, opened: OpenedSide | CheckpointError) -> Check:
     return Check("index rules", "failed" if findings else "passed", level, remarks, figures, findings)
 
 
-def _indexes(source: Source) -> dict[str, bytes | CheckpointError]:
-    """The content of every index that loaders go by: of torch files where the same checkpoint has no safetensors."""
+def _indexes(source: Source) -> dict[str, Index | CheckpointError]:
+    """Every index that loaders go by: of torch files where the same checkpoint has no safetensors."""
     listing = source.files()
     indexes = sorted(path for path in listing if is_weight_index(path))
     safe = {set_name(path) for path in listing if path.endswith(SUFFIX)}
     safe |= {index_name(path) for path in indexes if _is_safe(path)}
 
-    def content(path: str) -> bytes | CheckpointError:
+    def parsed(path: str) -> Index | CheckpointError:
         try:
-            return read_file(source, listing[path], INDEX_MAX)
+            return parse_index(read_file(source, listing[path], INDEX_MAX), path)
         except CheckpointError as error:
             return error
 
-    return {path: content(path) for path in indexes if _is_safe(path) or index_name(path) not in safe}
+    return {path: parsed(path) for path in indexes if _is_safe(path) or index_name(path) not in safe}
 
 
 def _is_safe(index: str) -> bool:
@@ -86,23 +85,23 @@ def _distributed(opened: OpenedSide | CheckpointError) -> list[Checkpoint]:
 
 
 def _findings(
-    source: Source, indexes: Mapping[str, bytes | CheckpointError], files: Files, opened: OpenedSide | CheckpointError
+    source: Source, indexes: Mapping[str, Index | CheckpointError], files: Files, opened: OpenedSide | CheckpointError
 ) -> list[Finding]:
     uncut = _uncut(opened)
     headers = files.headers
     findings: list[Finding] = []
     named: set[str] = set()
-    for index, content in indexes.items():
-        if isinstance(content, CheckpointError):
-            findings.append(Finding("index_json", str(content), index))
+    for path, index in indexes.items():
+        if isinstance(index, CheckpointError):
+            findings.append(Finding("index_json", str(index), path))
             continue
         beside = {
-            path: header
-            for path, header in headers.items()
-            if path.startswith(join(dirname(index), "")) and path.endswith(SUFFIX) == _is_safe(index)
+            file: header
+            for file, header in headers.items()
+            if file.startswith(join(dirname(path), "")) and file.endswith(SUFFIX) == _is_safe(path)
         }
-        findings += check_index(index, content, beside, source.files(), files.totals)
-        named |= named_files(index, content)
+        findings += check_index(index, beside, source.files(), files.totals)
+        named |= {*index.files.values()}
     stale = {finding.file for finding in findings if finding.rule == "stale_file"}
     unread = {dirname(finding.file) for finding in findings if finding.rule == "index_json" and finding.file}
     free = {path: header for path, header in headers.items() if path not in named | stale}
@@ -153,7 +152,7 @@ class Files(NamedTuple):
     totals: Mapping[str, Total]
 
 
-def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide | CheckpointError) -> Files:
+def read_files(source: Source, indexes: Iterable[Index], opened: OpenedSide | CheckpointError) -> Files:
     """Every safetensors file, and those torch files that are opened or that one of ``indexes`` names."""
     listing = source.files()
     safe = sorted(path for path in listing if path.endswith(SUFFIX))
@@ -167,7 +166,7 @@ def read_files(source: Source, indexes: Mapping[str, bytes], opened: OpenedSide 
         headers |= {path: one for path, one in found if not (path in _uncut(opened) and isinstance(one, NotRead))}
     totals: dict[str, Total] = {}
     known = _opened_torch(opened)
-    named = {path for index, content in indexes.items() for path in named_files(index, content)}
+    named = {path for index in indexes for path in index.files.values()}
     unread = sorted(path for path in named - known.keys() if path in listing and not path.endswith(SUFFIX))
 
     def read(path: str) -> _TorchFile:

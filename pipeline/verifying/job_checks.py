@@ -10,6 +10,7 @@ from reshard.pipeline.checkpoint.discover import read_file
 from reshard.pipeline.checkpoint.formats.gguf import GgufHeader, Keys
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
+from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.open import Opened
 from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
 from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
@@ -100,7 +101,8 @@ def _structure(
             findings += map(str, compare_keys(found, written.keys if isinstance(written, GgufHeader) else {}))
         del entries  # there may be 500,000, and the index names them as well
         if output.index:
-            rules = check_index(output.index.path, index_bytes(output.index, shards), headers, headers)
+            index = parse_index(index_bytes(output.index, shards), output.index.path)
+            rules = check_index(index, headers, headers)
         else:
             rules = check_weight_files(headers)
         findings += map(str, rules)

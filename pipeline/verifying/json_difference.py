@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from reshard.pipeline.check import some
-from reshard.pipeline.checkpoint.discover import load_json
+from reshard.pipeline.checkpoint.indexes import load_json
 
 # Keys that say which program wrote a config and where it was loaded from.
 _VOLATILE = {"transformers_version", "_name_or_path", "_diffusers_version", "_commit_hash"}

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
-from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, load_json, read_file
+from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, read_file
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length
+from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
 from reshard.pipeline.limits import INDEX_MAX, MANIFEST_MAX
@@ -25,7 +26,6 @@ from reshard.pipeline.publishing.manifest import Manifest, parse, sha256_of
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.compare import Read
 from reshard.pipeline.verifying.opened import OpenedSide
-from reshard.pipeline.verifying.structure import named_files
 
 _LEVEL = "what was published, by its own record"
 
@@ -113,17 +113,18 @@ class _Index(NamedTuple):
 
 
 def _indexes(output: Source) -> dict[str, _Index]:
-    """Of every index that can be read: which manifest it names, and which files."""
+    """Of every index: which manifest it names, and which files; nothing, where the index rules say why it is none."""
     found: dict[str, _Index] = {}
     for path, file in output.files().items():
-        if not is_weight_index(path) or file.size > INDEX_MAX:
+        if not is_weight_index(path):
             continue
-        content = read_file(output, file, INDEX_MAX)
         try:
-            root = load_json(content)["metadata"].get(ROOT_KEY)
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            root = None  # the index rules say what is wrong with it
-        found[path] = _Index(root if isinstance(root, str) else None, named_files(path, content))
+            index = parse_index(read_file(output, file, INDEX_MAX), path)
+        except CheckpointError:
+            found[path] = _Index(None, set())
+            continue
+        root = (index.metadata or {}).get(ROOT_KEY)
+        found[path] = _Index(root if isinstance(root, str) else None, {*index.files.values()})
     return found
 
 

@@ -9,17 +9,15 @@ Nothing here raises for a broken checkpoint: every fault is a ``Finding``, and a
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import eq
 from typing import Any, Literal, NamedTuple
 
-from reshard.pipeline.checkpoint.discover import leaves_folder, load_json
 from reshard.pipeline.checkpoint.formats.gguf import SPLIT_KEYS, GgufHeader, Keys, split_faults
 from reshard.pipeline.checkpoint.formats.safetensors import Header
+from reshard.pipeline.checkpoint.indexes import Index
 from reshard.pipeline.errors import BadLength, CheckpointError
 from reshard.pipeline.planning.model import TOTAL_PARAMETERS
 
@@ -145,8 +143,7 @@ def check_weight_files(headers: Headers) -> Iterator[Finding]:
 
 
 def check_index(
-    index_path: str,
-    index: bytes | Mapping[str, Any],
+    index: Index,
     headers: Headers,
     listing: Iterable[str],
     totals: Mapping[str, Total] = NO_TOTALS,
@@ -156,23 +153,15 @@ def check_index(
     ``headers`` has every weight file of the checkpoint's folder, named by the index or not; ``listing`` the paths of
     every file in the repository; ``totals`` those files whose bytes writers count in several ways.
     """
-    document = _parse(index_path, index)
-    if isinstance(document, Finding):
-        yield document
-        yield from check_weight_files(headers)
-        return
-    weight_map, metadata = document
-    listing, folder = set(listing), posixpath.dirname(index_path)
+    index_path, weight_map, metadata, places = index.path, index.weight_map, index.metadata, index.files
+    listing = set(listing)
     if metadata is None:
         text = f'{index_path} has no "metadata" object, without which transformers stops'
         yield Finding("index_metadata", text, index_path)
-    places: dict[str, str] = {}
     for written in sorted(set(weight_map.values())):
-        if leaves_folder(written):
+        if (path := places.get(written)) is None:
             yield Finding("escape", f"{index_path} names {written!r}, which leaves its folder", index_path)
-            continue
-        places[written] = path = posixpath.normpath(posixpath.join(folder, written))
-        if path not in listing:
+        elif path not in listing:
             yield Finding("absent_file", f"{index_path} names {written}, which is not there", path)
     yield from _check_names(index_path, weight_map, places, headers)
     named = set(places.values())
@@ -182,19 +171,6 @@ def check_index(
     if metadata is not None and len(_readable(own)) == len(named):
         yield from _check_total(index_path, metadata, _readable(own), totals)
     yield from check_weight_files(own)
-
-
-def named_files(index_path: str, index: bytes | Mapping[str, Any]) -> set[str]:
-    """The paths that an index names, as far as it can be read and they stay inside its folder."""
-    document = _parse(index_path, index)
-    if isinstance(document, Finding):
-        return set()
-    folder = posixpath.dirname(index_path)
-    return {
-        posixpath.normpath(posixpath.join(folder, written))
-        for written in set(document[0].values())
-        if not leaves_folder(written)
-    }
 
 
 def _check_names(
@@ -262,37 +238,6 @@ def _stale(index_path: str, others: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield path, ", and loaders take it instead of the index"
         elif shard.fullmatch(path):
             yield path, ""
-
-
-def _parse(
-    index_path: str, index: bytes | Mapping[str, Any]
-) -> tuple[Mapping[str, str], Mapping[str, Any] | None] | Finding:
-    """The weight map and the metadata; a bare ``{tensor: file}`` map counts as an index without metadata."""
-
-    def broken(why: str) -> Finding:
-        return Finding("index_json", f"{index_path} {why}", index_path)
-
-    try:
-        document = load_json(index, _no_repeats) if isinstance(index, bytes) else index
-    except RecursionError:
-        return broken("is nested too deeply")
-    except ValueError as error:
-        return broken(f"is not a JSON object that can be read: {error}")
-    if not isinstance(document, Mapping):
-        return broken("is not a JSON object")
-    weight_map = document.get("weight_map", None if "metadata" in document else document)
-    if not isinstance(weight_map, Mapping) or not all(isinstance(file, str) for file in weight_map.values()):
-        return broken('has no "weight_map" of tensor names to file names')
-    metadata = document.get("metadata")
-    return weight_map, metadata if isinstance(metadata, Mapping) else None
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{key!r} is there twice")
-    return document
 
 
 def _readable(headers: Headers) -> dict[str, Header]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import safetensors
 from pydantic import TypeAdapter
 
-from reshard.pipeline.checkpoint.discover import parse_index
 from reshard.pipeline.checkpoint.formats import gguf
 from reshard.pipeline.checkpoint.formats.dcp import read_dcp
 from reshard.pipeline.checkpoint.formats.pickles import load
@@ -17,6 +16,7 @@ from reshard.pipeline.checkpoint.formats.torch_files import read_torch
 from reshard.pipeline.checkpoint.formats.torch_names import ALLOWED
 from reshard.pipeline.checkpoint.formats.torch_state import Contents
 from reshard.pipeline.checkpoint.formats.zero import read_zero
+from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.errors import CheckpointError, UsageError
 from reshard.pipeline.limits import RENAME_NAME_MAX
 from reshard.pipeline.renaming import Rules, parse_rules, renamed
@@ -104,8 +104,8 @@ def zero(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    weight_map, _ = parse_index(data, "folder/model.safetensors.index.json")
-    for path in weight_map.values():
+    parsed = parse_index(data, "folder/model.safetensors.index.json")
+    for path in (*parsed.files.values(), *parsed.by_tensor().values()):
         if not path.startswith("folder/") or ".." in path.split("/"):
             raise Broken(f"{path} leaves the folder")
 
