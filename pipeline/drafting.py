@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from posixpath import basename, join
+from posixpath import join
 
 from reshard.pipeline.check import first, some
 from reshard.pipeline.checkpoint.discover import Found, find_checkpoints, is_weight_index, read_file
@@ -145,14 +145,13 @@ def _draft(
     believed = None if drifted else believed
     same_weights = believed is not None and believed.weights is not None and believed.weights == keys.weights
     is_gguf = any(part.format == "gguf" for part in found.sets)
-    classes = not is_gguf and any(basename(p) == "config.json" for p in listing)
-    if meta_loader is not None and not same_weights and classes:
-        meta_loader.ahead()
+    configs = _configs(source, found)
+    if meta_loader is not None and not same_weights and not is_gguf:
+        meta_loader.ahead(configs.values())
     # Of GGUF files only the keys say which of them are carried.
     opened = open_checkpoints(source, found) if is_gguf or not same_weights else Opened((), (), {})
     found = found.without_maps().carrying(opened.uncut)
     opened = Opened((), (), {}) if same_weights else opened
-    configs = _configs(source, found)
     settings = _configs(source, found, MODELOPT) if options.dequantize else {}
     texts = {} if options.dtype == "keep" else {**configs, **settings}
     known = Known(

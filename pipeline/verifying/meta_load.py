@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from reshard.pipeline import limits
 from reshard.pipeline.errors import TempDirUnusable
 from reshard.pipeline.verifying.child.server import Allowed
+from reshard.pipeline.verifying.named import NotChecked, named, parsed
 from reshard.pipeline.verifying.verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -158,12 +159,10 @@ class MetaLoader:
         already be changed in ``source``. Blocks for at most the limits' times; never raises for what it checks, and
         TempDirUnusable where the folder for temporary files cannot be used.
         """
-        if config is not None and len(config) > limits.CONFIG_MAX:
-            return _structural("skipped", f"config.json has {len(config):,} bytes; {limits.CONFIG_MAX:,} are read")
         try:
-            text = None if config is None else config.decode()
-        except UnicodeDecodeError as error:
-            return _structural("skipped", f"config.json is not UTF-8: {error}")
+            text = _naming(config)
+        except NotChecked as why:
+            return _structural("skipped", str(why))
         ours = _packed(source)
         theirs = "null" if output is None or (packed := _packed(output)) == ours else packed
         arguments = f'{{"config":{json.dumps(text)},"source":{ours},"output":{theirs}}}'
@@ -212,9 +211,9 @@ class MetaLoader:
         except TempDirUnusable as error:
             return str(error)
 
-    def ahead(self) -> None:
-        """A check is likely: an eager loader begins to start its child."""
-        if self._eager and self._child is None:
+    def ahead(self, configs: Iterable[bytes]) -> None:
+        """A check of these is likely: an eager loader begins to start its child if one of them may name a class."""
+        if self._eager and self._child is None and any(map(_names_class, configs)):
             with self._flags:
                 self._spare = True
             threading.Thread(target=self.warm, name="reshard-reload", daemon=True).start()
@@ -400,6 +399,25 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _packed(specs: Signature) -> str:
     return json.dumps({name: specs[name] for name in sorted(specs)}, separators=(",", ":"))
+
+
+def _naming(config: bytes | None) -> str | None:
+    """The text of a config that may name a class; raises NotChecked where it names none, without a child."""
+    if config is not None and len(config) > limits.CONFIG_MAX:
+        raise NotChecked(f"config.json has {len(config):,} bytes; {limits.CONFIG_MAX:,} are read")
+    try:
+        text = None if config is None else config.decode()
+    except UnicodeDecodeError as error:
+        raise NotChecked(f"config.json is not UTF-8: {error}") from None
+    named(parsed(text))
+    return text
+
+
+def _names_class(config: bytes) -> bool:
+    with suppress(NotChecked):
+        _naming(config)
+        return True
+    return False
 
 
 def _structural(result: Result, reason: str) -> ModelCheck:

@@ -91,13 +91,13 @@ ROW = 1000  # bytes of each tensor of the model, so that sizes in tests are easy
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with ten tensors in one file, a config of no known class, a tokenizer and a pickle."""
+    """A folder with ten tensors in one file, a config that names no class, a tokenizer and a pickle."""
     folder = tmp_path / "model"
     folder.mkdir()
     random = np.random.default_rng(0)
     tensors = {f"layer.{i}.weight": random.integers(0, 255, ROW, np.uint8) for i in range(10)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text('{"model_type": "of-no-known-class"}')
+    (folder / "config.json").write_text('{"hidden_size": 1000}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "optimizer.pt").write_bytes(b"never opened")
     return folder

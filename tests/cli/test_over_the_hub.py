@@ -40,7 +40,7 @@ def source(namespace: Namespace, tmp_path: Path) -> str:
     random = np.random.default_rng(7)
     tensors = {f"layers.{i}.weight": random.integers(0, 255, MB, np.uint8) for i in range(ROWS)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text('{"model_type": "of-no-known-class"}')
+    (folder / "config.json").write_text('{"hidden_size": 1000}')
     env = os.environ | {
         "HF_ENDPOINT": namespace.endpoint,
         "HF_TOKEN": namespace.token,

@@ -293,7 +293,7 @@ def floats(folder: Path) -> Path:
     folder.mkdir()
     tensors = {f"layers.{i}.{part}.weight": np.full(250, i, np.float32) for part in "ab" for i in range(4)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text('{"model_type": "of-no-known-class", "torch_dtype": "float32"}')
+    (folder / "config.json").write_text('{"torch_dtype": "float32"}')
     return folder
 
 

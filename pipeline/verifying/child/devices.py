@@ -11,7 +11,8 @@ from accelerate.utils import get_balanced_memory
 
 from reshard.pipeline.tensors import size_in_bytes
 from reshard.pipeline.text import counted
-from reshard.pipeline.verifying.child.model import NotChecked, Specs, load_report, parameters_of, resolve
+from reshard.pipeline.verifying.child.model import Specs, load_report, parameters_of, resolve
+from reshard.pipeline.verifying.named import NotChecked
 
 
 def devices(

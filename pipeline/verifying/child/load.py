@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.child.devices import uncovered
-from reshard.pipeline.verifying.child.model import NotChecked, quantization_method, resolve
+from reshard.pipeline.verifying.child.model import quantization_method, resolve
+from reshard.pipeline.verifying.named import NotChecked
 
 SEED = 0  # parameters that no file has get the same random numbers on every load
 TOKENS = 8  # of the one question

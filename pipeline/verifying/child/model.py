@@ -29,6 +29,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from reshard.pipeline.checkpoint.formats.torch_names import DTYPES
 from reshard.pipeline.limits import REPORT_NAMES_MAX
 from reshard.pipeline.text import counted
+from reshard.pipeline.verifying.named import NotChecked, named, no_class, parsed
 
 Specs = Mapping[str, tuple[str, list[int]]]
 
@@ -50,14 +51,6 @@ QUANTIZED: dict[str, tuple[str, ...]] = {
     "compressed-tensors": ("compressed_tensors",),
     "bitsandbytes_8bit": ("bitsandbytes",),
 }
-
-
-class NotChecked(Exception):
-    """The class cannot be checked, and why: an answer with the ``result`` ``skipped`` or ``inconclusive``."""
-
-    def __init__(self, reason: str, result: str = "skipped", **facts: Any) -> None:
-        super().__init__(reason)
-        self.result, self.facts = result, facts
 
 
 @dataclass(frozen=True)
@@ -125,7 +118,7 @@ def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], A
     The class is one of transformers' own or none: code in the repository is never read, let alone run. The
     cleaned config is written to ``scratch``, because the loader's own reader of configs takes a folder.
     """
-    raw = _parse(config)
+    raw = parsed(config)
     model_class = _class_of(raw)
     _check_quantization(raw)
     notes = []
@@ -141,20 +134,6 @@ def resolve(config: str | None, scratch: Path) -> tuple[type[PreTrainedModel], A
     return model_class, model_config, notes
 
 
-def _parse(config: str | None) -> dict[str, Any]:
-    if config is None:
-        raise NotChecked("there is no config.json, so no class to check")
-    try:
-        raw = json.loads(config)
-    except RecursionError:
-        raise NotChecked("config.json is nested too deeply") from None
-    except ValueError as error:
-        raise NotChecked(f"config.json is not JSON: {_line(error)}") from None
-    if not isinstance(raw, dict):
-        raise NotChecked("config.json is not a JSON object")
-    return raw
-
-
 def cleaned(value: Any) -> Any:
     """``value`` of a config's JSON without the keys by which it could make a loader fetch code or files."""
     if isinstance(value, dict):
@@ -165,17 +144,8 @@ def cleaned(value: Any) -> Any:
 
 
 def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
-    if "_class_name" in raw:
-        raise NotChecked(f"{raw['_class_name']!s:.100} is a diffusers class, and only transformers classes are checked")
-    names = raw.get("architectures") or []
     model_type = raw.get("model_type")
-    if not names and isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING:
-        names = [_base_class(model_type)]
-    if not isinstance(names, list) or not names:
-        raise NotChecked("config.json names no model class")
-    name = names[0]
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
-        raise NotChecked(f"config.json names {name!r:.100}, which is not a class name")
+    name = named(raw) or _base_class(str(model_type))
     try:
         found: Any = getattr(transformers, name, None)
     except ImportError as error:
@@ -186,16 +156,18 @@ def _class_of(raw: dict[str, Any]) -> type[PreTrainedModel]:
     declared = found.config_class.model_type
     if model_type is not None and model_type != declared:
         raise NotChecked(f"config.json names {name}, a class for {declared}, and says model_type {model_type!r:.100}")
-    named: type[PreTrainedModel] = found
-    return named
+    model_class: type[PreTrainedModel] = found
+    return model_class
 
 
 def _base_class(model_type: str) -> str:
     """The class that transformers takes where a config names none; raises NotChecked where it takes none."""
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise no_class()
     try:
         found = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
     except KeyError:
-        raise NotChecked(f"config.json names no model class, and {model_type} has none by default") from None
+        raise no_class(f", and {model_type} has none by default") from None
     # Of several, AutoModel takes the first.
     name: str = (found[0] if isinstance(found, (tuple, list)) else found).__name__
     return name

@@ -160,7 +160,7 @@ def _cut_short(status: int, allowed: Allowed) -> str:
 
 
 def _answer_and_exit(request: bytes, scratch: Path, there: int, allowed: Allowed) -> NoReturn:
-    from reshard.pipeline.verifying.child.model import NotChecked
+    from reshard.pipeline.verifying.named import NotChecked
 
     try:
         limit(allowed)

@@ -336,12 +336,19 @@ def test_a_class_that_someone_added_to_transformers_is_not_its_own() -> None:
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * 10_000_001, "10,000,001 bytes"),
+        (b"{}", "names no model class"),
+        (b'{"architectures": "LlamaForCausalLM"}', "names no model class"),
+        (b'{"architectures": [7]}', "7, which is not a class name"),
+        (b'{"_class_name": "UNet2DConditionModel"}', "is a diffusers class"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_skipped(config: bytes | None, reason: str, meta_loader: MetaLoader) -> None:
-    found = meta_loader.check(config, {"x": ("F32", (1,))})
-    assert (found.level, found.result) == ("structural", "skipped")
-    assert reason in found.reason
+def test_a_config_that_cannot_name_a_class_is_skipped_without_a_child(config: bytes | None, reason: str) -> None:
+    with MetaLoader(eager=True) as meta_loader:
+        meta_loader.ahead([config] if config else [])
+        found = meta_loader.check(config, {"x": ("F32", (1,))})
+        assert (found.level, found.result) == ("structural", "skipped")
+        assert reason in found.reason
+        assert meta_loader.pid is None
 
 
 def test_a_dtype_that_torch_lacks_is_skipped_and_named(saved: GetSaved, meta_loader: MetaLoader) -> None:

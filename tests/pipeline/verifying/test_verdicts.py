@@ -60,17 +60,17 @@ def test_a_child_that_was_started_ahead_serves_the_check_and_ends_where_nothing_
 ) -> None:
     model = saved("llama-tied")
     with MetaLoader() as patient:
-        patient.ahead()
+        patient.ahead([model.config])
         assert not patient._spare and patient.pid is None
     with MetaLoader(verdicts=tmp_path, eager=True) as first:
-        first.ahead()
+        first.ahead([model.config])
         wait_for(lambda: first.pid is not None, "the start")
         started = first.pid
         assert first.check(model.config, model.specs).result == "clean"
         first.enough()
         assert first.warm() is None and first.pid == started, "a child that served somebody stays"
     with MetaLoader(verdicts=tmp_path, eager=True) as second:
-        second.ahead()
+        second.ahead([model.config])
         wait_for(lambda: second.pid is not None, "the start")
         assert second.check(model.config, model.specs).known
         second.enough()

@@ -462,7 +462,7 @@ import dataclasses, json, sys
 sys.modules.update(dict.fromkeys(["torch", "transformers", "accelerate"]))  # None: as though they were not installed
 from reshard.pipeline.verifying.meta_load import MetaLoader
 with MetaLoader() as meta_loader:
-    print(json.dumps(dataclasses.asdict(meta_loader.check(b"{}", {"x": ("F32", (1,))}))))
+    print(json.dumps(dataclasses.asdict(meta_loader.check(b'{"model_type": "llama"}', {"x": ("F32", (1,))}))))
 """
 
 
