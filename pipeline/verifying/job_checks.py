@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from reshard.pipeline.check import Check, Result, failed, first, prior_checks
 from reshard.pipeline.checkpoint.discover import read_file
@@ -12,17 +11,17 @@ from reshard.pipeline.checkpoint.formats.headers import parse_header
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX, Header
 from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.open import Opened
-from reshard.pipeline.errors import CheckpointError, ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
-from reshard.pipeline.limits import CONFIG_MAX, MANIFEST_MAX
-from reshard.pipeline.planning.model import CARD, MANIFEST, ROOT_KEY, Entry, Output, Plan, Receipt, Shard, index_bytes
+from reshard.pipeline.errors import ModelCheckRequired, ProofError, ReadBackDiffers, ReloadFailed
+from reshard.pipeline.limits import CONFIG_MAX
+from reshard.pipeline.planning.model import CARD, ROOT_KEY, Entry, Output, Plan, Receipt, Shard, index_bytes
 from reshard.pipeline.planning.select import select
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, weights
-from reshard.pipeline.publishing.manifest import parse as parse_manifest
+from reshard.pipeline.publishing.commit import Published
 from reshard.pipeline.publishing.manifest import recorded, root_of
-from reshard.pipeline.tensors import Name, StoredFile, git_blob, same_by_hash
+from reshard.pipeline.tensors import Name
 from reshard.pipeline.text import counted
 from reshard.pipeline.verifying.meta_load import NO_CLASS, MetaLoader, ModelCheck
+from reshard.pipeline.verifying.published import Expected, differences
 from reshard.pipeline.verifying.structure import (
     Signature,
     check_index,
@@ -187,22 +186,28 @@ def confirm(
 ) -> Check:
     """Read the published commit back and hold it against plan and receipts; raises ReadBackDiffers naming the files."""
     there = target.at(published.commit)
-    root = root_of(recorded(shards, receipts)) if plan.options.manifest and shards else None
+    files = recorded(shards, receipts)
+    root = root_of(files) if plan.options.manifest and shards else None
+    written = [output.index for output in plan.outputs if output.index]
+    expected = Expected(
+        files,
+        {shard.path: len(shard.header) for shard in shards},
+        root,
+        {index.path: index_bytes(index, shards, {ROOT_KEY: root} if root else None) for index in written}
+        | {path: text.encode() for path, text in plan.edits},
+        plan.carried,
+        plan.deletes,
+    )
     figures = {
         "shards": len(shards),
         "bytes": sum(shard.size for shard in shards),
-        "indexes": sum(1 for output in plan.outputs if output.index),
+        "indexes": len(written),
         "manifest": root or "none",
         "carried": len(plan.carried),
         "deleted": len(plan.deletes),
         "card": CARD in there.files(),
     }
-    findings = [
-        *_weights_differ(there, shards, receipts),
-        *_manifest_and_indexes_differ(there, plan, shards, root),
-        *_other_files_differ(there, plan),
-    ]
-    if findings:
+    if findings := [*differences(there, expected)]:
         raise ReadBackDiffers(
             commit=published.commit,
             place=str(target.place),
@@ -210,78 +215,6 @@ def confirm(
             checks=failed("read back", _READ_BACK, figures, findings),
         )
     return Check("read back", "passed", _READ_BACK, _overflows(shards, receipts), figures)
-
-
-def _weights_differ(there: Source, shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> Iterator[str]:
-    files = there.files()
-    for shard, wanted in zip(shards, weights(shards, receipts), strict=True):
-        found = files.get(wanted.path)
-        if found is None:
-            yield f"{wanted.path} is not there"
-        elif not same_by_hash(found, wanted):
-            yield f"{wanted.path} is another file than the one that was sent"
-        elif not _begins_with(there, found, memoryview(shard.header)):
-            yield f"{wanted.path} has another header than planned"
-
-
-def _begins_with(there: Source, file: StoredFile, header: memoryview) -> bool:
-    at = 0
-    for view in there.read(file, 0, len(header)):
-        if view != header[at : at + len(view)]:
-            return False
-        at += len(view)
-    return at == len(header)
-
-
-def _manifest_and_indexes_differ(there: Source, plan: Plan, shards: Sequence[Shard], root: str | None) -> Iterator[str]:
-    files = there.files()
-    if root is not None:
-        try:
-            manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
-        except CheckpointError as error:
-            yield str(error)
-        else:
-            if manifest is None:
-                yield f"{MANIFEST} is not there"
-            elif not root == manifest.root == manifest.actual_root:
-                yield f"{MANIFEST} is not that of what was copied"
-    for index in (output.index for output in plan.outputs if output.index):
-        expected = index_bytes(index, shards, {ROOT_KEY: root} if root else None)
-        found = files.get(index.path)
-        if found is None:
-            yield f"{index.path} is not there"
-        elif found.size != len(expected) or read_file(there, found, len(expected)) != expected:
-            yield f"{index.path} is another index than planned"
-
-
-def _other_files_differ(there: Source, plan: Plan) -> Iterator[str]:
-    files = there.files()
-    for file in plan.carried:
-        found = files.get(file.path)
-        if found is None or found.size != file.size:
-            yield f"{file.path} was not carried over whole"
-        elif not _is_carried(there, found, file):
-            yield f"{file.path} was carried over with other bytes"
-    for path, text in plan.edits:
-        if path not in files or read_file(there, files[path], CONFIG_MAX) != text.encode():
-            yield f"{path} does not have its new text"
-    for path in plan.deletes:
-        if path in files:
-            yield f"{path} should be gone"
-
-
-def _is_carried(there: Source, found: StoredFile, file: StoredFile) -> bool:
-    """Whether ``found`` has the hash of ``file``; where its store keeps the other kind, it is read for that.
-
-    A folder's file has none, and its size is all there is to compare.
-    """
-    same = same_by_hash(found, file)
-    if same is not None or not (file.sha256 or file.oid):
-        return same is not False
-    hashed = sha256() if file.sha256 else git_blob(found.size)
-    for view in there.read(found, 0, found.size):
-        hashed.update(view)
-    return hashed.hexdigest() == (file.sha256 or file.oid)
 
 
 def _overflows(shards: Sequence[Shard], receipts: Mapping[str, Receipt]) -> str:

@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from reshard.pipeline.check import Check, Result, some
 from reshard.pipeline.checkpoint.discover import foreign_format, is_numbered, is_weight_index, read_file
-from reshard.pipeline.checkpoint.formats import gguf
-from reshard.pipeline.checkpoint.formats.headers import parse_header
-from reshard.pipeline.checkpoint.formats.safetensors import LENGTH_BYTES, SUFFIX, header_length
+from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.checkpoint.indexes import parse_index
 from reshard.pipeline.checkpoint.tool_files import is_tool_file
 from reshard.pipeline.errors import CheckpointError
@@ -23,9 +21,9 @@ from reshard.pipeline.planning.model import MANIFEST, ROOT_KEY
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.publishing.history import Publication, publications
 from reshard.pipeline.publishing.manifest import Manifest, parse, sha256_of
-from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.compare import Read
 from reshard.pipeline.verifying.opened import OpenedSide
+from reshard.pipeline.verifying.published import Expected, differences
 
 _LEVEL = "what was published, by its own record"
 
@@ -57,8 +55,7 @@ def check_manifest(output: Source, described: Publication | None = None) -> Reco
         return Recorded(Check("manifest", "failed", _LEVEL, "", {}, (str(error),)), None)
     contradicted = list(_commit_findings(manifest, sha256_of(content), described)) if described else []
     findings = [*_own_findings(manifest), *_index_findings(manifest, indexes), *contradicted]
-    for path in manifest.files:
-        findings += _file_findings(output, path, manifest)
+    findings += differences(output, Expected(manifest.files))
     weights, others = _beside(output, manifest, indexes)
     figures = {
         "files": len(manifest.files),
@@ -183,33 +180,6 @@ def _beside(output: Source, manifest: Manifest, indexes: Mapping[str, _Index]) -
 
 def _example(paths: set[str], kind: str = "weight") -> str:
     return min(paths) if len(paths) == 1 else f"{len(paths):,} {kind} files, such as {min(paths)}"
-
-
-def _file_findings(output: Source, path: str, manifest: Manifest) -> list[str]:
-    recorded, file = manifest.files[path], output.files().get(path)
-    if file is None:
-        return [f"{path} was published and is not there"]
-    if file.size != recorded.size:
-        return [f"{path} has {file.size:,} bytes, and {recorded.size:,} were published"]
-    if file.sha256 is not None and file.sha256 != recorded.sha256:
-        return [f"{path} has the sha256 {file.sha256}, and {recorded.sha256} was published"]
-    try:
-        header = _header(output, file)
-        names = parse_header(header, file=path, file_size=file.size).tensors.keys()
-    except CheckpointError as error:
-        return [str(error)]
-    if sha256_of(header) != recorded.header:
-        changed = sorted(names ^ recorded.tensors.keys())
-        return [f"{path} has another header than was published" + (f": {changed[0]} is new or gone" if changed else "")]
-    return []
-
-
-def _header(output: Source, file: StoredFile) -> bytes:
-    if file.path.endswith(gguf.SUFFIX):
-        return b"".join(output.read(file, 0, gguf.read_header(output.read, file).data_start))
-    prefix = b"".join(output.read(file, 0, min(LENGTH_BYTES, file.size)))
-    length = header_length(prefix, file=file.path, file_size=file.size)
-    return b"".join(output.read(file, 0, LENGTH_BYTES + length))
 
 
 def attested_by(side: OpenedSide, manifest: Manifest) -> OpenedSide:

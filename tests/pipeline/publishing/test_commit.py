@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,58 +11,26 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from reshard.pipeline.copying.loop import Moved, Stopped
+from reshard.pipeline.copying.loop import Stopped
 from reshard.pipeline.errors import (
     HubRefused,
     HubUnreachable,
     ObjectLost,
     ReadBackDiffers,
     ReceiptWrong,
-    ReshardError,
     TargetConflict,
 )
-from reshard.pipeline.places import parse_place
-from reshard.pipeline.planning.model import Plan, Receipt
-from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.publishing.commit import Published, publish
-from reshard.pipeline.request import Options, Request
-from reshard.pipeline.reshard import confirm, copy, plan
-from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.publishing.commit import Published
+from reshard.pipeline.reshard import confirm
 from reshard.pipeline.verifying.meta_load import MetaLoader
-from tests.pipeline.conftest import TRANSPORT, upload
+from tests.pipeline.conftest import upload
+from tests.pipeline.publishing.jobs import Job
 from tests.support.checker import from_hub, read_checkpoint
 from tests.support.hub.fixtures import Namespace
 from tests.support.models import save_model
 
 COMMIT = "POST /api/models/.*/commit/"
 OLD, NEW = {"model.safetensors": b"old"}, {"model.safetensors": b"new"}
-
-
-class Job:
-    """A job that is copied and only waits to be published, as many times as a test likes."""
-
-    def __init__(self, repo: str, target: str, meta_loader: MetaLoader, **options: Any) -> None:
-        options |= {"size": 20_000, "transport": os.environ[TRANSPORT]}
-        request = Request(source=parse_place(repo), target=parse_place(target), options=Options(**options))
-        context = Context.from_env()
-        self.source: Source = open_source(request.source, context)
-        self.target: Target = open_target(request.target, request.options, context)
-        self.plan: Plan = plan(request, self.source, self.target, meta_loader)
-        self.shards = dict(enumerate(self.plan.shards))
-        self.receipts: dict[str, Receipt] = {}
-        sink = self.target.sink("token")
-        self.attested = [
-            copy(self.plan, group, self.shards, self.source, sink, self.receipts, self._sealed, lambda n: None)
-            for group in self.plan.groups
-        ]
-
-    def _sealed(self, news: list[Receipt], moved: Moved) -> None:
-        self.receipts |= {receipt.shard: receipt for receipt in news}
-
-    def publish(self, begin: Callable[[], None] = lambda: None) -> Published:
-        return publish(
-            self.plan, self.plan.shards, self.receipts, self.attested, self.source, self.target, "token", begin
-        )
 
 
 @pytest.mark.parametrize("messages", [True, False])
@@ -332,24 +298,6 @@ def test_a_pull_request_whose_creation_was_answered_by_silence_is_found(
     assert job.publish().commit == published.commit
 
 
-def test_every_read_back_difference_is_named(job: Job, on_hub: Namespace) -> None:
-    published = job.publish()
-    target = on_hub.repo("target")
-    shard = job.plan.shards[0].path
-    changes: dict[str, dict[str, Any]] = {
-        shard: {"files": {}, "delete": [shard]},
-        job.plan.shards[1].path: {"files": {job.plan.shards[1].path: b"x" * job.plan.shards[1].size}},
-        "model.safetensors.index.json": {"files": {"model.safetensors.index.json": b"{}"}},
-        "config.json": {"files": {}, "delete": ["config.json"]},
-    }
-    for path, change in changes.items():
-        commit = on_hub.admin.put_files(target, change["files"], delete=change.get("delete", ()))
-        with pytest.raises(ReshardError, match=path):
-            confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
-        contents = {p: on_hub.admin.read(target, p, published.commit) for p in changes}
-        on_hub.admin.put_files(target, contents, lfs=[p for p in contents if p.endswith(".safetensors")])
-
-
 def test_a_file_that_came_back_after_it_was_deleted_is_named(replacing: Job, on_hub: Namespace) -> None:
     replacing.publish()
     back = Published(on_hub.admin.put_files(on_hub.repo("target"), NEW, lfs=list(NEW)), "main", found=False)
@@ -370,18 +318,6 @@ def test_a_config_that_does_not_say_what_the_weights_were_cast_to_is_named(
     undone = Published(on_hub.admin.put_files(target, before), "main", found=False)
     with pytest.raises(ReadBackDiffers, match=r"config\.json"):
         confirm(job.plan, job.plan.shards, job.receipts, undone, job.target)
-
-
-@pytest.mark.parametrize("lfs", [True, False])
-def test_a_shard_of_the_same_length_and_header_that_is_another_file_is_named(
-    lfs: bool, job: Job, on_hub: Namespace
-) -> None:
-    job.publish()
-    shard = job.plan.shards[0]
-    zeros = {shard.path: shard.header + bytes(shard.size - len(shard.header))}
-    commit = on_hub.admin.put_files(on_hub.repo("target"), zeros, lfs=[shard.path] if lfs else [])
-    with pytest.raises(ReadBackDiffers, match="another file"):
-        confirm(job.plan, job.plan.shards, job.receipts, Published(commit, "main", found=False), job.target)
 
 
 @pytest.mark.parametrize("there", ["object", "regular"])

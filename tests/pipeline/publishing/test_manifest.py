@@ -282,19 +282,6 @@ def test_a_publication_that_was_changed_is_found_without_its_source(
     assert any(said in finding for finding in findings), findings
 
 
-def test_a_shard_that_was_replaced_is_found_by_the_sha256_that_its_store_lists(
-    model: Path, on_hub: Namespace, go: Run
-) -> None:
-    target = on_hub.repo("target")
-    shard = go(upload(on_hub, "source", model), target, size=SIZE).plan.shards[0]
-    zeros = {shard.path: shard.header + bytes(shard.size - len(shard.header))}
-    on_hub.admin.put_files(target, zeros, lfs=[shard.path])
-    found = check_manifest(open_source(parse_place(target), Context.from_env())).check
-    assert found is not None
-    [finding] = found.findings
-    assert finding.startswith(f"{shard.path} has the sha256 ")
-
-
 LIES: dict[str, Callable[[dict[str, Any]], None]] = {
     "source's endpoint": lambda m: m["source"].update(endpoint="https://huggingface.co"),
     "source": lambda m: m["source"].update(repo="somebody/famous"),

@@ -1,0 +1,45 @@
+"""Jobs that stop between their steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from reshard.pipeline.copying.loop import Moved
+from reshard.pipeline.places import parse_place
+from reshard.pipeline.planning.model import Plan, Receipt
+from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.publishing.commit import Published, publish
+from reshard.pipeline.request import Options, Request
+from reshard.pipeline.reshard import copy, plan
+from reshard.pipeline.stores.connect import Context, open_source, open_target
+from reshard.pipeline.verifying.meta_load import MetaLoader
+from tests.pipeline.conftest import TRANSPORT
+
+
+class Job:
+    """A job that is copied and only waits to be published, as many times as a test likes."""
+
+    def __init__(self, repo: str, target: str, meta_loader: MetaLoader, **options: Any) -> None:
+        options |= {"size": 20_000, "transport": os.environ[TRANSPORT]}
+        request = Request(source=parse_place(repo), target=parse_place(target), options=Options(**options))
+        context = Context.from_env()
+        self.source: Source = open_source(request.source, context)
+        self.target: Target = open_target(request.target, request.options, context)
+        self.plan: Plan = plan(request, self.source, self.target, meta_loader)
+        self.shards = dict(enumerate(self.plan.shards))
+        self.receipts: dict[str, Receipt] = {}
+        sink = self.target.sink("token")
+        self.attested = [
+            copy(self.plan, group, self.shards, self.source, sink, self.receipts, self._sealed, lambda n: None)
+            for group in self.plan.groups
+        ]
+
+    def _sealed(self, news: list[Receipt], moved: Moved) -> None:
+        self.receipts |= {receipt.shard: receipt for receipt in news}
+
+    def publish(self, begin: Callable[[], None] = lambda: None) -> Published:
+        return publish(
+            self.plan, self.plan.shards, self.receipts, self.attested, self.source, self.target, "token", begin
+        )
