@@ -14,6 +14,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
+from pydantic import BaseModel
 from typer import Argument, Option, Typer
 
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
@@ -23,9 +24,9 @@ from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, s
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
     NOWHERE,
+    PLACES,
     AnyPlace,
-    Folder,
-    Hub,
+    AnyTarget,
     check_credential,
     check_revision,
     parse_place,
@@ -34,8 +35,8 @@ from reshard.pipeline.places import (
 from reshard.pipeline.renaming import Rule, parse_rules
 from reshard.pipeline.request import SINGLE, Options, Request, parse_size
 
-PLACE = "user/repo, user/repo@revision, a URL of the Hub, a folder (./path, /path), or s3://, gs://, az://."
-P = TypeVar("P", bound=AnyPlace)
+PLACE = f"{', '.join(place.example for place in PLACES[:-1])}, or {PLACES[-1].example}."
+P = TypeVar("P", bound=BaseModel)
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -163,18 +164,18 @@ def _source(value: str, revision: str | None) -> AnyPlace:
     place = parse_place(value)
     if revision is None:
         return place
-    if not isinstance(place, Hub):
+    if not place.branch:
         raise UsageError(what=f"--revision {revision}: only a repository has revisions, and {value} is none")
     try:
         check_revision(revision)
     except ValueError as error:
         raise UsageError(what=f"--revision {shortened(revision)}: {error}") from None
-    if place.revision not in {None, revision}:
+    if place not in (place.at(None), place.at(revision)):
         raise UsageError(what=f"{value} and --revision {revision} name two revisions")
-    return place.model_copy(update={"revision": revision})
+    return place.at(revision)
 
 
-def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
+def _target(value: str, branch: str | None, pr: bool) -> AnyTarget:
     try:
         place = parse_target(value)
     except BadPlace as bad:
@@ -183,9 +184,9 @@ def _target(value: str, branch: str | None, pr: bool) -> Hub | Folder:
         raise
     if branch and pr:
         raise UsageError(what="--branch and --pr exclude each other: a pull request goes to the default branch")
-    if isinstance(place, Folder) and (branch or pr):
-        raise UsageError(what=f"{value} is a folder, which has neither branches nor pull requests")
-    if isinstance(place, Hub) and place.revision:
+    if (branch or pr) and not place.branch:
+        raise UsageError(what=f"{value} is {place.noun}, which has neither branches nor pull requests")
+    if place != place.at(None):
         raise UsageError(what=f"--to {value}: a target has no revision; name a branch with --branch")
     return place
 
@@ -194,7 +195,7 @@ def _by(option: str, credential: str | None, place: P) -> P:
     """The place, read or written by that credential."""
     if credential is None:
         return place
-    if not isinstance(place, Hub):
+    if "credential" not in type(place).model_fields:
         raise UsageError(what=f"{option}: {place} is no repository, and only those are read and written by one")
     try:
         return place.model_copy(update={"credential": check_credential(credential)})

@@ -26,7 +26,7 @@ from reshard.pipeline.errors import (
     NoBroker,
     UsageError,
 )
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import repository
 
 if TYPE_CHECKING:
     from reshard.pipeline.catalogs.definition import Catalog
@@ -116,7 +116,7 @@ def looked_at(parsed: Catalog, closely: bool = False) -> dict[str, Any]:
         "name": parsed.name,
         "models": len(wanted),
         "empty": found.empty,
-        "unwritable": list(unwritable([target for target in written if isinstance(target, Hub)], context)),
+        "unwritable": list(unwritable(map(repository, written), context)),
         "ready": len(ready),
         "new": sum(one.target is None for one in ready),
         "gated": [one.repo for one in wanted if one.source and one.source.gated],

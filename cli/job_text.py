@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reshard.cli.output import count, dated, human_bytes, lasted, lines, some
 from reshard.client.facts import into, page, seconds_of, undoable
 from reshard.pipeline.errors import ReshardError
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import AnyTarget
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -25,38 +25,38 @@ Checks = Sequence[Mapping[str, Any]]
 
 
 def summary(
-    target: Hub | Folder, published: Mapping[str, Any], files: int, size: int, seconds: float, checks: Checks
+    target: AnyTarget, published: Mapping[str, Any], files: int, size: int, seconds: float, checks: Checks
 ) -> str:
     """The end of a job in one line: where the result is, and what it took; ``size`` in bytes.
 
+    >>> from reshard.pipeline.places import Folder
     >>> summary(Folder(path="/out"), {"ref": "", "found": False}, 12, 2_070_000_000, 34, [{"result": "passed"}] * 5)
     'wrote /out: 12 files, 2.1 GB, 34 s, 5 checks passed'
     """
     where = page(target, published["ref"])
     if published["found"] and not checks:
-        commit = f", commit {published['commit'][:12]}" if target.kind == "hub" else ""
+        commit = f", commit {published['commit'][:12]}" if target.branch else ""
         return f"nothing to do: {where} has this already{commit}, {lasted(seconds)}"
     results = Counter(check["result"] for check in checks)
     passed = count(results.pop("passed", 0), "check")
-    done = "wrote" if target.kind == "folder" else "published"
+    done = "wrote" if target.local else "published"
     figures = [count(files, "file"), human_bytes(size), lasted(seconds), f"{passed} passed"]
     return f"{done} {where}: {', '.join([*figures, *(f'{number} {result}' for result, number in results.items())])}"
 
 
-def brings_back(undo: str, is_folder: bool) -> str:
+def brings_back(undo: str, only_last: bool) -> str:
     """What undoes a publication; a repository's history keeps the state before, a folder only the last one."""
-    return f"`reshard rollback {undo}` brings it back{' until the next run' if is_folder else ''}"
+    return f"`reshard rollback {undo}` brings it back{' until the next run' if only_last else ''}"
 
 
 def undo_rows(request: Request, changes_source: bool) -> list[tuple[str, str]]:
     """How a job is undone that changed what others had put into its own source, as rows of label and text."""
     undo = undoable(request) if changes_source else None
-    is_folder = request.target.kind == "folder"
-    return [("undo", f"the source itself was changed; {brings_back(undo, is_folder)}")] if undo else []
+    return [("undo", f"the source itself was changed; {brings_back(undo, not request.target.branch)}")] if undo else []
 
 
 def in_short(
-    target: Hub | Folder,
+    target: AnyTarget,
     published: Mapping[str, Any],
     moved: tuple[int, int, int],
     bytes_: Mapping[str, Sequence[str]],
@@ -70,7 +70,7 @@ def in_short(
     if published["found"] and not checks:  # nothing was done
         return []
     rows = [*undo]
-    if target.kind == "hub":
+    if target.branch:
         read, sent, there = map(human_bytes, moved)
         rows.append(("commit", f"{published['commit'][:12]} on {published['ref']}"))
         rows.append(("moved", f"read {read}, sent {sent}" + (f", {there} were there" if moved[2] else "")))
@@ -101,16 +101,16 @@ def outcome(
     return rows
 
 
-def undone(target: Hub | Folder, commit: str, by: str) -> str:
+def undone(target: AnyTarget, commit: str, by: str) -> str:
     """That ``commit`` of the target was undone; of a folder, which has none, what it is now."""
-    if target.kind == "folder":
+    if not target.branch:
         return f"{target} is as it was before what reshard last wrote to it"
     return f"commit {commit} of {target} is undone by {by}"
 
 
-def sent(target: Hub | Folder) -> str:
+def sent(target: AnyTarget) -> str:
     """What became of bytes that the target's store took."""
-    return "wrote" if target.kind == "folder" else "uploaded"
+    return "wrote" if target.local else "uploaded"
 
 
 def moved(

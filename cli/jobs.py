@@ -16,7 +16,7 @@ from reshard.client.facts import into, report_of
 from reshard.client.jobs import Jobs
 from reshard.client.queue import missing, open_queue
 from reshard.pipeline.errors import UsageError
-from reshard.pipeline.places import Folder, parse_target
+from reshard.pipeline.places import parse_target
 from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
@@ -67,7 +67,7 @@ def submit(
 def _folders(request: Request) -> str:
     """The folders that a job reads or writes."""
     places = (request.source, request.options.config_from, request.target)
-    return " and ".join(place.path for place in places if isinstance(place, Folder))
+    return " and ".join(str(place) for place in places if place and place.local)
 
 
 @takes(output=read_output)

@@ -226,7 +226,7 @@ def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any
     made, request = plan(kept.request), kept.request
     size, files = sum(shard.size for shard in made.shards), weight_files(made)
     if made.published:
-        commit = f", commit {made.published[:12]}" if request.target.kind == "hub" else ""
+        commit = f", commit {made.published[:12]}" if request.target.branch else ""
         rows.append(("unchanged", f"{request.target} has it already{commit}"))
     else:
         rows.append(("job", f"{request.source} -> {request.target}: {count_of(files, 'file')}, {human_bytes(size)}"))

@@ -9,7 +9,7 @@ from typing import Any
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import JobUnderWay, JobUnreadable, NoSuchFailures, NothingToRollBack, WrongState
 from reshard.pipeline.limits import HISTORY_MAX
-from reshard.pipeline.places import Folder, Hub
+from reshard.pipeline.places import DEFAULT_BRANCH, AnyTarget
 from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.publishing.rollback import rollback
 from reshard.pipeline.request import Options
@@ -44,7 +44,7 @@ def published_by(job: Job) -> dict[str, Any]:
     return published
 
 
-def roll_back_target(place: Hub | Folder, context: Context) -> dict[str, Any]:
+def roll_back_target(place: AnyTarget, context: Context) -> dict[str, Any]:
     """Undo our last commit to ``place``, whoever asked for it, unless that is done; raises NothingToRollBack."""
     target = open_target(place, Options(), context)
     head = target.state().head
@@ -52,7 +52,7 @@ def roll_back_target(place: Hub | Folder, context: Context) -> dict[str, Any]:
     last = next((commit for commit in history if read(commit) or undoes(commit)), None)
     if last is None:
         refs = {"cure": "for a branch type DST@BRANCH, for a pull request DST@refs/pr/N"}
-        named = refs if isinstance(place, Hub) and not place.revision else {}
+        named = refs if target.branch == DEFAULT_BRANCH else {}
         raise NothingToRollBack(commit=str(place), why="reshard has published nothing there", **named)
     gone = undoes(last) or last.id
     commit = last.id if undoes(last) else rollback(target, gone)

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from reshard.client.queue import Queue, waits, worker_state
 from reshard.pipeline.errors import CatalogNotFound, CheckpointError, JobNotFound, ProofError, ReshardError
-from reshard.pipeline.places import Folder, Hub
-from reshard.pipeline.request import DEFAULT_BRANCH, Request, branch_of
+from reshard.pipeline.places import AnyTarget
+from reshard.pipeline.request import Request
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
 
 if TYPE_CHECKING:
@@ -79,10 +78,7 @@ def fleet_facts(seen: FleetStatus, processes: Iterable[Process], claims: Mapping
 
 def into(request: Request) -> str:
     """The target, with the branch or the pull request that was asked for."""
-    if request.target.kind == "hub" and request.options.branch:
-        place = str(request.target.model_copy(update={"revision": request.options.branch}))
-    else:
-        place = str(request.target)
+    place = str(request.target.at(request.options.branch) if request.options.branch else request.target)
     return f"{place}, as a pull request" if request.options.pr else place
 
 
@@ -90,9 +86,7 @@ def undoable(request: Request) -> str | None:
     """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
     if request.options.pr:
         return None
-    if request.target.kind == "folder":
-        return str(request.target)
-    return str(request.target.model_copy(update={"revision": branch_of(request.target, request.options)}))
+    return str(request.target.at(request.options.branch or request.target.branch))
 
 
 def failure_facts(seen: CatalogStatus) -> dict[str, list[dict[str, Any]]]:
@@ -131,14 +125,9 @@ def source_bytes(read: Iterable[str], attested: Mapping[str, str]) -> dict[str, 
     return levels
 
 
-def page(target: Hub | Folder, ref: str = "") -> str:
+def page(target: AnyTarget, ref: str = "") -> str:
     """Where people find a result: the folder, or the page of the branch or pull request ``ref`` on its Hub."""
-    if target.kind == "folder":
-        return target.path
-    repo = f"{(target.endpoint or os.environ.get('HF_ENDPOINT') or DEFAULT_ENDPOINT).rstrip('/')}/{target.repo}"
-    if ref.startswith("refs/pr/"):
-        return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
-    return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
+    return target.page(os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, ref)
 
 
 def report_of(job: Job) -> dict[str, Any]:

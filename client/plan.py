@@ -81,11 +81,11 @@ def plan_facts(request: Request, plan: Plan) -> dict[str, Any]:
 def needs_facts(plan: Plan, source: Source, target: Target | None, context: Context) -> dict[str, Any]:
     """What the job needs, of ``target`` where there is one, and what to think of before it runs."""
     before = target.at(plan.base).files() if target and plan.base else {}
-    need = needs(plan, target is not None and target.place.kind == "hub", before)
+    need = needs(plan, before)
     need = need if target else need._replace(target=0)
     card = source.files().get(CARD)
     text = None
-    if card and plan.pin.endpoint:
+    if card and plan.pin.named:
         head = b"".join(source.read(card, 0, min(card.size, CONFIG_MAX)))
         text = head.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     scratch, free = Room(str(context.disk.path), context.disk.room()), target.room() if target else None

@@ -28,7 +28,7 @@ def jobs_here(plan: Plan, asked: int | None, memory: int, disk: int) -> tuple[in
     over_xet = "xet" in plan.transports
     fit = memory // MEMORY_FLOOR_XET if over_xet else 1 + (memory - MEMORY_FLOOR) // MEMORY_MORE
     room = {"RESHARD_MEMORY_LIMIT": fit}
-    if lies := needs(plan, plan.transports.target != "file", {}).least_disk:
+    if lies := needs(plan, {}).least_disk:
         room["RESHARD_TMPDIR"] = disk // lies
     least = min(room, key=room.__getitem__)
     wanted = max(1, min(cores() // COPY_CORES if asked is None else asked, len(plan.groups), JOBS_MAX))

@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from reshard.pipeline.arguments import in_python
 from reshard.pipeline.check import Check, Result
 from reshard.pipeline.checkpoint.discover import foreign_format
 from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import NoTarget
-from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Folder, Hub, parse_place
+from reshard.pipeline.places import NOWHERE, AnyPlace, AnyTarget, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Request
@@ -100,8 +99,8 @@ def verify(
     DeviceMapIncomplete, and what stores raise.
     """
     context = context or Context.from_env()
-    place = _place(output)
-    other, lender = (None if given is None else _place(given) for given in (against, config_from))
+    place = parse_place(output)
+    other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)
     target = _published_to(place, ours, context)
     described = described_by(target, ours.pin.commit) if target else None
@@ -126,17 +125,10 @@ def verify(
     return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
 
 
-def _place(given: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
-    return parse_place(given) if isinstance(given, str | os.PathLike) else given
-
-
 def _published_to(place: AnyPlace, output: Source, context: Context) -> Target | None:
     """What has the commit that brought the manifest; what has no manifest, or no history, is not asked."""
-    if isinstance(place, Bucket) or (isinstance(place, Hub) and MANIFEST not in output.files()):
-        return None
-    if isinstance(place, Folder) and not Path(place.path).is_dir():  # a weight file
-        return None
-    return open_target(place, Options(), context)
+    there = place.local.is_dir() if place.local else MANIFEST in output.files()  # no folder: a weight file
+    return open_target(place, Options(), context) if there and isinstance(place, AnyTarget) else None
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

@@ -32,7 +32,7 @@ from reshard.pipeline.errors import (
     WeightsExcluded,
 )
 from reshard.pipeline.limits import CONFIG_MAX, INDEX_MAX, MANIFEST_MAX, OCCUPIED_SHOWN
-from reshard.pipeline.places import Folder, Hub, resolved
+from reshard.pipeline.places import resolved
 from reshard.pipeline.planning.beside import excluded
 from reshard.pipeline.planning.build import Known, make_plan, request_key, weights_key
 from reshard.pipeline.planning.estimate import needs, of_our_own
@@ -206,7 +206,7 @@ def _replaces(
     """
     if not (request.options.overwrite and request.recurring):
         return request.options.overwrite
-    taken = last is not None and (last.endpoint, last.source) == (pin.endpoint, pin.repo)
+    taken = last is not None and last.pin.origin == pin.origin
     return not taken or head is None or _same(target.at(head).pin, pin)
 
 
@@ -219,7 +219,7 @@ def _answers(last: publication.Publication, keyed: Callable[[Pin], str], pin: Pi
 
 def _transport(request: Request, target: Target, state: TargetState) -> str:
     """How weights would reach the target; "" where that shows only once it is there, or ours to write."""
-    if state.head is None and isinstance(request.target, Hub):
+    if state.head is None and request.target.local is None:
         return ""
     try:
         return target.transport
@@ -287,20 +287,20 @@ def _look(target: Target, head: str | None, last: publication.Publication | None
     if last is not None:
         then = files if last.commit == head else target.at(last.commit).files()
         published = {path: file for path, file in then.items() if path not in last.kept}
-    return Before(head, files, indexes, published, (last.endpoint, last.source) if last else None)
+    return Before(head, files, indexes, published, last.pin.origin if last else None)
 
 
 def refuse_without_room(made: Plan, target: Target) -> None:
     """Raises TargetFull where a folder has not the room that ``made`` needs; nothing is written."""
     before = target.at(made.base).files() if made.base else {}
-    need, room = needs(made, target.place.kind == "hub", before).target, target.room()
+    need, room = needs(made, before).target, target.room()
     if room is not None and need > room:
         raise TargetFull(path=str(target.place), needed=need, free=room)
 
 
 def refuse_without_disk(made: Plan, target: Target, disk: ScratchSpace) -> None:
     """Raises DiskFull where ``disk`` has not what copying the shards of ``made`` needs at least; nothing is read."""
-    need = needs(made, target.place.kind == "hub", {}).least_disk
+    need = needs(made, {}).least_disk
     if need > disk.room():
         raise DiskFull(path=str(disk.path), needed=need, free=disk.room())
 
@@ -320,7 +320,7 @@ def _of_others(made: Plan, target: Target, last: publication.Publication | None)
     """
     if not made.occupied or target.is_shared(made.base):
         return ()
-    if last is not None or target.place.kind == "folder" or not _manifest_holds(made, target.at(made.base)):
+    if last is not None or not target.branch or not _manifest_holds(made, target.at(made.base)):
         return made.occupied
     weights = (MANIFEST, SUFFIX, GGUF, ".index.json")
     return tuple(file.path for file in made.replaced if not file.path.endswith(weights))
@@ -333,7 +333,7 @@ def _manifest_holds(made: Plan, there: Source) -> bool:
         manifest = parse_manifest(read_file(there, files[MANIFEST], MANIFEST_MAX)) if MANIFEST in files else None
     except ReshardError:
         return False
-    if manifest is None or (manifest.source.endpoint, manifest.source.repo) != (pin.endpoint, pin.repo):
+    if manifest is None or (manifest.source.endpoint, manifest.source.repo) != pin.origin:
         return False
     carried = {file.path: file.sha256 for file in made.carried if file.path not in manifest.files}
     known = carried | {path: file.sha256 for path, file in manifest.files.items()}
@@ -365,7 +365,7 @@ def _refuse_occupied(request: Request, made: Plan, last: publication.Publication
     if request.options.pr or made.in_place:
         return
     what = "files that reshard did not publish"
-    if last is not None and (last.endpoint, last.source) != (pin.endpoint, pin.repo):
+    if last is not None and last.pin.origin != pin.origin:
         what = f"a publication of {last.source}"
     ends = {file.path: "deleted" if file.path in made.deletes else "overwritten" for file in made.replaced}
     paths = [f"{path} ({ends[path]})" for path in made.occupied if path in ends] or made.occupied
@@ -374,20 +374,20 @@ def _refuse_occupied(request: Request, made: Plan, last: publication.Publication
 
 def _refuse_nested_folders(request: Request) -> None:
     """A folder and one inside it cannot be source and target; raises FoldersNested. One folder may be both."""
-    if not isinstance(request.target, Folder):
+    if request.target.local is None:
         return
-    target = resolved(request.target.path)
+    target, into = resolved(str(request.target)), str(request.target)
     for place in (request.source, request.options.config_from):
-        source = resolved(place.path) if isinstance(place, Folder) else target
+        source = resolved(str(place)) if place and place.local else target
         if any(part.parent == target.parent and _is_beside(part, target) for part in (source, *source.parents)):
             what = "the run would remove its own source"
-            raise FoldersNested(inner=str(source), where="kept beside", outer=request.target.path, what=what)
+            raise FoldersNested(inner=str(source), where="kept beside", outer=into, what=what)
         if source in target.parents:
             what = "the result would become part of its own source"
-            raise FoldersNested(inner=request.target.path, outer=str(source), what=what)
+            raise FoldersNested(inner=into, outer=str(source), what=what)
         if target in source.parents:
             what = "replacing the target would replace the source"
-            raise FoldersNested(inner=str(source), outer=request.target.path, what=what)
+            raise FoldersNested(inner=str(source), outer=into, what=what)
 
 
 def _is_beside(folder: Path, target: Path) -> bool:
@@ -414,14 +414,14 @@ def exposed(request: Request, source: Source) -> Source | None:
 def _most_hidden(source: Source) -> Source | None:
     """Of what is read and is no folder, what the fewest may see; folders may go where their owner says."""
     both = [source.own, source.lender] if isinstance(source, Borrowing) else [source]
-    return min((one for one in both if not one.pin.is_folder), key=lambda one: reach(one.visibility), default=None)
+    return min((one for one in both if one.place.local is None), key=lambda one: reach(one.visibility), default=None)
 
 
 def _target_notes(request: Request, source: Source, target: Target, state: TargetState, shows: bool) -> tuple[str, ...]:
     """That a repository is created, and who may see it; where it is only shown, also whether a run may write there."""
-    if isinstance(request.target, Folder):
+    if request.target.local:
         return ()
-    repo = request.target.repo
+    repo = str(request.target.at(None))
     seen, other = ("private", "--public") if _private(request, source) else ("public", "--private")
     turns = f"; {other} changes that" if request.options.visibility == "as-source" else ""
     created = () if state.exists else (f"{repo} is created, {seen}{turns}",)

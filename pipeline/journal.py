@@ -21,23 +21,22 @@ from typing import IO, Any
 from reshard.pipeline.copying.loop import Attested
 from reshard.pipeline.errors import SourceChanged
 from reshard.pipeline.limits import STAGING_AGE
-from reshard.pipeline.places import Folder
 from reshard.pipeline.planning.model import Plan, Receipt
 from reshard.pipeline.request import LAYOUT, key_of
-from reshard.pipeline.stores.folder.source import folder_of
 
 log = logging.getLogger(__name__)
 
 
-def journal_key(plan: Plan, target: str) -> str:
+def journal_key(plan: Plan, local: Path | None, target: str) -> str:
     """What two runs must have in common for one to go on with what the other copied.
 
-    A folder's files count by inode and time of change, too: unlike the time of modification nobody sets that. Raises
-    SourceChanged.
+    Files on this machine, at ``local``, count by inode and time of change, too: unlike the time of modification nobody
+    sets that. Raises SourceChanged.
     """
-    folder = folder_of(Folder(path=plan.pin.repo)) if plan.pin.is_folder else None
     try:
-        stats = [(folder / file.path).stat() for file in plan.files] if folder else []
+        # A weight file or an archive is one file, whatever is read from it.
+        paths = [local / file.path for file in plan.files] if local and local.is_dir() else filter(None, [local])
+        stats = [path.stat() for path in paths]
     except OSError as error:
         raise SourceChanged(place=plan.pin.repo, what=str(error)) from error
     marks = [[stat.st_ino, stat.st_ctime_ns] for stat in stats]

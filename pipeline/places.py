@@ -1,35 +1,37 @@
-"""Where a checkpoint is read from or written to, as a person types it: a Hub, a folder, an object store."""
+"""Where a checkpoint is read from or written to: a Hub, a folder, an object store. Callers ask a place, not its class.
+
+A new store is a class here and its entry in ``AnyPlace``, and in ``AnyTarget`` if it can be written to.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import unquote, urlsplit
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     WithJsonSchema,
     model_serializer,
 )
 
 from reshard.pipeline.errors import BadPlace, shortened
 from reshard.pipeline.limits import PATH_MAX, REPO_MAX, REVISION_MAX, URL_MAX
+from reshard.pipeline.validation import Strict
 
 # The Hub's rule for names (huggingface_hub.utils.validate_repo_id): 96 characters of [\w.-], no `--`, no `..`,
 # and neither `-` nor `.` at either end.
 _NAME = re.compile(r"(?![\w.-]*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?")
 
+
+_REPO = f"{_NAME.pattern}/{_NAME.pattern}"
 
 # No token has this form: one that is typed where a name belongs must not get into a job.
 _CREDENTIAL = re.compile(r"(?!hf_)[a-z0-9][a-z0-9._-]{0,62}")
@@ -76,76 +78,110 @@ Revision = Annotated[
 Endpoint = Annotated[str | None, Field(max_length=URL_MAX, pattern="^[!-~]*$")]
 
 
-class Strict(BaseModel):
-    """What people and jobs write: nothing that is not known, and no error about it repeats what may be a token."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    @classmethod
-    def known(cls, text: str | bytes) -> tuple[Self, tuple[str, ...]]:
-        """What this release knows of ``text``, to be shown, and the names of the rest, which a newer one wrote.
-
-        A place of a kind that is not known is shown as a folder of that name. Nothing may be carried out from it.
-        """
-        data, unknown = json.loads(text), list[str]()
-        while True:
-            try:
-                return cls.model_validate(data), tuple(unknown)
-            except ValidationError as error:
-                found = [_taken_out(data, problem["loc"]) for problem in error.errors()]
-                if not any(found):
-                    raise
-                unknown += filter(None, found)
-
-
-def _taken_out(data: Any, where: Sequence[str | int]) -> str:
-    """Take what pydantic found at ``where`` out of ``data``; returns its name, or nothing if it is not there."""
-    names: list[str] = []
-    for part, following in zip(where, [*where[1:], ""], strict=True):
-        if not isinstance(data, dict) or part not in data:
-            continue  # the kind of a place, which pydantic puts between
-        names.append(str(part))
-        below = data[part]
-        if following == "" or not isinstance(below, dict):
-            data.pop(part)
-            if isinstance(below, dict) and "kind" in below:
-                data[part] = {"kind": "folder", "path": " ".join(str(value) for value in below.values())}
-            return ".".join(names)
-        data = below
-    return ""
-
-
 def _told_apart(schema: dict[str, Any]) -> None:
     """A place as an object says its kind, by which it is told from the others."""
     schema["required"] = sorted({*schema.get("required", ()), "kind"})
 
 
-class Hub(Strict):
+DEFAULT_BRANCH = "main"
+
+
+class _Place(Strict):
+    """What every place answers; a class says otherwise where its store differs.
+
+    Its ``typed`` makes it of what a person typed; None for what names no such place. Raises ValueError or BadPlace.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_told_apart)
+    store: ClassVar[str]  # the module with its ``open_source`` and, if it can be written to, its ``open_target``
+    noun: ClassVar[str]
+    example: ClassVar[str]  # how it is typed, for people
+    form: ClassVar[str]  # how it is typed, for schemas, where that means the same on every machine
+    kind: str
+
+    @model_serializer(mode="wrap")
+    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With its kind, and without a credential that is not there: a release that knows of none can still read it."""
+        told = {"kind": self.kind, **fields(self)}
+        return {name: value for name, value in told.items() if (name, value) != ("credential", None)}
+
+    @property
+    def local(self) -> Path | None:
+        """Where it lies on this machine; None for what lies elsewhere."""
+        return None
+
+    @property
+    def branch(self) -> str:
+        """The branch or tag that it names; empty for what has no branches, and so no history of commits."""
+        return ""
+
+    def at(self, revision: str | None) -> Self:
+        """The same at ``revision``, None for the default; itself where there are no revisions."""
+        return self
+
+    def on(self, default_endpoint: str) -> str | None:
+        """The address of its Hub; None for what is on none."""
+        return None
+
+    def slot(self, default_endpoint: str, branch: str | None) -> str:
+        """What one job at a time may write to."""
+        return str(self)
+
+    def page(self, default_endpoint: str, ref: str) -> str:
+        """Where people find what was published on ``ref``."""
+        return str(self)
+
+
+class Hub(_Place):
     """A model repository; ``endpoint`` None is the one that ``HF_ENDPOINT`` names where the work is done.
 
     ``credential`` names an entry of RESHARD_CREDENTIALS there; None takes the one that serves the namespace.
     """
 
-    model_config = ConfigDict(json_schema_extra=_told_apart)
+    store = "reshard.pipeline.stores.hubs"
+    noun = "a repository"
+    example = "user/repo, user/repo@revision, a URL of the Hub"
+    form = (
+        rf"(?:hf://)?{_REPO}(?:@{_REVISION.pattern})?"
+        rf"|https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}"
+    )
     kind: Literal["hub"] = "hub"
-    repo: Annotated[
-        str, Field(max_length=REPO_MAX), WithJsonSchema(_text(f"{_NAME.pattern}/{_NAME.pattern}", REPO_MAX))
-    ]
+    repo: Annotated[str, Field(max_length=REPO_MAX), WithJsonSchema(_text(_REPO, REPO_MAX))]
     revision: Revision = None
     endpoint: Endpoint = None
     credential: CredentialName | None = None
 
-    @model_serializer(mode="wrap")
-    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a credential where there is none, so that a release that knows of none can still read it."""
-        told = {"kind": self.kind, **fields(self)}
-        if told.get("credential") is None:
-            told.pop("credential", None)
-        return told
+    @classmethod
+    def typed(cls, text: str) -> Self:
+        """Whatever no other place knows is meant to be a repository."""
+        repo, revision, endpoint = _from_url(text) if "://" in text else _from_name(text)
+        if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
+            raise ValueError("this is no address of a Hub")
+        return cls(repo=check_repo(repo, _shown(text)), revision=check_revision(revision), endpoint=endpoint)
 
     @property
     def namespace(self) -> str:
         return self.repo.partition("/")[0]
+
+    @property
+    def branch(self) -> str:
+        return self.revision or DEFAULT_BRANCH
+
+    def at(self, revision: str | None) -> Self:
+        return self.model_copy(update={"revision": revision})
+
+    def on(self, default_endpoint: str) -> str:
+        return (self.endpoint or default_endpoint).rstrip("/")
+
+    def slot(self, default_endpoint: str, branch: str | None) -> str:
+        """A branch, the repository's name without its case."""
+        return f"{self.on(default_endpoint)}/{self.repo.lower()}@{branch or self.branch}"
+
+    def page(self, default_endpoint: str, ref: str) -> str:
+        repo = f"{self.on(default_endpoint)}/{self.repo}"
+        if ref.startswith("refs/pr/"):
+            return f"{repo}/discussions/{ref.removeprefix('refs/pr/')}"
+        return repo if ref in {"", DEFAULT_BRANCH} else f"{repo}/tree/{quote(ref, safe='')}"
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
@@ -170,38 +206,56 @@ def check_bucket(url: str) -> str:
     return url
 
 
-class Bucket(Strict):
+class Bucket(_Place):
     """A folder of an object store, which is only read, with the credentials of the environment where that is done."""
 
-    model_config = ConfigDict(json_schema_extra=_told_apart)
+    store = "reshard.pipeline.stores.bucket"
+    noun = "an object store"
+    example = "s3://, gs://, az://"
+    form = rf"{_BUCKET}(?:/{_PART})*"
     kind: Literal["bucket"] = "bucket"
-    url: Annotated[
-        str,
-        AfterValidator(check_bucket),
-        WithJsonSchema(_text(rf"{_BUCKET}(?:/{_PART})*", URL_MAX)),
-    ]
+    url: Annotated[str, AfterValidator(check_bucket), WithJsonSchema(_text(form, URL_MAX))]
 
-    @model_serializer(mode="wrap")
-    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {"kind": self.kind, **fields(self)}
+    @classmethod
+    def typed(cls, text: str) -> Self | None:
+        return cls(url=check_bucket(text)) if _split(text).scheme in {"s3", "gs", "az"} else None
 
     def __str__(self) -> str:
         return self.url
 
 
-class Folder(Strict):
+class Folder(_Place):
     """A folder of this machine, by its absolute path."""
 
-    model_config = ConfigDict(json_schema_extra=_told_apart)
+    store = "reshard.pipeline.stores.folder.target"
+    noun = "a folder"
+    example = "a folder (./path, /path)"
+    form = r"(?:/(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f]{1,255})+"
     kind: Literal["folder"] = "folder"
     path: str = Field(min_length=1, max_length=PATH_MAX)
 
-    @model_serializer(mode="wrap")
-    def _told(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {"kind": self.kind, **fields(self)}  # also where defaults are left out
+    @classmethod
+    def typed(cls, text: str) -> Self | None:
+        if not text.startswith(("./", "../", "/", "~/")) and text not in {".", ".."}:
+            return None
+        path = Path(text).expanduser().absolute()
+        real = str(resolved(str(path)) if ".." in path.parts else path)
+        if len(real) > PATH_MAX:
+            raise ValueError(f"a folder has at most {PATH_MAX} characters")
+        return cls(path=real)
+
+    @property
+    def local(self) -> Path:
+        return Path(self.path)
 
     def __str__(self) -> str:
         return self.path
+
+
+# The one list of stores. Each is asked whether a string is one of its own, the last first and a Hub at the end.
+AnyPlace = Hub | Folder | Bucket
+AnyTarget = Hub | Folder
+PLACES: tuple[type[AnyPlace], ...] = get_args(AnyPlace)
 
 
 def _typed(value: object) -> object:
@@ -212,20 +266,11 @@ def _typed_target(value: object) -> object:
     return parse_target(value) if isinstance(value, str | os.PathLike) else value
 
 
-AnyPlace = Hub | Folder | Bucket
 _Object = Annotated[AnyPlace, Field(discriminator="kind")]
-_TargetObject = Annotated[Hub | Folder, Field(discriminator="kind")]
+_TargetObject = Annotated[AnyTarget, Field(discriminator="kind")]
 # A place as it is typed, as far as it means the same everywhere: a service takes no folder relative to its own.
-_REPO = f"{_NAME.pattern}/{_NAME.pattern}"
-_TYPED_TARGET = "|".join(
-    [
-        rf"(?:hf://)?{_REPO}(?:@{_REVISION.pattern})?",
-        rf"https?://[A-Za-z0-9.-]{{1,253}}(?::[0-9]{{1,5}})?/(?!(?:datasets|spaces)/){_REPO}",
-        r"(?:/(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f]{1,255})+",
-    ]
-)
-_Typed = Annotated[str, WithJsonSchema(_text(rf"{_TYPED_TARGET}|{_BUCKET}(?:/{_PART})*", URL_MAX))]
-_TypedTarget = Annotated[str, WithJsonSchema(_text(_TYPED_TARGET, URL_MAX))]
+_Typed = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in PLACES), URL_MAX))]
+_TypedTarget = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in get_args(AnyTarget)), URL_MAX))]
 Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | _Typed)]
 TargetPlace = Annotated[
     _TargetObject, BeforeValidator(_typed_target, json_schema_input_type=_TargetObject | _TypedTarget)
@@ -236,78 +281,77 @@ NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without on
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
 
 
-def parse_target(value: str | os.PathLike[str]) -> Hub | Folder:
+def parse_target(value: str | os.PathLike[str] | AnyPlace) -> AnyTarget:
     """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
     place = parse_place(value)
-    if isinstance(place, Bucket):
-        value = str(value)
-        cure = "publish to user/repo, or into ./folder and copy that with the tools of the object store"
-        raise BadPlace(value=value, why="an object store is read and not written to", cure=cure)
+    if not isinstance(place, AnyTarget):
+        cure = f"publish to user/repo, or into ./folder and copy that with the tools of {place.noun}"
+        raise BadPlace(value=str(value), why=f"{place.noun} is read and not written to", cure=cure)
     return place
 
 
-def parse_place(value: str | os.PathLike[str]) -> AnyPlace:
-    """The place that ``value`` names: ``user/repo[@revision]``, a pasted URL of the Hub, ``./folder`` or ``/folder``,
+def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
+    """The place that ``value`` is or names: ``user/repo[@revision]``, a URL of the Hub, ``./folder`` or ``/folder``,
     ``s3://bucket/folder``, ``gs://`` or ``az://``. A path object is a folder, whatever it looks like.
 
     Raises BadPlace for anything else; looks at the disk only where ".." follows a name that may be a link.
     """
-    if not isinstance(value, str):
-        value = str(Path(value).absolute())
-    text = value.strip()
+    if isinstance(value, AnyPlace):
+        return value
+    text = (value if isinstance(value, str) else str(Path(value).absolute())).strip()
     if not text:
         raise BadPlace(value=repr(value), why="no place is given; is a variable of the shell not set?")
-    if text.startswith(("./", "../", "/", "~/")) or text in {".", ".."}:
-        path = Path(text).expanduser().absolute()
-        real = str(resolved(str(path)) if ".." in path.parts else path)
-        if len(real) > PATH_MAX:
-            raise BadPlace(value=value, why=f"a folder has at most {PATH_MAX} characters")
-        return Folder(path=real)
-    if "://" in text:
-        return _from_url(text)
-    repo, _, revision = text.partition("@")
-    if repo.startswith(("datasets/", "spaces/")) and repo.count("/") > 1:
-        raise BadPlace(value=value, why="this is not a model repository", cure=MODELS_ONLY)
-    if "@" in text and not revision:
-        raise BadPlace(value=value, why="nothing follows the @")
-    return _hub(repo, value, revision or None)
+    try:
+        return next(place for kind in reversed(PLACES) if (place := kind.typed(text)) is not None)
+    except ValueError as error:
+        raise BadPlace(value=_shown(text), why=str(error)) from None
 
 
-def _from_url(url: str) -> Hub | Bucket:
-    parts = urlsplit(url)
-    shown = redacted(url.partition("?")[0])  # a query may be a signature
+def repository(place: AnyPlace, why: str = "only a repository is possible here") -> Hub:
+    """``place`` as what is a Hub's alone asks for: catalogs, webhooks, namespaces; raises ValueError that says why."""
+    if not isinstance(place, Hub):
+        raise ValueError(why)
+    return place
+
+
+def _shown(text: str) -> str:
+    """A place for messages: of a URL neither a password nor the query, which may be a signature."""
+    return redacted(text.partition("?")[0]) if "://" in text else text
+
+
+def _split(url: str) -> SplitResult:
+    """Raises ValueError for a URL with a password; what is none has no scheme."""
+    parts = urlsplit(url if re.match(r"\w+://", url) else "")
     if "@" in parts.netloc:
-        raise BadPlace(value=shown, why="a URL with a user name or password would be stored and published")
-    if parts.scheme in {"s3", "gs", "az"}:
-        try:
-            return Bucket(url=check_bucket(url))
-        except ValueError as error:
-            raise BadPlace(value=shown, why=str(error)) from None
+        raise ValueError("a URL with a user name or password would be stored and published")
+    return parts
+
+
+def _from_name(text: str) -> tuple[str, str | None, None]:
+    repo, at, revision = text.partition("@")
+    if repo.startswith(("datasets/", "spaces/")) and repo.count("/") > 1:
+        raise BadPlace(value=text, why="this is not a model repository", cure=MODELS_ONLY)
+    if at and not revision:
+        raise ValueError("nothing follows the @")
+    return repo, revision or None, None
+
+
+def _from_url(url: str) -> tuple[str, str | None, str | None]:
+    parts = _split(url)
     if parts.scheme not in {"http", "https", "hf"}:
-        raise BadPlace(value=shown, why="only http, https, hf, s3, gs and az URLs are known")
+        raise ValueError("only http, https, hf, s3, gs and az URLs are known")
     if parts.scheme == "hf":
         repo, _, at = url.removeprefix("hf://").partition("@")
-        return _hub(repo, shown, at or None)
+        return repo, at or None, None
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
-        raise BadPlace(value=shown, why="this is not a model repository", cure=MODELS_ONLY)
+        raise BadPlace(value=_shown(url), why="this is not a model repository", cure=MODELS_ONLY)
     revision = None
     if len(segments) >= 4 and segments[2] in {"tree", "blob", "resolve", "commit"}:
         revision = segments[3]
     elif len(segments) > 2:
-        raise BadPlace(value=shown, why="this URL names no repository or revision")
-    endpoint = f"{parts.scheme}://{parts.netloc}"
-    return _hub("/".join(segments[:2]), shown, revision, endpoint)
-
-
-def _hub(repo: str, value: str, revision: str | None, endpoint: str | None = None) -> Hub:
-    """The repository that was typed as ``value``; raises BadPlace."""
-    if endpoint is not None and (len(endpoint) > URL_MAX or not re.fullmatch("[!-~]*", endpoint)):
-        raise BadPlace(value=value, why="this is no address of a Hub")
-    try:
-        return Hub(repo=_repo(repo, value), revision=check_revision(revision), endpoint=endpoint)
-    except ValueError as error:
-        raise BadPlace(value=value, why=str(error)) from None
+        raise ValueError("this URL names no repository or revision")
+    return "/".join(segments[:2]), revision, f"{parts.scheme}://{parts.netloc}"
 
 
 def state_dir() -> Path:
@@ -350,12 +394,9 @@ def is_http(url: str) -> bool:
         return False
 
 
-def check_repo(repo: str) -> str:
-    """``repo`` if it is ``user/repo`` by the Hub's rule for names, else BadPlace."""
-    return _repo(repo, repo)
-
-
-def _repo(repo: str, value: str) -> str:
+def check_repo(repo: str, value: str = "") -> str:
+    """``repo`` if it is ``user/repo`` by the Hub's rule for names, else BadPlace, of ``value`` as it was typed."""
+    value = value or repo
     owner, slash, name = repo.partition("/")
     if not slash:
         here = f"./{shortened(repo)}"

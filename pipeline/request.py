@@ -26,22 +26,18 @@ from reshard.pipeline.limits import (
 from reshard.pipeline.places import (
     NOWHERE,
     AnyPlace,
-    Folder,
-    Hub,
+    AnyTarget,
     Place,
     Revision,
-    Strict,
     TargetPlace,
     parse_place,
     parse_target,
 )
 from reshard.pipeline.renaming import Rules
-from reshard.pipeline.validation import first_problem
+from reshard.pipeline.validation import Strict, first_problem
 
 # Changes only when the same request would give other bytes; a new release alone republishes nothing.
 LAYOUT = 2  # 1: indexes without `total_parameters`
-
-DEFAULT_BRANCH = "main"
 
 # A size that no model reaches: everything goes into one file.
 SINGLE = 1 << 62  # bytes
@@ -270,7 +266,7 @@ class Request(Strict):
     def of(
         cls,
         source: str | os.PathLike[str] | AnyPlace,
-        target: str | os.PathLike[str] | Hub | Folder | None = None,
+        target: str | os.PathLike[str] | AnyTarget | None = None,
         **options: Unpack[Given],
     ) -> Request:
         """The request of two places and the fields of ``Options``; a size may be ``"200MB"``. A plan needs no target.
@@ -279,9 +275,8 @@ class Request(Strict):
         options that make no sense.
         """
         with in_python():
-            place = parse_place(source) if isinstance(source, str | os.PathLike) else source
-            goal = parse_target(target) if isinstance(target, str | os.PathLike) else target or NOWHERE
-            return cls(source=place, target=goal, options=Options.of(**options))
+            goal = NOWHERE if target is None else parse_target(target)
+            return cls(source=parse_place(source), target=goal, options=Options.of(**options))
 
     def submitted_for(self, what: str) -> Request:
         """This, as ``what``, a schedule or a catalog, submits it again and again."""
@@ -313,16 +308,7 @@ class Request(Strict):
 
     def slot(self, default_endpoint: str) -> str:
         """What one job at a time may write to: a folder, or a branch of a repository. Each pull request is its own."""
-        if isinstance(self.target, Folder):
-            return self.target.path
-        endpoint = (self.target.endpoint or default_endpoint).rstrip("/")
-        branch = f"pr:{self.key()}" if self.options.pr else branch_of(self.target, self.options)
-        return f"{endpoint}/{self.target.repo.lower()}@{branch}"
-
-
-def branch_of(target: Hub, options: Options) -> str:
-    """The branch of ``target`` that is written to, or that a pull request goes to."""
-    return options.branch or target.revision or DEFAULT_BRANCH
+        return self.target.slot(default_endpoint, f"pr:{self.key()}" if self.options.pr else self.options.branch)
 
 
 def key_of(value: object) -> str:

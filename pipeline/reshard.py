@@ -38,7 +38,7 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.journal import Journal, journal_key
 from reshard.pipeline.limits import COPIES
-from reshard.pipeline.places import AnyPlace, Hub
+from reshard.pipeline.places import AnyPlace
 from reshard.pipeline.planning.model import Group, Plan, Receipt
 from reshard.pipeline.planning.ranges import parts
 from reshard.pipeline.protocols import Source, Target
@@ -85,7 +85,7 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
 
 
 def _open(place: AnyPlace, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
-    if pin is not None and isinstance(place, Hub) and (now := context.endpoint(place)) != pin.endpoint:
+    if pin is not None and (now := context.endpoint(place)) != pin.endpoint:
         raise SourceChanged(place=str(place), what=f"it was planned on {pin.endpoint}, and HF_ENDPOINT is {now} here")
     try:
         source = open_source(place, context, pin.commit if pin else None, request.options.transport, chosen)
@@ -167,7 +167,7 @@ def run(
     refuse_without_disk(made, target, context.disk)
     refuse_without_room(made, target)
 
-    journal = Journal.open(context.state_dir, journal_key(made, address(target)))
+    journal = Journal.open(context.state_dir, journal_key(made, source.place.local, address(target)))
     journal.forget([*journal.receipts] if request.options.force else _lost(journal, made, target), made)
     if kept := len(journal.receipts):
         noted = (part for s in made.shards if s.digest in journal.receipts for part in parts(s))

@@ -222,9 +222,20 @@ class Pin:
     commit: str  # 40 hex digits, or a digest of the listing
 
     @property
-    def is_folder(self) -> bool:
-        """Whether it is a folder of this machine."""
-        return self.endpoint is None and "://" not in self.repo
+    def origin(self) -> tuple[str | None, str]:
+        """Where it is, at whatever state."""
+        return self.endpoint, self.repo
+
+    @property
+    def named(self) -> str | None:
+        """Its name on a Hub; None for what has a path or a URL, which others are not told."""
+        return self.repo if self.endpoint else None
+
+    def linked(self) -> str:
+        """What a card says of it, in Markdown."""
+        if self.endpoint:
+            return f"[{self.repo}]({self.endpoint}/{self.repo}/tree/{self.commit}) at `{self.commit[:12]}`"
+        return "a checkpoint in an object store" if "://" in self.repo else "a local checkpoint"
 
     def __str__(self) -> str:
         return f"{self.repo}@{self.commit[:12]}"

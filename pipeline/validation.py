@@ -1,16 +1,57 @@
-"""What pydantic found wrong with data from outside, in words for whoever wrote that."""
+"""Data from outside: models that take nothing else, and what pydantic found wrong, in words for whoever wrote that."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.pipeline.errors import shortened
 
 _WORDS = {"missing": "is missing", "extra_forbidden": "unknown name"}
+
+
+class Strict(BaseModel):
+    """What people and jobs write: nothing that is not known, and no error about it repeats what may be a token."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @classmethod
+    def known(cls, text: str | bytes) -> tuple[Self, tuple[str, ...]]:
+        """What this release knows of ``text``, to be shown, and the names of the rest, which a newer one wrote.
+
+        A place of a kind that is not known is shown as a folder of that name. Nothing may be carried out from it.
+        """
+        data, unknown = json.loads(text), list[str]()
+        while True:
+            try:
+                return cls.model_validate(data), tuple(unknown)
+            except ValidationError as error:
+                found = [_taken_out(data, problem["loc"]) for problem in error.errors()]
+                if not any(found):
+                    raise
+                unknown += filter(None, found)
+
+
+def _taken_out(data: Any, where: Sequence[str | int]) -> str:
+    """Take what pydantic found at ``where`` out of ``data``; returns its name, or nothing if it is not there."""
+    names: list[str] = []
+    for part, following in zip(where, [*where[1:], ""], strict=True):
+        if not isinstance(data, dict) or part not in data:
+            continue  # the kind of a place, which pydantic puts between
+        names.append(str(part))
+        below = data[part]
+        if following == "" or not isinstance(below, dict):
+            data.pop(part)
+            if isinstance(below, dict) and "kind" in below:
+                data[part] = {"kind": "folder", "path": " ".join(str(value) for value in below.values())}
+            return ".".join(names)
+        data = below
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ import pytest
 
 from reshard.cli.main import COMMANDS
 from reshard.cli.ping import PROBES
+from reshard.pipeline.places import PLACES
 from reshard.web.settings import PORT
 from tests.support.models import save_model
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(p for folder in ("pipeline", "worker", "client", "web", "cli") for p in (ROOT / folder).rglob("*.py"))
+
+PLACE_CLASSES = {place.__name__ for place in PLACES}
 
 # What each folder must not import, and the modules that are the exception to it.
 FORBIDDEN = {
@@ -75,6 +78,16 @@ def test_only_the_reload_child_imports_model_libraries(path: Path) -> None:
     if path.relative_to(ROOT).as_posix().startswith(CHILD):
         return
     assert not breaks(imports(path), MODEL_LIBRARIES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_places_answer_for_themselves(path: Path) -> None:
+    """Whoever tests a place's class or kind has to be found by who adds a store."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))] if path.name != "places.py" else []
+    asked = [node.args[1] for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"]
+    assert not {n.id for given in asked for n in ast.walk(given) if isinstance(n, ast.Name)} & PLACE_CLASSES
+    compared = [ast.unparse(node.left) for node in nodes if isinstance(node, ast.Compare)]
+    assert not [left for left in compared if left.endswith(("place.kind", "target.kind", "source.kind"))]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -24,9 +24,8 @@ from reshard.pipeline.errors import (
     ScheduleUnreadable,
     SourceError,
 )
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import Hub, repository
 from reshard.pipeline.publishing.history import read, undoes
-from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.stores.refusal import Refusal
@@ -116,9 +115,8 @@ def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any
 def _carry(
     queue: Queue, watch: Watch, heads: Mapping[str, str], settings: Settings, ours: Callable[[Hub, str], bool]
 ) -> dict[str, Any]:
-    source = watch.request.source
-    assert isinstance(source, Hub), "only repositories are pushed to"
-    commit = heads[source.revision or DEFAULT_BRANCH]
+    source = repository(watch.request.source)
+    commit = heads[source.branch]
     outcome, job, problem = "own", None, None
     try:
         allow(watch.request, settings)

@@ -24,9 +24,9 @@ from pydantic.fields import FieldInfo
 
 from reshard.pipeline.errors import BadCatalog, BadPlace, BadSize, shortened
 from reshard.pipeline.limits import CATALOG_MAX, REPO_MAX, SEARCH_MAX, URL_MAX
-from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, Strict, parse_place
+from reshard.pipeline.places import CredentialName, Endpoint, Hub, Revision, parse_place, repository
 from reshard.pipeline.request import Options, Request, parse_size
-from reshard.pipeline.validation import first_problem
+from reshard.pipeline.validation import Strict, first_problem
 
 VERSION: Literal[1] = 1
 NESTING_MAX = 32  # levels of a file, which has five; libyaml itself ends the process at some ten thousand
@@ -264,9 +264,7 @@ def merged(defaults: Cut, entry: CatalogEntry) -> Cut:
 
 def _hub(value: str) -> Hub:
     place = parse_place(value)
-    if not isinstance(place, Hub):
-        raise ValueError(f"{shortened(value)} is a {place.kind}; a catalog names repositories: user/repo")
-    return place
+    return repository(place, f"{shortened(value)} is {place.noun}; a catalog names repositories: user/repo")
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

@@ -26,11 +26,11 @@ from reshard.pipeline.errors import (
     TargetsCollide,
 )
 from reshard.pipeline.limits import CATALOG_REQUESTS_MAX
-from reshard.pipeline.places import AnyPlace, Hub, check_repo
+from reshard.pipeline.places import AnyPlace, Hub, check_repo, repository
 from reshard.pipeline.planning.build import request_key
 from reshard.pipeline.protocols import Visibility, reach
 from reshard.pipeline.publishing import history as publication
-from reshard.pipeline.request import DEFAULT_BRANCH, Request, parse_size
+from reshard.pipeline.request import Request, parse_size
 from reshard.pipeline.stores.answers import Collection, CollectionItem, ListedModel, ModelInfo
 from reshard.pipeline.stores.connect import Context, open_target
 from reshard.pipeline.stores.credentials import Use
@@ -40,7 +40,6 @@ from reshard.pipeline.tensors import Pin
 
 PAGE = 1000  # models; the most that the Hub lists in one call
 NAMED = 3  # others that the error about a target names
-Address = tuple[str | None, str, str | None, str | None]  # endpoint, repository, revision, credential
 LIST_FIELDS = ["sha", "private", "gated", "downloads", "tags", "library_name", "usedStorage"]
 
 
@@ -100,15 +99,15 @@ def expand(catalog: Catalog, context: Context) -> Expansion:
                 raise BadCatalog(file=catalog.name, line=1, key="entries", why=why, fix="make two catalogs of it")
         except (BadPlace, RequestTooLarge) as error:
             refused.append(Wanted(repo, None, None, None, error))
-    sources = _lookup([_hub(request.source) for request in asked], context, "read")
-    targets = _lookup([_hub(request.target) for request in asked], context, "write")
+    sources = _lookup([repository(request.source) for request in asked], context, "read")
+    targets = _lookup([repository(request.target) for request in asked], context, "write")
     rivals: dict[str, list[Request]] = defaultdict(list)
     default = context.credentials.default_endpoint
     for request in asked:
         rivals[request.slot(default)].append(request)
     wanted = []
     for request, repo in asked.items():
-        source, target = sources[_address(request.source)], targets[_address(request.target)]
+        source, target = sources[request.source], targets[request.target]
         others = [str(rival.source) for rival in rivals[request.slot(default)][: NAMED + 1] if rival != request][:NAMED]
         found, there = (answer if isinstance(answer, Listed) else None for answer in (source, target))
         errors = (
@@ -128,7 +127,7 @@ def stands(wanted: Wanted, context: Context) -> bool:
     that is not ours: a job finds out what was changed. Raises what is worth another try later: HubError's family.
     """
     request, source, head = wanted.request, wanted.source, wanted.target
-    if wanted.error or request is None or source is None or head is None or head.repo != _hub(request.target).repo:
+    if wanted.error or request is None or source is None or head is None or head.repo != str(request.target.at(None)):
         return False
     options = request.options
     if options.force or options.pr or options.branch or options.config_from:
@@ -141,7 +140,7 @@ def stands(wanted: Wanted, context: Context) -> bool:
             raise
         return False  # a job will say what is wrong with this one, or find nothing wrong where it is carried out
     ours = publication.read(commit) if commit is not None and commit.id == head.sha else None
-    pin = Pin(context.endpoint(_hub(request.source)), _hub(request.source).repo, source.sha)
+    pin = Pin(context.endpoint(request.source), str(request.source.at(None)), source.sha)
     return ours is not None and ours.request == request_key(request, pin, None, publication.address(target))
 
 
@@ -149,7 +148,7 @@ def interleaved(wanted: Iterable[Wanted]) -> list[Wanted]:
     """One of each target namespace in turn, so that a large one does not keep the others waiting."""
     queues: dict[str, list[Wanted]] = defaultdict(list)
     for one in wanted:
-        queues[_hub(one.request.target).namespace if one.request else ""].append(one)
+        queues[repository(one.request.target).namespace if one.request else ""].append(one)
     ranked = [(turn, one) for queue in queues.values() for turn, one in enumerate(queue)]
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
@@ -202,15 +201,15 @@ def _fits(query: Query, item: ListedModel | CollectionItem) -> bool:
     )
 
 
-def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[Address, Listed | ReshardError | None]:
+def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[AnyPlace, Listed | ReshardError | None]:
     """Each place as it is now; an error says why it is not there, and None that an owner's whole list has it not."""
     groups: dict[tuple[HubApi, str], dict[str, list[Hub]]] = defaultdict(lambda: defaultdict(list))
-    found: dict[Address, Listed | ReshardError | None] = {}
+    found: dict[AnyPlace, Listed | ReshardError | None] = {}
     for place in dict.fromkeys(places):
         try:
             groups[context.api(place, use), place.namespace][place.repo].append(place)
         except AccessError as error:
-            found[_address(place)] = error
+            found[place] = error
     for (api, owner), wanted in groups.items():
         listed, whole = _list_owner(api, owner, set(wanted)) if len(wanted) > 1 else ({}, False)
         for repo, same in wanted.items():
@@ -218,7 +217,7 @@ def _lookup(places: Iterable[Hub], context: Context, use: Use) -> dict[Address, 
                 known = listed.get(repo) if place.revision is None else None
                 # A source may have been renamed, which only asking for it shows; a target is made where there is none.
                 absent = use == "write" and whole and known is None
-                found[_address(place)] = None if absent else known or _ask(api, place)
+                found[place] = None if absent else known or _ask(api, place)
     return found
 
 
@@ -244,7 +243,7 @@ def _list_owner(api: HubApi, owner: str, wanted: set[str]) -> tuple[dict[str, Li
 
 
 def _ask(api: HubApi, place: Hub) -> Listed | ReshardError:
-    revision = quote(place.revision or DEFAULT_BRANCH, safe="")
+    revision = quote(place.branch, safe="")
     try:
         path = f"/api/models/{place.repo}/revision/{revision}"
         return _listed(api.data(ModelInfo, "GET", path, params={"expand": LIST_FIELDS}))
@@ -265,13 +264,3 @@ def _too_visible(request: Request, source: Listed | None, target: Listed | None)
     return TargetMoreVisible(
         target=str(request.target), shown=target.visibility, source=str(request.source), visibility=source.visibility
     )
-
-
-def _hub(place: AnyPlace) -> Hub:
-    assert isinstance(place, Hub), "a catalog names repositories only"
-    return place
-
-
-def _address(place: AnyPlace) -> Address:
-    hub = _hub(place)
-    return hub.endpoint, hub.repo, hub.revision, hub.credential

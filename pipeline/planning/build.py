@@ -133,7 +133,7 @@ def make_plan(known: Known) -> Plan:
     RenameUnused, and what ``select`` raises.
     """
     options, opened, before = known.request.options, known.opened, known.before
-    on_hub = known.request.target.kind == "hub"
+    on_hub = known.request.target.local is None
     if on_hub:
         _check_names(opened)
     shards: list[Shard] = []
@@ -422,7 +422,7 @@ def _idle_globs(known: Known) -> list[str]:
 
 def _warnings(shards: Sequence[Shard], carried: Sequence[StoredFile], known: Known) -> list[str]:
     """What the Hub makes of the files; to a folder it does not matter, and without a target it may."""
-    if known.request.target.kind == "folder" and known.request.target != NOWHERE:
+    if known.request.target.local and known.request.target != NOWHERE:
         return []
     notes = []
     for path, size in [*((s.path, s.size) for s in shards), *((f.path, f.size) for f in carried)]:

@@ -67,7 +67,7 @@ def _layout(parts: tuple[Any, ...]) -> str:
 
 def _identity(file: StoredFile, pin: Pin) -> str:
     """What a source file is, by content where the store says so, else by where it was found."""
-    return file.sha256 or file.xet or key_of([pin.endpoint, pin.repo, pin.commit, file.path])
+    return file.sha256 or file.xet or key_of([*pin.origin, pin.commit, file.path])
 
 
 def plan_digest(plan_without_digest: Plan) -> str:

@@ -121,12 +121,12 @@ class Needs(NamedTuple):
     history: int  # bytes of the target's old weights, which its history keeps until it is squashed
 
 
-def needs(plan: Plan, to_hub: bool, before: Mapping[str, StoredFile]) -> Needs:
+def needs(plan: Plan, before: Mapping[str, StoredFile]) -> Needs:
     """What ``plan`` needs; ``before`` is what the target holds now."""
     largest = max((shard.size for shard in plan.shards), default=0)
     spools = [_spooled(plan, number) for number in range(len(plan.shards))]
+    from_hub, to_hub = plan.pin.named is not None, plan.transports.target != "file"
     staged = to_hub and plan.transports.target != "xet"  # a shard lies there beside its tensor that is put in order
-    from_hub = plan.pin.endpoint is not None
     written = {shard.path for shard in plan.shards}
     replaced = [file for path, file in before.items() if path in written or path in plan.deletes]
     return Needs(
@@ -184,10 +184,10 @@ def warnings(
     ``card`` is the source's model card; ``scratch`` is for temporary files, and ``target`` a folder that is written.
     """
     found = []
-    if plan.pin.endpoint is not None and visibility != "public":
+    if plan.pin.named and visibility != "public":
         seen = "" if plan.options.visibility == "public" else ", and a new target is private unless --public is given"
         found.append(f"the source is {visibility}: its terms hold for copies too{seen}")
-    if plan.pin.endpoint is not None and licence(card) is None:
+    if plan.pin.named and licence(card) is None:
         found.append("the source states no licence")
     if need.disk > scratch.free:
         lack = f"{need.disk:,} bytes are needed, and {scratch.free:,} are free"

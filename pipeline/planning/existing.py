@@ -80,7 +80,7 @@ def occupied(before: Before, pin: Pin, changes: Iterable[StoredFile], pruned: Se
     there. Everywhere else they are also the weights, configs and card of whatever model is there. Files that ``pruned``
     deletes alone are not among them: that is what --prune asks for.
     """
-    if before.source == (pin.endpoint, pin.repo):
+    if before.source == pin.origin:
         ours = {*before.published, *pruned}
         return tuple(file.path for file in changes if file.path not in ours)
     models = {path for path in before.files if _is_of_a_model(path)}

@@ -34,13 +34,10 @@ class CannotEdit(Exception):
 
 def block(plan: Plan) -> bytes:
     """The marked block: where the weights come from and how they are cut; the same for the same plan anywhere."""
-    pin, files = plan.pin, weight_files(plan)
-    elsewhere = "a local checkpoint" if pin.is_folder else "a checkpoint in an object store"
-    source = f"[{pin.repo}]({pin.endpoint}/{pin.repo}/tree/{pin.commit})" if pin.endpoint else elsewhere
-    at = f" at `{pin.commit[:12]}`" if pin.endpoint else ""
+    files = weight_files(plan)
     count = "one file" if files == 1 else f"{files} files of at most {plan.options.size:,} bytes each"
     alone = "" if files == 1 else "\n> (a larger tensor has a file of its own)"
-    text = f"> These are the weights of {source}{at} in {count}{alone}.\n> {plan.options.told()}\n"
+    text = f"> These are the weights of {plan.pin.linked()} in {count}{alone}.\n> {plan.options.told()}\n"
     return _BEGIN + b"\n" + text.encode() + _END + b"\n"
 
 
@@ -136,7 +133,7 @@ def _edited(plan: Plan, card: bytes | None) -> tuple[bytes | None, tuple[str, ..
         if card.decode(errors="replace").encode() != card:
             raise CannotEdit("it is not UTF-8")
         try:
-            card = with_lineage(card, plan.pin.repo) if plan.options.lineage and plan.pin.endpoint else card
+            card = with_lineage(card, name) if plan.options.lineage and (name := plan.pin.named) else card
         except CannotEdit as why:
             notes = (f"{CARD} does not get base_model: {why}",)
         return with_block(card, block(plan)), notes

@@ -242,7 +242,7 @@ def _refuse_overwritten(target: Target, commit: str, since: str, spared: Set[str
 
     Only a Hub that ignores the parent that a commit names lets that happen. A folder is locked while it is swapped.
     """
-    if target.place.kind == "folder":
+    if not target.branch:
         return
     parent = next(islice(target.history(commit, None), 1, None), None)
     if parent is None or parent.id == since:

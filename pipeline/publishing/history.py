@@ -11,6 +11,7 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.protocols import Commit, Target
 from reshard.pipeline.publishing.manifest import Manifest, render, sha256_of
 from reshard.pipeline.request import LAYOUT
+from reshard.pipeline.tensors import Pin
 
 _TRAILER = "Reshard-Publication: "
 _MANIFEST = "Reshard-Manifest: "
@@ -35,6 +36,11 @@ class Publication:
     manifest_sha256: str | None = None  # of the whole file; our first commits did not say it
     submitted: int | None = None  # when its job was submitted, in ms since the epoch; the same of those
     author: str = ""  # as the history has it
+
+    @property
+    def pin(self) -> Pin:
+        """Its source."""
+        return Pin(self.endpoint, self.source, self.source_commit)
 
     def is_later(self, submitted: int | None, now: float) -> bool:
         """Whether its job was submitted after ``submitted``, as far as clocks can tell; ``now`` in seconds.

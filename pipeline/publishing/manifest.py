@@ -117,7 +117,7 @@ def manifest_of(
         files=files,
         source=Origin(
             endpoint=pin.endpoint,
-            repo=pin.repo if pin.endpoint else None,
+            repo=pin.named,
             commit=pin.commit,
             files={file.path: levels.get(file.path, "as delivered") for file in plan.files},
         ),

@@ -30,8 +30,7 @@ def rollback(target: Target, commit: str) -> str:
 
 def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     """What brings the paths back on top of ``head``, or the commit of ours that did so already."""
-    is_folder = target.place.kind == "folder"
-    said = str(target.place) if is_folder else f"{target.place} at {commit}"
+    said = f"{target.place} at {commit}" if target.branch else str(target.place)
     try:
         since = list(target.history(head, commit))
     except HistoryRewritten:
@@ -47,17 +46,17 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
     if past is None:
         kept = {"cure": "a folder keeps only what a run took of others, until the next run into it"}
         why = "it keeps nothing of what was before"
-        raise NothingToRollBack(commit=said, why=why, **(kept if is_folder else {}))
+        raise NothingToRollBack(commit=said, why=why, **({} if target.branch else kept))
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}
     changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]
     if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
         raise ChangedSince(commit=commit, target=str(target.place), paths=first(theirs))
     restored = [past.files()[path] for path in sorted(changed) if path in past.files()]
-    if is_folder:
-        additions = tuple(target.carry(restored, past, token))
-    else:
+    if target.branch:
         additions = tuple(_restored(past, file) for file in restored)
+    else:
+        additions = tuple(target.carry(restored, past, token))
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
     return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reshard.pipeline.errors import BadSetting, BadSize, EndpointNotAllowed, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR, MEMORY_FLOOR_XET
-from reshard.pipeline.places import AnyPlace, Bucket, Folder, Hub, state_dir
+from reshard.pipeline.places import AnyPlace, AnyTarget, Hub, state_dir
 from reshard.pipeline.protocols import Source, Target
-from reshard.pipeline.request import DEFAULT_BRANCH, Options, Transport, branch_of, parse_size
+from reshard.pipeline.request import Options, Transport, parse_size
 from reshard.pipeline.stores.credentials import Credentials, Use
-from reshard.pipeline.stores.folder.source import FolderSource
-from reshard.pipeline.stores.folder.target import FolderTarget
 from reshard.pipeline.stores.pace import LocalRateLimiter, RateLimiter, Waits
 from reshard.pipeline.stores.scratch import ScratchSpace
 
@@ -109,15 +108,15 @@ class Context:
     def disk(self) -> ScratchSpace:
         return ScratchSpace(self.tmpdir, self.disk_limit)
 
-    def endpoint(self, place: Hub) -> str:
-        return (place.endpoint or self.credentials.default_endpoint).rstrip("/")
+    def endpoint(self, place: AnyPlace) -> str | None:
+        return place.on(self.credentials.default_endpoint)
 
     def api(self, place: Hub, use: Use) -> HubApi:
         """The Hub of ``place``, with the credential that it names, or the one for its namespace.
 
         Connections are shared. Raises EndpointNotAllowed, BadCredentials, CredentialUnknown, CredentialScope.
         """
-        endpoint = self.endpoint(place)
+        endpoint = place.on(self.credentials.default_endpoint)
         if self.endpoints is not None and endpoint not in self.endpoints:
             raise EndpointNotAllowed(endpoint=endpoint, allowed=", ".join(sorted(self.endpoints)) or "none")
         credential = self.credentials.find(endpoint, place.namespace, use, place.credential)
@@ -154,30 +153,14 @@ def open_source(
     ``revision_override`` is read instead of the place's own revision. ``chosen`` is the transport by which it was read
     when it was planned, which need not be found out again.
     """
-    if isinstance(place, Folder):
-        return FolderSource.open(place)
-    if isinstance(place, Bucket):
-        from reshard.pipeline.stores.bucket import BucketSource
-
-        return BucketSource.open(place, context.limiters(place.url))
-    if revision_override is not None:
-        place = place.model_copy(update={"revision": revision_override})
-    from reshard.pipeline.stores.hubs import hub_source
-
-    return hub_source(context.api(place, "read"), place, transport, chosen, context.memory_limit)
+    place = place if revision_override is None else place.at(revision_override)
+    source: Source = import_module(place.store).open_source(place, context, transport, chosen)
+    return source
 
 
-def open_target(place: Hub | Folder, options: Options, context: Context) -> Target:
-    """The target at ``place``; nothing is asked of it yet. Raises UsageError for what a folder has not."""
-    if isinstance(place, Folder):
-        if options.pr or options.branch:
-            raise UsageError(what=f"{place} is a folder, which has neither branches nor pull requests")
-        return FolderTarget(place)
-    if options.branch and place.revision and options.branch != place.revision:
-        raise UsageError(what=f"--branch {options.branch} and {place} name two branches")
-    ref = branch_of(place, options)
-    if options.pr and ref != DEFAULT_BRANCH:
-        raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
-    from reshard.pipeline.stores.hubs import hub_target
-
-    return hub_target(context.api(place, "write"), place, ref, options, context.memory_limit, context.disk)
+def open_target(place: AnyTarget, options: Options, context: Context) -> Target:
+    """The target at ``place``; nothing is asked of it yet. Raises UsageError for what it has not."""
+    if (options.pr or options.branch) and not place.branch:
+        raise UsageError(what=f"{place} is {place.noun}, which has neither branches nor pull requests")
+    target: Target = import_module(place.store).open_target(place, options, context)
+    return target

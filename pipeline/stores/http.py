@@ -16,7 +16,6 @@ from reshard.pipeline.errors import HubRefused, ReshardError, SourceChanged
 from reshard.pipeline.limits import BACKOFF_FIRST, CHUNK, RECEIVE, RENEWALS, STALL_BYTES, STALL_WINDOW
 from reshard.pipeline.places import Hub
 from reshard.pipeline.protocols import Visibility
-from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import is_url
 from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.refusal import Refusal
@@ -48,13 +47,12 @@ class HubSource:
     @classmethod
     def open(cls, api: HubApi, place: Hub) -> HubSource:
         """The repository, its revision pinned to the commit that it is now; raises the SourceError family."""
-        revision = place.revision or DEFAULT_BRANCH
         try:
-            info = api.info(place.repo, revision)
+            info = api.info(place.repo, place.branch)
             if info.visibility != "public":
                 api.check_readable(place.repo)
         except Refusal as refusal:
-            raise refusal.as_source(place.repo, revision) from refusal
+            raise refusal.as_source(place.repo, place.branch) from refusal
         return cls(api, place, info.sha, info.visibility)
 
     def files(self) -> Mapping[str, StoredFile]:

@@ -29,7 +29,7 @@ from reshard.pipeline.errors import (
     TokenMissing,
 )
 from reshard.pipeline.limits import DUPLICATE_BATCH, PREUPLOAD_BATCH, REGULAR_MAX, SAMPLE, SHARED_MAX
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import DEFAULT_BRANCH, Hub
 from reshard.pipeline.protocols import (
     Addition,
     AnswerLost,
@@ -44,7 +44,6 @@ from reshard.pipeline.protocols import (
     TargetState,
     Visibility,
 )
-from reshard.pipeline.request import DEFAULT_BRANCH
 from reshard.pipeline.stores.answers import Committed, RepoInfo
 from reshard.pipeline.stores.carry import read_whole, send_whole
 from reshard.pipeline.stores.commit_body import Body
@@ -315,14 +314,14 @@ class HubTarget:
 
     def _duplicate(self, files: Sequence[StoredFile], source: Source) -> list[StoredFile]:
         """Have the Hub copy objects on its own; returns those that it would not."""
-        if not isinstance(source.place, Hub) or source.pin.endpoint != self.api.endpoint:
+        if source.pin.endpoint != self.api.endpoint:
             return list(files)
         rest = [file for file in files if not file.xet]
         copyable = [file for file in files if file.xet]
         for first in range(0, len(copyable), DUPLICATE_BATCH):
             some = copyable[first : first + DUPLICATE_BATCH]
             try:
-                failed = self.api.duplicate(source.place.repo, self.place.repo, some)
+                failed = self.api.duplicate(source.pin.repo, self.place.repo, some)
             except Refusal:
                 # The token that writes the target may not see the source, or the two are stored in different regions.
                 return rest + copyable[first:]

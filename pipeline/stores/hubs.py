@@ -6,22 +6,21 @@ from typing import TypeVar
 
 from reshard.pipeline.errors import MemoryLimit, UsageError
 from reshard.pipeline.limits import MEMORY_FLOOR_XET
-from reshard.pipeline.places import Hub
+from reshard.pipeline.places import DEFAULT_BRANCH, Hub
 from reshard.pipeline.protocols import Source, Target
 from reshard.pipeline.request import Options, Transport
+from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.http import HubSource
-from reshard.pipeline.stores.hub_api import HubApi
 from reshard.pipeline.stores.hub_target import HubTarget, ObjectStore
 from reshard.pipeline.stores.lfs import LfsSink
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.pipeline.stores.scratch import ScratchSpace
 from reshard.pipeline.stores.xet import XetSink, XetSource, installed, read_token_route, write_token_route
 
 T = TypeVar("T")
 
 
-def hub_source(api: HubApi, place: Hub, transport: Transport, chosen: str, memory: int) -> Source:
-    """``open_source`` of a repository."""
+def open_source(place: Hub, context: Context, transport: Transport, chosen: str) -> Source:
+    api, memory = context.api(place, "read"), context.memory_limit
     source = HubSource.open(api, place)
     if "http" in (transport, chosen) or not _xet_here(memory, transport):
         return source
@@ -41,12 +40,17 @@ def hub_source(api: HubApi, place: Hub, transport: Transport, chosen: str, memor
     return _insist(source, transport, f"{api.endpoint} gives no Xet token for {place}")
 
 
-def hub_target(api: HubApi, place: Hub, ref: str, options: Options, memory: int, disk: ScratchSpace) -> Target:
-    """``open_target`` of a repository whose branch is ``ref``."""
+def open_target(place: Hub, options: Options, context: Context) -> Target:
+    if options.branch and place.revision and options.branch != place.revision:
+        raise UsageError(what=f"--branch {options.branch} and {place} name two branches")
+    ref = options.branch or place.branch
+    if options.pr and ref != DEFAULT_BRANCH:
+        raise UsageError(what=f"a pull request goes to {DEFAULT_BRANCH}, not to {ref}")
+    api, memory = context.api(place, "write"), context.memory_limit
     here = options.transport != "http" and _xet_here(memory, options.transport)
 
     def choose() -> ObjectStore:
-        lfs = LfsSink(api, place.repo, disk)
+        lfs = LfsSink(api, place.repo, context.disk)
         if not here:
             return lfs
         route = write_token_route(place.repo, ref, options.pr)

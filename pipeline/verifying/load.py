@@ -21,7 +21,6 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.copying.stream import Tick
 from reshard.pipeline.errors import DiskFull
 from reshard.pipeline.limits import LOAD_CPU, LOAD_TIME
-from reshard.pipeline.places import Folder
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.tensors import StoredFile
 from reshard.pipeline.verifying.child.server import Allowed
@@ -165,8 +164,8 @@ def _files(source: Source) -> list[StoredFile]:
 
 @contextmanager
 def _as_folder(source: Source, tick: Tick, tmpdir: Path | None) -> Iterator[Path]:
-    if isinstance(source.place, Folder) and Path(source.place.path).is_dir():
-        yield Path(source.place.path)
+    if (local := source.place.local) and local.is_dir():
+        yield local
         return
     wanted = _files(source)
     with tempfile.TemporaryDirectory(prefix="reshard-load-", dir=tmpdir) as scratch:

@@ -157,7 +157,7 @@ def _commit_findings(manifest: Manifest, sha256: str, described: Publication) ->
     pairs = {
         "root": (described.manifest, manifest.root),
         "source's endpoint": (described.endpoint, source.endpoint),
-        "source": (described.source if described.endpoint else None, source.repo),
+        "source": (described.pin.named, source.repo),
         "source's commit": (described.source_commit, source.commit),
         "plan": (described.plan, made.plan),
         "layout": (described.layout, made.layout),

@@ -233,7 +233,7 @@ def test_a_scale_behind_its_weight_takes_disk_and_one_before_it_only_its_own(tmp
     disks = {}
     for order in (scales_first, by_name):
         source = model_in(tmp_path / order.__name__, order)
-        disks[order] = needs(go(source, tmp_path / f"out-{order.__name__}", **WISHES).plan, False, {}).disk
+        disks[order] = needs(go(source, tmp_path / f"out-{order.__name__}", **WISHES).plan, {}).disk
         state = saving.stored(source)
     scales = {name: tensor.nbytes for name, tensor in state.items() if "scale" in name}
     largest = max(state[name.removesuffix("_scale_inv")].nbytes + size for name, size in scales.items())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reshard.pipeline.errors import BadPlace, BadSize
-from reshard.pipeline.places import NOWHERE, AnyPlace, Bucket, Folder, Hub, parse_place
+from reshard.pipeline.places import NOWHERE, PLACES, AnyPlace, AnyTarget, Bucket, Folder, Hub, parse_place
 from reshard.pipeline.request import Request, parse_size
 
 
@@ -41,6 +43,13 @@ def test_a_place_is_what_it_looks_like(text: str, place: AnyPlace) -> None:
     assert Request.model_validate_json(Request(source=place, target=NOWHERE).stored()).source == place
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_each_place_names_the_module_of_its_store(place: type[AnyPlace]) -> None:
+    store = import_module(place.store)
+    assert callable(store.open_source)
+    assert hasattr(store, "open_target") == (place in get_args(AnyTarget))
+
+
 def test_an_object_store_is_no_target() -> None:
     with pytest.raises(BadPlace, match="read and not written to"):
         Request.of("a/b", "s3://bucket/x")
@@ -63,7 +72,7 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "./a\0/../b", "s3://", "s3://b", "s3://Bucket/x", "s3:///x", "s3://bucket/a//b", "s3://bucket/../other/x",
      "s3://bucket/a/.", "s3://bucket/a?versionId=1", "s3://bucket/a?X-Amz-Signature=secret",
      "https://bucket.example/a/b/c?sig=secret", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
-     "hf://user:secret@huggingface.co/a/b", "hf://secret@huggingface.co/a/b",
+     "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://secret@huggingface.co/a/b",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:

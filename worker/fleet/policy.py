@@ -21,7 +21,7 @@ from reshard.pipeline.errors import (
     TokenMissing,
 )
 from reshard.pipeline.errors.base import GO_ON
-from reshard.pipeline.places import Bucket, Folder, Hub, check_repo, resolved
+from reshard.pipeline.places import Hub, check_repo, repository, resolved
 from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Request
 from reshard.pipeline.stores.connect import Context
@@ -42,20 +42,20 @@ def check(request: Request, settings: Settings, own: Callable[[Hub], Iterable[st
     """
     sources = [place for place in (request.source, request.options.config_from) if place is not None]
     for place in (*sources, request.target):
-        if isinstance(place, Hub):
-            check_repo(place.repo)
-            _check_endpoint(place, settings)
+        if place.local:
+            _check_folder(str(place), settings.allowed_folders)
+        elif place.branch:
+            check_repo(str(place.at(None)))
+            _check_endpoint(place.on(""), settings)
     for place in sources:
-        if isinstance(place, Folder):
-            _check_folder(place, settings.allowed_folders)
-        elif isinstance(place, Bucket):
-            _check_bucket(place, settings.allowed_sources or ())
-        elif settings.allowed_sources is not None and not _matches(place.repo, settings.allowed_sources):
-            raise SourceNotAllowed(repo=place.repo, allowed=_said(settings.allowed_sources))
-    target = request.target
-    if isinstance(target, Folder):
-        _check_folder(target, settings.allowed_folders)
+        name, allowed = str(place.at(None)), settings.allowed_sources
+        if place.local is None and not place.branch:
+            _check_url(name, allowed or ())
+        elif place.branch and allowed is not None and not _matches(name, allowed):
+            raise SourceNotAllowed(repo=name, allowed=_said(allowed))
+    if request.target.local:
         return
+    target = repository(request.target)
     allowed = settings.allowed_targets if settings.allowed_targets is not None else tuple(own(target))
     if not _matches(target.repo, allowed):
         raise TargetNotAllowed(repo=target.repo, namespace=target.namespace, allowed=_said(allowed))
@@ -78,29 +78,29 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
     return credentials.endpoints
 
 
-def _check_endpoint(place: Hub, settings: Settings) -> None:
+def _check_endpoint(endpoint: str | None, settings: Settings) -> None:
     """Only by the list: without one, the worker's own environment decides, which who submits need not share."""
-    if settings.allowed_endpoints is None or not place.endpoint:
+    if settings.allowed_endpoints is None or not endpoint:
         return
-    if place.endpoint.rstrip("/") not in {endpoint.rstrip("/") for endpoint in settings.allowed_endpoints}:
-        raise EndpointNotAllowed(endpoint=place.endpoint, allowed=_said(settings.allowed_endpoints))
+    if endpoint not in {allowed.rstrip("/") for allowed in settings.allowed_endpoints}:
+        raise EndpointNotAllowed(endpoint=endpoint, allowed=_said(settings.allowed_endpoints))
 
 
-def _check_folder(place: Folder, allowed: Sequence[Path]) -> None:
+def _check_folder(path: str, allowed: Sequence[Path]) -> None:
     """Links are followed first, so that one inside an allowed folder leads nowhere else."""
     try:
-        real: Path | None = resolved(place.path)
+        real: Path | None = resolved(path)
     except BadPlace:  # no folder that is allowed has such a name
         real = None
     if real is None or not any(real.is_relative_to(folder.resolve()) for folder in allowed):
-        raise FolderNotAllowed(path=place.path, allowed=_said([str(folder) for folder in allowed]))
+        raise FolderNotAllowed(path=path, allowed=_said([str(folder) for folder in allowed]))
 
 
-def _check_bucket(place: Bucket, allowed: Sequence[str]) -> None:
+def _check_url(url: str, allowed: Sequence[str]) -> None:
     """The credentials are the worker's own, so it reads of object stores only what a pattern with `://` names."""
     patterns = [pattern.rstrip("/") for pattern in allowed if "://" in pattern]
-    if not any(fnmatchcase(place.url, glob) for pattern in patterns for glob in (pattern, f"{pattern}/*")):
-        raise SourceNotAllowed(repo=place.url, allowed=_said(patterns))
+    if not any(fnmatchcase(url, glob) for pattern in patterns for glob in (pattern, f"{pattern}/*")):
+        raise SourceNotAllowed(repo=url, allowed=_said(patterns))
 
 
 def _matches(repo: str, patterns: Iterable[str]) -> bool:

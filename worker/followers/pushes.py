@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple, cast
 
 from reshard.pipeline.catalogs.definition import Catalog, CatalogEntry, named, parse, request_for
 from reshard.pipeline.errors import BadPlace, ReshardError, TargetBusy, TooManyQueued
-from reshard.pipeline.places import Hub, Place, Strict
-from reshard.pipeline.request import DEFAULT_BRANCH, Request
+from reshard.pipeline.request import Request
+from reshard.pipeline.validation import Strict
 from reshard.worker.followers.catalogs import Catalogs, key
 from reshard.worker.followers.contained import Contained
 from reshard.worker.followers.records import Definition, Entry
@@ -88,7 +88,8 @@ class Pushes:
         """
         found, scheduled = dict[str, Watch](), self._schedules.all()
         for watch in (*_scheduled(scheduled), *self._in_catalogs(repo, scheduled)):
-            if _reads(watch.request.source, repo, revisions):
+            source = watch.request.source
+            if str(source.at(None)).lower() == repo.lower() and source.branch in revisions:  # as the Hub compares names
                 found.setdefault(watch.what, watch)
         return list(found.values())
 
@@ -141,8 +142,7 @@ class Pushes:
     def _reads_still(self, watch: Watch) -> bool:
         """Whether it was neither paused, stopped, cancelled nor removed since."""
         source = watch.request.source
-        assert isinstance(source, Hub), "only repositories are pushed to"
-        return watch.what in {one.what for one in self.watches(source.repo, {source.revision or DEFAULT_BRANCH})}
+        return watch.what in {one.what for one in self.watches(str(source.at(None)), {source.branch})}
 
     def _submit(self, watch: Watch) -> Carried:
         slot = submission(watch.request)[2]
@@ -211,13 +211,6 @@ class Pushes:
                 with self._contained(name):
                     if (request := Entry.model_validate_json(text).request) is not None:
                         yield Watch(catalog=name, request=request)
-
-
-def _reads(source: Place, repo: str, revisions: Collection[str]) -> bool:
-    """As the Hub compares names, without their case."""
-    if not isinstance(source, Hub) or source.repo.lower() != repo.lower():
-        return False
-    return (source.revision or DEFAULT_BRANCH) in revisions
 
 
 def _scheduled(seen: Sequence[ScheduleStatus]) -> Iterator[Watch]:

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from reshard.pipeline.errors import BadPlace, RequestTooLarge, ReshardError, TargetsCollide
 from reshard.pipeline.limits import ASKED_BY_MAX, CATALOG_MAX
-from reshard.pipeline.places import Hub, Strict
 from reshard.pipeline.request import Request, key_of
+from reshard.pipeline.validation import Strict
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 
@@ -194,7 +194,7 @@ def kept(entry: Entry, job: Job) -> tuple[str, str]:
 
 def _default_branch(request: Request) -> bool:
     """Whether the target's listed commit is the one that it would be published on."""
-    return isinstance(request.target, Hub) and not (request.options.pr or request.options.branch)
+    return not (request.options.pr or request.options.branch)
 
 
 def after(definition: Definition, state: State, todo: int, active: int, failures: int, read: int) -> tuple[State, str]:

@@ -24,9 +24,8 @@ from typing import Any, Literal, cast
 from pydantic import Field, ValidationError
 
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable, UsageError
-from reshard.pipeline.places import Strict
 from reshard.pipeline.request import Request
-from reshard.pipeline.validation import first_problem
+from reshard.pipeline.validation import Strict, first_problem
 from reshard.worker.cron import next_after
 from reshard.worker.followers import catalogs
 from reshard.worker.followers.contained import Contained

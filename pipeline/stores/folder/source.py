@@ -121,7 +121,7 @@ class FolderSource:
         self, place: Folder, listing: Mapping[str, FileStat], commit: str, sha256: Mapping[str, str] | None = None
     ) -> None:
         self.place = place
-        self.folder = folder_of(place)
+        self.folder = place.local.parent if place.local.is_file() else place.local  # a weight file stands for one
         self.pin = Pin(None, place.path, commit)
         self._listing = listing
         known = sha256 or {}
@@ -193,12 +193,6 @@ class FolderSource:
 
     def _changed(self, what: str) -> SourceChanged:
         return SourceChanged(place=self.place.path, what=what)
-
-
-def folder_of(place: Folder) -> Path:
-    """Where the files of ``place`` lie: in it, or beside a weight file that stands for a folder."""
-    path = Path(place.path)
-    return path.parent if path.is_file() else path
 
 
 def _require_folder(root: Path) -> None:

@@ -36,7 +36,7 @@ def drafted(source: str | Path, target: str | Path, **options: Any) -> tuple[Pla
     there = open_target(request.target, chosen, context)
     made = draft(request, open_source(request.source, context, transport=chosen.transport), there)
     before = there.at(made.base).files() if made.base else {}
-    return made, needs(made, request.target.kind == "hub", before)
+    return made, needs(made, before)
 
 
 def model(folder: Path, files: int, layers: int) -> Path:
@@ -89,7 +89,7 @@ def test_over_lfs_it_lies_there_beside_the_shard_that_it_is_for(tmp_path: Path) 
     torch.save({"w": torch.zeros(300, 200).t(), "v": torch.zeros(5)}, tmp_path / "model" / "pytorch_model.bin")
     made, _ = drafted(tmp_path / "model", tmp_path / "out")
     over_lfs, (shard,) = made.transports._replace(target="lfs"), made.shards
-    assert needs(replace(made, transports=over_lfs), True, {}).least_disk == shard.size + 300 * 200 * 4
+    assert needs(replace(made, transports=over_lfs), {}).least_disk == shard.size + 300 * 200 * 4
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def test_a_folder_is_its_objects_and_not_those_of_a_longer_name(bucket: S3, cont
     source = opened(url + "/", context)
     assert {path: file.size for path, file in source.files().items()} == {"a.bin": 1, "b/c.bin": 2, "d%41+ é.bin": 1}
     assert read(source, "d%41+ é.bin") == b"4"
-    assert (str(source.place), source.pin.endpoint, source.pin.is_folder, source.visibility) == (
-        url, None, False, "private"
+    assert (str(source.place), source.pin.endpoint, source.place.local, source.visibility) == (
+        url, None, None, "private"
     )  # fmt: skip
     whole = opened(bucket.url, context)
     assert "run/b/c.bin" in whole.files() and "run-2/other.bin" in whole.files()
