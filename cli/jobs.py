@@ -52,7 +52,8 @@ def submit(
         job, state = facts["id"], "already has this request" if facts["existed"] else "is queued"
         hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
         text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
-        if folders := _folders(request):
+        places = (request.source, request.options.config_from, request.target)
+        if folders := " and ".join(str(place) for place in places if place and place.local):
             where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
             output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
         if facts["waits"]:
@@ -62,12 +63,6 @@ def submit(
             from reshard.cli.watch import follow  # which a client that only submits need not wait for
 
             follow(queue, job, output, verbose)
-
-
-def _folders(request: Request) -> str:
-    """The folders that a job reads or writes."""
-    places = (request.source, request.options.config_from, request.target)
-    return " and ".join(str(place) for place in places if place and place.local)
 
 
 @takes(output=read_output)

@@ -84,9 +84,8 @@ def into(request: Request) -> str:
 
 def undoable(request: Request) -> str | None:
     """The target as `reshard rollback` takes it; None for a pull request, which changes nothing by itself."""
-    if request.options.pr:
-        return None
-    return str(request.target.at(request.options.branch or request.target.branch))
+    target, options = request.target, request.options
+    return None if options.pr else str(target.at(options.branch or target.branch))
 
 
 def failure_facts(seen: CatalogStatus) -> dict[str, list[dict[str, Any]]]:

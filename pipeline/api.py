@@ -14,7 +14,7 @@ from reshard.pipeline.checkpoint.formats.safetensors import SUFFIX
 from reshard.pipeline.errors import NoTarget
 from reshard.pipeline.places import NOWHERE, AnyPlace, AnyTarget, parse_place
 from reshard.pipeline.planning.model import MANIFEST, Plan
-from reshard.pipeline.protocols import Source, Target
+from reshard.pipeline.protocols import Source
 from reshard.pipeline.request import Options, Request
 from reshard.pipeline.reshard import Report, Watcher, draft, source_of
 from reshard.pipeline.reshard import run as carry_out
@@ -102,7 +102,9 @@ def verify(
     place = parse_place(output)
     other, lender = (None if given is None else parse_place(given) for given in (against, config_from))
     ours = open_source(place, context)
-    target = _published_to(place, ours, context)
+    # What has no manifest, or no history, has no commit that brought one: object stores, and weight files.
+    may = place.local.is_dir() if place.local else MANIFEST in ours.files()
+    target = open_target(place, Options(), context) if may and isinstance(place, AnyTarget) else None
     described = described_by(target, ours.pin.commit) if target else None
     theirs = open_source(other, context) if other else None
     if theirs and lender:
@@ -123,12 +125,6 @@ def verify(
             tmpdir=context.tmpdir,
         )
     return Verification(ours.place, ours.pin, theirs.pin if theirs else None, (*checks, *loaded))
-
-
-def _published_to(place: AnyPlace, output: Source, context: Context) -> Target | None:
-    """What has the commit that brought the manifest; what has no manifest, or no history, is not asked."""
-    there = place.local.is_dir() if place.local else MANIFEST in output.files()  # no folder: a weight file
-    return open_target(place, Options(), context) if there and isinstance(place, AnyTarget) else None
 
 
 def _counter(progress: Progress, sides: list[Source]) -> Callable[[int], None]:

@@ -36,10 +36,9 @@ def journal_key(plan: Plan, local: Path | None, target: str) -> str:
     try:
         # A weight file or an archive is one file, whatever is read from it.
         paths = [local / file.path for file in plan.files] if local and local.is_dir() else filter(None, [local])
-        stats = [path.stat() for path in paths]
+        marks = [[(stat := path.stat()).st_ino, stat.st_ctime_ns] for path in paths]
     except OSError as error:
         raise SourceChanged(place=plan.pin.repo, what=str(error)) from error
-    marks = [[stat.st_ino, stat.st_ctime_ns] for stat in stats]
     return key_of([version("reshard"), LAYOUT, plan.digest, target, plan.transports, marks])
 
 

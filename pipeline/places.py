@@ -174,7 +174,6 @@ class Hub(_Place):
         return (self.endpoint or default_endpoint).rstrip("/")
 
     def slot(self, default_endpoint: str, branch: str | None) -> str:
-        """A branch, the repository's name without its case."""
         return f"{self.on(default_endpoint)}/{self.repo.lower()}@{branch or self.branch}"
 
     def page(self, default_endpoint: str, ref: str) -> str:
@@ -189,7 +188,7 @@ class Hub(_Place):
 
 # Container names of Azure, bucket names of S3 and of Google, which allows the most.
 _BUCKET = r"(?:s3|gs|az)://[a-z0-9](?:[a-z0-9._-]{1,220})[a-z0-9]"
-_PART = r"(?!\.{1,2}(?:/|$))[^/?#\\\x00-\x1f]+"
+_BUCKET_FOLDER = rf"{_BUCKET}(?:/(?!\.{{1,2}}(?:/|$))[^/?#\\\x00-\x1f]+)*"
 
 
 def check_bucket(url: str) -> str:
@@ -197,12 +196,10 @@ def check_bucket(url: str) -> str:
     url = url.rstrip("/")
     if len(url) > URL_MAX:
         raise ValueError(f"a folder of an object store has at most {URL_MAX} characters")
-    if not re.fullmatch(rf"{_BUCKET}(?:/.+)?", url):
+    if not re.fullmatch(_BUCKET_FOLDER, url):
         raise ValueError(
-            "a folder of an object store is s3://bucket/folder, gs://bucket/folder or az://container/folder"
+            "give s3://bucket/folder, gs:// or az://, without empty parts, dots alone, ?, # or backslashes"
         )
-    if any(part in {"", ".", ".."} for part in url.split("/")[3:]) or set(url) & set("?#\\\n\r\0"):
-        raise ValueError("a folder of an object store has no empty parts, dots alone, ?, # or backslashes in its name")
     return url
 
 
@@ -212,7 +209,7 @@ class Bucket(_Place):
     store = "reshard.pipeline.stores.bucket"
     noun = "an object store"
     example = "s3://, gs://, az://"
-    form = rf"{_BUCKET}(?:/{_PART})*"
+    form = _BUCKET_FOLDER
     kind: Literal["bucket"] = "bucket"
     url: Annotated[str, AfterValidator(check_bucket), WithJsonSchema(_text(form, URL_MAX))]
 
@@ -267,17 +264,13 @@ def _typed_target(value: object) -> object:
 
 
 _Object = Annotated[AnyPlace, Field(discriminator="kind")]
-_TargetObject = Annotated[AnyTarget, Field(discriminator="kind")]
+_Target = Annotated[AnyTarget, Field(discriminator="kind")]
 # A place as it is typed, as far as it means the same everywhere: a service takes no folder relative to its own.
 _Typed = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in PLACES), URL_MAX))]
 _TypedTarget = Annotated[str, WithJsonSchema(_text("|".join(place.form for place in get_args(AnyTarget)), URL_MAX))]
 Place = Annotated[_Object, BeforeValidator(_typed, json_schema_input_type=_Object | _Typed)]
-TargetPlace = Annotated[
-    _TargetObject, BeforeValidator(_typed_target, json_schema_input_type=_TargetObject | _TypedTarget)
-]
+TargetPlace = Annotated[_Target, BeforeValidator(_typed_target, json_schema_input_type=_Target | _TypedTarget)]
 NOWHERE = Folder(path="/nonexistent/reshard")  # the target of a plan without one: nothing is there
-
-
 MODELS_ONLY = "only models have weights to reshard: give a model's repository, user/repo"
 
 
@@ -307,10 +300,10 @@ def parse_place(value: str | os.PathLike[str] | AnyPlace) -> AnyPlace:
         raise BadPlace(value=_shown(text), why=str(error)) from None
 
 
-def repository(place: AnyPlace, why: str = "only a repository is possible here") -> Hub:
-    """``place`` as what is a Hub's alone asks for: catalogs, webhooks, namespaces; raises ValueError that says why."""
+def repository(place: AnyPlace, typed: str = "") -> Hub:
+    """``place`` for catalogs, webhooks and namespaces, which are a Hub's alone; raises ValueError."""
     if not isinstance(place, Hub):
-        raise ValueError(why)
+        raise ValueError(f"{shortened(typed or str(place))} is {place.noun}; only repositories are possible: user/repo")
     return place
 
 
@@ -341,8 +334,7 @@ def _from_url(url: str) -> tuple[str, str | None, str | None]:
     if parts.scheme not in {"http", "https", "hf"}:
         raise ValueError("only http, https, hf, s3, gs and az URLs are known")
     if parts.scheme == "hf":
-        repo, _, at = url.removeprefix("hf://").partition("@")
-        return repo, at or None, None
+        return _from_name(url.removeprefix("hf://"))
     segments = [unquote(s) for s in parts.path.split("/") if s]
     if segments and segments[0] in {"datasets", "spaces"}:
         raise BadPlace(value=_shown(url), why="this is not a model repository", cure=MODELS_ONLY)

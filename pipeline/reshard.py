@@ -85,7 +85,7 @@ def source_of(request: Request, context: Context, plan: Plan | None = None) -> S
 
 
 def _open(place: AnyPlace, context: Context, request: Request, pin: Pin | None, chosen: str = "") -> Source:
-    if pin is not None and (now := context.endpoint(place)) != pin.endpoint:
+    if pin is not None and (now := place.on(context.credentials.default_endpoint)) != pin.endpoint:
         raise SourceChanged(place=str(place), what=f"it was planned on {pin.endpoint}, and HF_ENDPOINT is {now} here")
     try:
         source = open_source(place, context, pin.commit if pin else None, request.options.transport, chosen)

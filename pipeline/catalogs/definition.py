@@ -263,8 +263,7 @@ def merged(defaults: Cut, entry: CatalogEntry) -> Cut:
 
 
 def _hub(value: str) -> Hub:
-    place = parse_place(value)
-    return repository(place, f"{shortened(value)} is {place.noun}; a catalog names repositories: user/repo")
+    return repository(parse_place(value), value)
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

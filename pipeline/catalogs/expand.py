@@ -140,7 +140,7 @@ def stands(wanted: Wanted, context: Context) -> bool:
             raise
         return False  # a job will say what is wrong with this one, or find nothing wrong where it is carried out
     ours = publication.read(commit) if commit is not None and commit.id == head.sha else None
-    pin = Pin(context.endpoint(request.source), str(request.source.at(None)), source.sha)
+    pin = Pin(request.source.on(context.credentials.default_endpoint), str(request.source.at(None)), source.sha)
     return ours is not None and ours.request == request_key(request, pin, None, publication.address(target))
 
 

@@ -39,7 +39,6 @@ class Publication:
 
     @property
     def pin(self) -> Pin:
-        """Its source."""
         return Pin(self.endpoint, self.source, self.source_commit)
 
     def is_later(self, submitted: int | None, now: float) -> bool:

@@ -44,21 +44,18 @@ def _undo(target: Target, commit: str, head: str, token: str) -> Change | str:
         raise NothingToRollBack(commit=said, why="reshard did not make it")
     past = _past(target, before[0].id) if before else None
     if past is None:
-        kept = {"cure": "a folder keeps only what a run took of others, until the next run into it"}
-        why = "it keeps nothing of what was before"
-        raise NothingToRollBack(commit=said, why=why, **({} if target.branch else kept))
+        cure = "a folder keeps only what a run took of others, until the next run into it"
+        why, kept = "it keeps nothing of what was before", {} if target.branch else {"cure": cure}
+        raise NothingToRollBack(commit=said, why=why, **kept)
     present, now = target.at(commit), target.at(head)
     touched = {*past.files(), *present.files()} - {*published.kept}
     changed = [path for path in touched if differ(past.files().get(path), present.files().get(path))]
     if theirs := sorted(path for path in changed if differ(present.files().get(path), now.files().get(path))):
         raise ChangedSince(commit=commit, target=str(target.place), paths=first(theirs))
     restored = [past.files()[path] for path in sorted(changed) if path in past.files()]
-    if target.branch:
-        additions = tuple(_restored(past, file) for file in restored)
-    else:
-        additions = tuple(target.carry(restored, past, token))
+    added = [_restored(past, file) for file in restored] if target.branch else target.carry(restored, past, token)
     deletes = tuple(path for path in sorted(changed) if path not in past.files())
-    return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), additions, deletes)
+    return Change(f"Roll back {commit[:12]}", publication.undo_message(commit), tuple(added), deletes)
 
 
 def _past(target: Target, commit: str) -> Source | None:

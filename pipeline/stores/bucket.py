@@ -26,8 +26,8 @@ from reshard.pipeline.errors import (
 )
 from reshard.pipeline.limits import ATTEMPTS, CHUNK, CONNECT_TIMEOUT, FIRST_ATTEMPTS, LISTED_MAX, READ_TIMEOUT
 from reshard.pipeline.places import Bucket
-from reshard.pipeline.protocols import Source, Visibility
-from reshard.pipeline.request import Transport, key_of
+from reshard.pipeline.protocols import Visibility
+from reshard.pipeline.request import key_of
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.pace import RateLimiter
 from reshard.pipeline.stores.retry import TRANSIENT_STATUS, Retry
@@ -52,7 +52,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")  # the store's own word for it, in the XML that it answers with
 
 
-def open_source(place: Bucket, context: Context, transport: Transport, chosen: str) -> Source:
+def open_source(place: Bucket, context: Context, *_: object) -> BucketSource:
     return BucketSource.open(place, context.limiters(place.url))
 
 

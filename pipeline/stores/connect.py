@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -108,9 +108,6 @@ class Context:
     def disk(self) -> ScratchSpace:
         return ScratchSpace(self.tmpdir, self.disk_limit)
 
-    def endpoint(self, place: AnyPlace) -> str | None:
-        return place.on(self.credentials.default_endpoint)
-
     def api(self, place: Hub, use: Use) -> HubApi:
         """The Hub of ``place``, with the credential that it names, or the one for its namespace.
 
@@ -154,13 +151,11 @@ def open_source(
     when it was planned, which need not be found out again.
     """
     place = place if revision_override is None else place.at(revision_override)
-    source: Source = import_module(place.store).open_source(place, context, transport, chosen)
-    return source
+    return cast("Source", import_module(place.store).open_source(place, context, transport, chosen))
 
 
 def open_target(place: AnyTarget, options: Options, context: Context) -> Target:
     """The target at ``place``; nothing is asked of it yet. Raises UsageError for what it has not."""
     if (options.pr or options.branch) and not place.branch:
         raise UsageError(what=f"{place} is {place.noun}, which has neither branches nor pull requests")
-    target: Target = import_module(place.store).open_target(place, options, context)
-    return target
+    return cast("Target", import_module(place.store).open_target(place, options, context))

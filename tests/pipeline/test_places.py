@@ -72,7 +72,7 @@ def test_an_object_in_place_of_a_place_is_held_to_the_same(url: str) -> None:
      "./a\0/../b", "s3://", "s3://b", "s3://Bucket/x", "s3:///x", "s3://bucket/a//b", "s3://bucket/../other/x",
      "s3://bucket/a/.", "s3://bucket/a?versionId=1", "s3://bucket/a?X-Amz-Signature=secret",
      "https://bucket.example/a/b/c?sig=secret", "s3://bucket/a#b", "s3://key:secret@bucket/a", "s3://bucket:80/a",
-     "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://secret@huggingface.co/a/b",
+     "hf://user:secret@huggingface.co/a/b", "https://[::1/a/b", "hf://user/repo@", "s3://bucket/a\tb", "hf://secret@huggingface.co/a/b",
      "s3a://bucket/x", "abfs://container/x", "file:///x"],
 )  # fmt: skip
 def test_what_names_no_place_is_refused(text: str) -> None:

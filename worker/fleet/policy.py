@@ -80,10 +80,9 @@ def endpoints(settings: Settings, credentials: Credentials) -> frozenset[str]:
 
 def _check_endpoint(endpoint: str | None, settings: Settings) -> None:
     """Only by the list: without one, the worker's own environment decides, which who submits need not share."""
-    if settings.allowed_endpoints is None or not endpoint:
-        return
-    if endpoint not in {allowed.rstrip("/") for allowed in settings.allowed_endpoints}:
-        raise EndpointNotAllowed(endpoint=endpoint, allowed=_said(settings.allowed_endpoints))
+    allowed = settings.allowed_endpoints
+    if endpoint and allowed is not None and endpoint not in {one.rstrip("/") for one in allowed}:
+        raise EndpointNotAllowed(endpoint=endpoint, allowed=_said(allowed))
 
 
 def _check_folder(path: str, allowed: Sequence[Path]) -> None:

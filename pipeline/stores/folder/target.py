@@ -21,12 +21,9 @@ from reshard.pipeline.protocols import (
     HistoryRewritten,
     Leave,
     Source,
-    Target,
     TargetState,
 )
-from reshard.pipeline.request import Options, Transport
 from reshard.pipeline.stores.carry import send_whole
-from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.folder.disk import disk_errors, remove_if_empty, sync_folder, write_file
 from reshard.pipeline.stores.folder.marks import mark
 from reshard.pipeline.stores.folder.record import RECORD, LastPublication, Record, RecordedPublication
@@ -40,11 +37,11 @@ BELOW = "choose a folder inside it"
 OURS = "reshard"  # the author of what this machine published
 
 
-def open_source(place: Folder, context: Context, transport: Transport, chosen: str) -> Source:
+def open_source(place: Folder, *_: object) -> FolderSource:
     return FolderSource.open(place)
 
 
-def open_target(place: Folder, options: Options, context: Context) -> Target:
+def open_target(place: Folder, *_: object) -> FolderTarget:
     return FolderTarget(place)
 
 
