@@ -278,7 +278,7 @@ def parse_target(value: str | os.PathLike[str] | AnyPlace) -> AnyTarget:
     """The place that ``value`` names, to be written to; raises BadPlace, also for one that is only read."""
     place = parse_place(value)
     if not isinstance(place, AnyTarget):
-        cure = f"publish to user/repo, or into ./folder and copy that with the tools of {place.noun}"
+        cure = "publish to user/repo, or into ./folder and copy that with tools of your own"
         raise BadPlace(value=str(value), why=f"{place.noun} is read and not written to", cure=cure)
     return place
 
