@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from docs.answers import ANSWERS, check_document
 from reshard.worker import broker
 from reshard.worker.settings import Settings
 from tests.support.procs import free_port
+from tests.support.warm import COMMAND, Warm
 
 WHEN = r"[A-Z][a-z]{2} \d\d \d\d:\d\d"  # a time as tables have it
 TIMEOUT = 120.0  # seconds; the slowest of these commands loads torch in a child
@@ -41,7 +43,10 @@ class Done:
 Run = Callable[..., Done]
 
 
-COMMAND = Path(sys.executable).parent / "reshard"
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with closing(Warm(tmp_path_factory.mktemp("warm"))) as one:
+        yield one
 
 
 @pytest.fixture
@@ -53,18 +58,23 @@ def clean(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def reshard(tmp_path: Path, clean: dict[str, str]) -> Run:
+def reshard(tmp_path: Path, clean: dict[str, str], warm: Warm) -> Run:
     """``reshard("plan", ...)`` runs the installed command."""
 
     def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Done:
-        command = [COMMAND, *map(str, arguments)]
-        done = subprocess.run(
-            command, env=clean | dict(env or {}), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
-        )
-        words = [*map(str, arguments[:2]), ""][:2]
-        return Done(
-            done.returncode, done.stdout, done.stderr, " ".join(words if " ".join(words) in ANSWERS else words[:1])
-        )
+        typed, wanted = [*map(str, arguments)], clean | dict(env or {})
+        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            if warm.takes(wanted):
+                code = warm.run(typed, wanted, tmp_path, out, err, TIMEOUT)
+            else:
+                command = [COMMAND, *typed]
+                code = subprocess.run(
+                    command, env=wanted, cwd=tmp_path, stdout=out, stderr=err, timeout=TIMEOUT
+                ).returncode
+            out.seek(0), err.seek(0)
+            words = [*typed[:2], ""][:2]
+            known = " ".join(words if " ".join(words) in ANSWERS else words[:1])
+            return Done(code, out.read(), err.read(), known)
 
     return run
 

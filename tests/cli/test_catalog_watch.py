@@ -18,7 +18,8 @@ from reshard.client.queue import Queue as Opened
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.leases import Leases
-from tests.cli.conftest import COMMAND, Done, Run
+from tests.cli.conftest import Done, Run
+from tests.support.warm import COMMAND
 from tests.worker.conftest import broker, leases, store, wakes
 from tests.worker.test_catalogs import begin, definition, fail, finish, jobs
 

@@ -13,7 +13,8 @@ from typer import BadParameter
 
 from reshard.cli.errors import INTERRUPTED, guarded
 from reshard.pipeline.errors import BadSize, ReshardError, SourceNotFound, by_code
-from tests.cli.conftest import COMMAND, Run
+from tests.cli.conftest import Run
+from tests.support.warm import COMMAND
 
 
 def raises(error: BaseException) -> object:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND
 from tests.support.procs import Proc, wait_for
+from tests.support.warm import COMMAND
 
 NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--pid", "--fork", "--kill-child"]
 ENDED = 128 + signal.SIGTERM  # as shells count it

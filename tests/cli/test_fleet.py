@@ -12,7 +12,8 @@ from reshard.worker.fleet.fleet import Fleet
 from reshard.worker.fleet.heartbeat import announce
 from reshard.worker.queue.jobs import JobStore, Process
 from reshard.worker.queue.leases import Leases
-from tests.cli.conftest import COMMAND, WHEN, Done, Queue
+from tests.cli.conftest import WHEN, Done, Queue
+from tests.support.warm import COMMAND
 from tests.worker.conftest import Wakes, ask
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from reshard.pipeline.limits import SETTLE
-from tests.cli.conftest import COMMAND, Run
+from tests.cli.conftest import Run
 from tests.support.giants import Spec, save_sparse
 from tests.support.hub.admin import HubAdmin
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.models import arrays, numbered, save_sharded
 from tests.support.procs import wait_for
+from tests.support.warm import COMMAND
 
 __all__ = ["hub", "hub_process", "namespace"]
 

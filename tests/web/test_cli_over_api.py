@@ -19,14 +19,15 @@ from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.web.auth import Scope, add_token
 from reshard.worker.queue.jobs import JobStore
-from tests.cli.conftest import COMMAND, Run, clean, model, reshard
+from tests.cli.conftest import Run, clean, model, reshard, warm
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, free_port
+from tests.support.warm import COMMAND
 from tests.test_architecture import HEAVY, breaks, loaded_by
 from tests.web.conftest import Site, start
 from tests.worker.conftest import another, copying, plan
 
-__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard"]
+__all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard", "warm"]
 
 SUBMIT = ("submit", "a/model", "--to", "b/model")
 ASKED = [("list",), ("status",), ("status", "abcd"), ("watch", "abcd"), ("cancel", "abcd"), ("retry", "abcd"), SUBMIT]
