@@ -5,10 +5,8 @@ A request's options are the fields of ``Options``: their names, choices, default
 
 from __future__ import annotations
 
-import getpass
 import inspect
 import re
-import socket
 from collections.abc import Callable, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -20,6 +18,7 @@ from typer import Argument, Option, Typer
 from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
+from reshard.client.connect import asked_by
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
@@ -201,11 +200,6 @@ def _by(option: str, credential: str | None, place: P) -> P:
         return place.model_copy(update={"credential": check_credential(credential)})
     except ValueError as error:
         raise UsageError(what=f"{option}: {error}") from None
-
-
-def asked_by() -> str:
-    """Who types here, for the record."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def read_plan(**typed: Any) -> Request:

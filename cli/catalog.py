@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, asked_by, commands, read_limits, value
+from reshard.cli.arguments import argument, commands, read_limits, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.job_text import moved
 from reshard.cli.output import Output, count, dated, finds_none, first, human_bytes, lasted, lines, succeeded, when
-from reshard.cli.queue import warn
-from reshard.client.facts import failure_facts
-from reshard.client.queue import Queue, open_queue
+from reshard.client.connect import connect
+from reshard.client.operations import catalogs as operations
+from reshard.client.operations.catalogs import Submission
+from reshard.client.operations.table import Session, read
+from reshard.client.queue import open_queue
 from reshard.pipeline.errors import (
     CatalogFailed,
     CatalogState,
@@ -27,15 +29,17 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.places import repository
+from reshard.worker.followers.records import IN_FILE
 
 if TYPE_CHECKING:
+    from reshard.client.models.catalogs import Catalog as Seen
     from reshard.pipeline.catalogs.definition import Catalog
     from reshard.pipeline.catalogs.expand import Wanted
-    from reshard.worker.followers.records import CatalogStatus as Seen
-    from reshard.worker.followers.records import Definition, Standing
+    from reshard.worker.followers.records import Standing
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
+RESUMED = frozenset({"paused", "stopped"})  # states that `resume` leads out of
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
 File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
@@ -59,12 +63,10 @@ def read_catalog(file: Path) -> tuple[str, Catalog]:
     return text, parse(text, str(file))
 
 
-def read_definition(file: Path, limits: Mapping[str, int]) -> Definition:
-    """The file as it is submitted; raises UsageError, BadCatalog."""
-    from reshard.worker.followers.records import Definition
-
+def read_submission(file: Path, limits: Mapping[str, int]) -> tuple[str, Submission]:
+    """The catalog's name, and its file as it is submitted; raises UsageError, BadCatalog, BadBody."""
     text, parsed = read_catalog(file)
-    return Definition.model_validate({"name": parsed.name, "text": text, "asked_by": asked_by(), **limits})
+    return parsed.name, read(Submission, {"text": text, **limits}, str(file))
 
 
 @command("check")
@@ -144,21 +146,19 @@ def submit(
 
     Example: reshard catalog submit models.yaml --watch
     """
-    from reshard.client.acts import submit_catalog
-
-    definition = read_definition(file, limits)
-    with open_queue() as queue:
-        done, name = submit_catalog(queue, definition), definition.name
-        if done["waits"]:
-            output.say(done["waits"])
-        text = f"catalog {name} is {'already running' if done['existed'] else 'submitted'}"
-        for schedule in done["outdated_schedules"]:
+    name, submission = read_submission(file, limits)
+    with connect() as session:
+        done = operations.submit_catalog(session, submission)
+        if done.waits:
+            output.say(done.waits)
+        text = f"catalog {name} is {'already running' if done.existed else 'submitted'}"
+        for schedule in done.outdated_schedules:
             update = f"reshard schedule set {schedule} --catalog {shlex.quote(str(file))}"
             text += f"\nschedule {schedule} still submits an older text of it; `{update}` updates it"
         text += "" if watch else f"\nfollow it with `reshard catalog watch {name}`"
         output.result(done, text, name)
         if watch:
-            _follow(queue, name, output)
+            _follow(session, name, output)
 
 
 @command("watch")
@@ -169,33 +169,32 @@ def watch(name: Name, output: Output) -> None:
 
     Example: reshard catalog watch mirror
     """
-    with open_queue() as queue:
-        queue.catalogs.now(name)
-        warn(queue, output, bulk=True)
-        _follow(queue, name, output)
+    with connect() as session:
+        if waits := operations.show_progress(session, name).waits:
+            output.say(waits)
+        _follow(session, name, output)
 
 
-def _follow(queue: Queue, name: str, output: Output) -> None:
+def _follow(session: Session, name: str, output: Output) -> None:
     """To its end; raises CatalogFailed, and CatalogState where models are left that did not fail."""
     from reshard.cli.watch import follow_catalog
-    from reshard.worker.followers.catalogs import TURNS
     from reshard.worker.followers.records import FULFILLED
 
-    seen = follow_catalog(queue, name, output)
+    seen = follow_catalog(session, name, output)
     took = lasted(seen.since - seen.started)
     output.result(
-        seen.to_dict(),
+        seen,
         f"catalog {name} {seen.state}: {count(seen.entries, 'model')}: {_counts(seen)}; {took}",
         seen.state,
     )
     codes = [f"{code} {len(group):,}" for code, group in seen.failures().items()]
     if seen.state == "failed":
         raise CatalogFailed(name=name, why=f"{seen.note}{': ' if codes else ''}{', '.join(codes)}")
-    left = seen.entries - sum(ended.outcome in FULFILLED for _, ended in seen.ended)
+    left = seen.entries - sum(one.outcome in FULFILLED for one in seen.ended)
     if seen.state != "done" or left:
         note = f"{seen.note}; " if seen.note else ""
         why = f"{note}{left:,} of {seen.entries:,} models are not done"
-        cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in TURNS["running"] else ""
+        cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in RESUMED else ""
         raise CatalogState(name=name, state=seen.state, why=why, cure=cure)
 
 
@@ -212,8 +211,9 @@ def status(
     """
     if report and name is None:
         raise UsageError(what="--report is about one catalog: give its NAME")
-    with open_queue() as queue:
-        found = [queue.catalogs.get(name) for name in ([name] if name else queue.catalogs.names())]
+    with connect() as session:
+        names = [name] if name else [one.name for one in operations.list_catalogs(session).catalogs]
+        found = [operations.show_catalog(session, one) for one in names]
     if report:
         from reshard.client.catalog_report import markdown
 
@@ -223,11 +223,11 @@ def status(
             raise FolderNotWritable(path=str(report), why=error.strerror or str(error)) from error
     if name:
         written = [("report", f"written to {report}")] if report else []
-        output.result(found[0].to_dict(), lines([*_status(found[0]), *written]), found[0].state)
+        output.result(found[0], lines([*_status(found[0]), *written]), found[0].state)
         return
-    rows = [(s.definition.name, s.state, when(s.since), succeeded(s.success), _counts(s)) for s in found]
+    rows = [(s.name, s.state, when(s.since), succeeded(s.success), _counts(s)) for s in found]
     text = lines([LIST_HEAD, *rows]) if rows else "no catalogs"
-    output.listing([seen.to_dict() for seen in found], text, [name for name, *_ in rows])
+    output.listing(found, text, [name for name, *_ in rows])
 
 
 @command("failures")
@@ -236,21 +236,21 @@ def failures(name: Name, output: Output) -> None:
 
     Example: reshard catalog failures nightly
     """
-    with open_queue() as queue:
-        seen = queue.catalogs.get(name)
-    facts, groups, rows = failure_facts(seen), seen.failures(), []
-    for code, group in facts.items():
-        alike = len({item["hint"] for item in group}) == 1  # most name the model
-        rows.append((code, count(len(group), "model"), str(group[0]["hint"]) if alike else ""))
-        for item in group[:SHOWN]:
-            rows.append(("", item["repo"], f"job {item['job'] or '-'}: {item['message']}"))
-            rows += [] if alike else [("", "", item["hint"])]
+    with connect() as session:
+        seen = operations.show_failures(session, name)
+    groups, rows = seen.failures, []
+    for code, group in groups.items():
+        alike = len({one.hint for one in group}) == 1  # most name the model
+        rows.append((code, count(len(group), "model"), group[0].hint if alike else ""))
+        for one in group[:SHOWN]:
+            rows.append(("", one.repo, f"job {one.job or '-'}: {one.message}"))
+            rows += [] if alike else [("", "", one.hint)]
         rows += [("", f"{len(group) - SHOWN:,} more", "--json has them all")] if len(group) > SHOWN else []
-    then = [f"{code}: {SUBMIT_AGAIN}" for code, group in groups.items() if group[0][1].in_file]
+    then = [f"{code}: {SUBMIT_AGAIN}" for code in groups if code in IN_FILE]
     if len(then) < len(groups):
         then.insert(0, f"once fixed, `reshard catalog retry {name} --only CODE`")
     rows += [("" if i else "next", "", step) for i, step in enumerate(then)]
-    output.result({"name": name, "failures": facts}, lines(rows) or "no failures", "\n".join(facts))
+    output.result(seen, lines(rows) or "no failures", "\n".join(groups))
 
 
 @command("retry")
@@ -266,14 +266,11 @@ def retry(
 
     Example: reshard catalog retry nightly --only hub.unreachable
     """
-    from reshard.client.acts import retry_catalog
-
-    with open_queue() as queue:
-        done = retry_catalog(queue, name, only)
-    again, left = done["again"], done["left"]
-    rows = [(f"retrying {count(again, 'model') if again else 'no model'} of {name}",)]
-    rows += [(f"left alone: {count(number, 'model')}, {code}: {SUBMIT_AGAIN}",) for code, number in left.items()]
-    output.result(done, lines(rows), str(again))
+    with connect() as session:
+        done = operations.retry_catalog(session, name, read(operations.Only, {"only": only}, "--only"))
+    rows = [(f"retrying {count(done.again, 'model') if done.again else 'no model'} of {name}",)]
+    rows += [(f"left alone: {count(number, 'model')}, {code}: {SUBMIT_AGAIN}",) for code, number in done.left.items()]
+    output.result(done, lines(rows), str(done.again))
 
 
 @command("pause")
@@ -284,9 +281,9 @@ def pause(name: Name, output: Output) -> None:
 
     Example: reshard catalog pause nightly
     """
-    with open_queue() as queue:
-        queue.catalogs.pause(name)
-    output.result({"name": name, "state": "paused"}, f"catalog {name} is paused", name)
+    with connect() as session:
+        done = operations.pause_catalog(session, name)
+    output.result(done, f"catalog {name} is paused", name)
 
 
 @command("resume")
@@ -297,11 +294,10 @@ def resume(name: Name, output: Output) -> None:
 
     Example: reshard catalog resume nightly
     """
-    with open_queue() as queue:
-        queue.catalogs.resume(name)
-        state = queue.catalogs.now(name).shown
-    text = f"catalog {name} {'continues' if state == 'running' else f'is {state}'}"
-    output.result({"name": name, "state": state}, text, name)
+    with connect() as session:
+        done = operations.resume_catalog(session, name)
+    text = f"catalog {name} {'continues' if done.state == 'running' else f'is {done.state}'}"
+    output.result(done, text, name)
 
 
 @command("cancel")
@@ -310,10 +306,9 @@ def cancel(name: Name, output: Output) -> None:
 
     Example: reshard catalog cancel nightly
     """
-    with open_queue() as queue:
-        jobs = queue.catalogs.cancel(name)
-    text = f"catalog {name} is cancelled, and {count(jobs, 'job')} of it"
-    output.result({"name": name, "state": "cancelled", "jobs": jobs}, text, name)
+    with connect() as session:
+        done = operations.cancel_catalog(session, name)
+    output.result(done, f"catalog {name} is cancelled, and {count(done.jobs, 'job')} of it", name)
 
 
 @command("remove")
@@ -322,35 +317,33 @@ def remove(name: Name, output: Output) -> None:
 
     Example: reshard catalog remove nightly
     """
-    from reshard.client.acts import remove_catalog
-
-    with open_queue() as queue:
-        done = remove_catalog(queue, name)
+    with connect() as session:
+        done = operations.remove_catalog(session, name)
     text = f"catalog {name} is removed; its targets stay as they are, and `reshard list` still has its jobs"
-    for one in done["schedules"]:
+    for one in done.schedules:
         text += f"\nschedule {one} submits it again: `reshard schedule remove {one}` ends that"
     output.result(done, text, name)
 
 
 def _status(seen: Seen) -> list[tuple[str, str]]:
-    definition, groups = seen.definition, seen.failures()
+    groups = seen.failures()
     return [
-        ("catalog", f"{definition.name}, {definition.digest[:12]}"),
+        ("catalog", f"{seen.name}, {seen.digest[:12]}"),
         ("state", f"{seen.state} since {dated(seen.since)}{f': {seen.note}' if seen.note else ''}"),
         ("last success", succeeded(seen.success)),
-        ("asked by", f"{definition.asked_by}, {dated(seen.started)}"),
+        ("asked by", f"{seen.asked_by}, {dated(seen.started)}"),
         ("models", f"{seen.entries:,}: {_counts(seen)}"),
-        moved(sum(e.read for _, e in seen.ended), sum(e.uploaded for _, e in seen.ended), 0),
+        moved(seen.read, seen.uploaded, 0),
         *_listed("warning", seen.empty, finds_none),
         *_listed("at work", [f"{repo}, job {job}" for repo, job in seen.active.items()], str),
         *(("failed", f"{code}: {count(len(group), 'model')}") for code, group in groups.items()),
-        *([("next", f"see `reshard catalog failures {definition.name}`")] if groups else []),
-        *([("next", f"continue it with `reshard catalog resume {definition.name}`")] if seen.state == "paused" else []),
+        *([("next", f"see `reshard catalog failures {seen.name}`")] if groups else []),
+        *([("next", f"continue it with `reshard catalog resume {seen.name}`")] if seen.state == "paused" else []),
     ]
 
 
 def _counts(seen: Seen) -> str:
-    counts = seen.counts() | {"at work": len(seen.active), "to do": seen.todo}
+    counts = seen.counts | {"at work": len(seen.active), "to do": seen.todo}
     text = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
     text = text or ("none yet" if seen.state == "expanding" else "none")
     find = "entry that finds" if len(seen.empty) == 1 else "entries that find"
@@ -360,7 +353,10 @@ def _counts(seen: Seen) -> str:
 def _standings(name: str, wanted: Sequence[Wanted]) -> Sequence[Standing] | None:
     """How each model stands against the last job that carried it out; None without a broker, which alone knows."""
     from reshard.worker.followers.records import entry_of
+    from reshard.worker.settings import settings
 
+    if settings().api_url is not None and settings().broker_url is None:
+        return None
     try:
         with open_queue() as queue:
             return queue.catalogs.standings(name, map(entry_of, wanted))

@@ -1,43 +1,54 @@
-"""What a shell offers for an argument: the jobs, catalogs and schedules of the broker."""
+"""What a shell offers for an argument: the jobs, catalogs, schedules and workers of the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import TypeVar
 
-from reshard.client.connect import open_jobs
-from reshard.client.queue import open_queue
+from reshard.client.connect import connect
+from reshard.client.operations.table import Session
 
-OFFERED = 100  # jobs; more are no help in a shell
+OFFERED = 100  # jobs or schedules; more are no help in a shell
 
 Offers = Callable[[str], list[tuple[str, str]]]
-Q = TypeVar("Q")
 
 
-def _offers(opened: Callable[[], AbstractContextManager[Q]], found: Callable[[Q], Iterable[tuple[str, str]]]) -> Offers:
+def _offers(found: Callable[[Session], Iterable[tuple[str, str]]]) -> Offers:
     """Names with what is known of each, of those that begin with what is typed; nothing without a queue."""
 
     def complete(incomplete: str) -> list[tuple[str, str]]:
         try:
-            with opened() as queue:
-                return [(name, text) for name, text in found(queue) if name.startswith(incomplete)]
+            with connect() as session:
+                return [(name, text) for name, text in found(session) if name.startswith(incomplete)]
         except Exception:  # noqa: BLE001 -- a shell has no place for an error, and the command itself will say it
             return []
 
     return complete
 
 
-jobs = _offers(
-    open_jobs,
-    lambda queue: [
-        (job.id, f"{job.state}, {job.request.source} -> {job.request.target}") for job in queue.listed((), OFFERED).jobs
-    ],
-)
-catalogs = _offers(
-    open_queue, lambda queue: [(name, queue.catalogs.now(name).shown or "") for name in queue.catalogs.names()]
-)
-schedules = _offers(
-    open_queue, lambda queue: [(seen.schedule.name, seen.schedule.cron) for seen in queue.schedules.all()]
-)
-workers = _offers(open_queue, lambda queue: [(p.name, p.version) for p in queue.jobs.processes() if p.kind == "worker"])
+@_offers
+def jobs(session: Session) -> Iterable[tuple[str, str]]:
+    from reshard.client.operations.jobs import Listed, list_jobs
+
+    for job in list_jobs(session, Listed(limit=OFFERED)).jobs:
+        yield job.id, f"{job.state}, {job.request.source} -> {job.request.target}"
+
+
+@_offers
+def catalogs(session: Session) -> Iterable[tuple[str, str]]:
+    from reshard.client.operations.catalogs import list_catalogs
+
+    return [(one.name, one.state) for one in list_catalogs(session).catalogs]
+
+
+@_offers
+def schedules(session: Session) -> Iterable[tuple[str, str]]:
+    from reshard.client.operations.schedules import Named, list_schedules
+
+    return [(one.name, one.cron) for one in list_schedules(session, Named(limit=OFFERED)).schedules]
+
+
+@_offers
+def workers(session: Session) -> Iterable[tuple[str, str]]:
+    from reshard.client.operations.jobs import service
+
+    return [(one.name, one.version) for one in service(session).processes if one.kind == "worker"]

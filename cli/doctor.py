@@ -64,14 +64,15 @@ def _installation(output: Output, notify: bool) -> None:
 
 
 def _api(asked: Settings) -> Iterator[Probe]:
-    """The API that commands of jobs ask, where one is set."""
-    from reshard.client.connect import open_jobs
+    """The API that the commands of the queue ask, where one is set."""
+    from reshard.client.connect import connect
+    from reshard.client.operations.jobs import service
     from reshard.pipeline.doctor.probes import Probe
 
     if asked.api_url is not None:
         try:
-            with open_jobs() as jobs:
-                jobs.service()
+            with connect() as session:
+                service(session)
             yield Probe("api", asked.api_url)
         except ReshardError as error:
             yield Probe("api", asked.api_url, error=error)

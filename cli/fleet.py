@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option, Typer
 
 from reshard.cli import completion
-from reshard.cli.arguments import argument, asked_by, commands, value
+from reshard.cli.arguments import argument, commands, value
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, count, human_bytes, lines, when
 from reshard.cli.queue import fault_text
-from reshard.client.facts import fleet_facts
-from reshard.client.queue import START, bulk_text, moment, open_queue, pause_text
+from reshard.client.connect import connect
+from reshard.client.operations import fleet as operations
+from reshard.client.operations.table import read
+from reshard.client.queue import START, bulk_text, moment, pause_text
 
 WORKERS_HEAD = ("WORKER", "STATE", "STARTED", "COPIES", "VERSION", "NOW")
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.client.models.fleet import FleetLimits
 
 Worker = Annotated[
     str,
@@ -38,21 +39,18 @@ def status(output: Output) -> None:
 
     Example: reshard fleet status
     """
-    with open_queue() as queue:
-        seen, claims, processes = queue.fleet.seen(), queue.fleet.claims_by_worker(), queue.jobs.processes()
-    facts = fleet_facts(seen, processes, claims)
+    with connect() as session:
+        seen = operations.show_fleet(session)
     rows = [("service", pause_text(seen.paused) if seen.paused else "takes work"), *_limits(seen)]
-    workers, table = {worker["name"]: worker for worker in facts["workers"]}, list[Sequence[str]]()
-    for process in processes:
-        if (worker := workers.get(process.name)) is not None:
-            faults = [fault_text(seen.resting[process.name])] if process.name in seen.resting else []
-            now = "; ".join((*faults, *worker["at"]))
-            copies = f"{process.concurrency:,}"
-            table.append((process.name, worker["state"], when(process.started), copies, process.version, now))
-    if not workers:
+    table = list[Sequence[str]]()
+    for worker in seen.workers:
+        faults = [fault_text(seen.resting[worker.name])] if worker.name in seen.resting else []
+        now, copies = "; ".join((*faults, *worker.at)), f"{worker.concurrency:,}"
+        table.append((worker.name, worker.state, when(worker.started), copies, worker.version, now))
+    if not table:
         rows.append(("worker", f"none is running: {START.format('worker')}"))
-    text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if workers else [])])
-    output.result(facts, text, "paused" if seen.paused else "takes work")
+    text = "\n".join([lines(rows), *(["", lines([WORKERS_HEAD, *table])] if table else [])])
+    output.result(seen, text, "paused" if seen.paused else "takes work")
 
 
 @command("pause")
@@ -67,11 +65,10 @@ def pause(
 
     Example: reshard fleet pause --reason "the Hub is down"
     """
-    with open_queue() as queue:
-        was = queue.fleet.paused() is not None
-        paused = queue.fleet.pause(asked_by(), reason)
-    text = f"{'paused already: ' if was else ''}{pause_text(paused)}\n`reshard fleet resume` continues it"
-    output.result({"paused": asdict(paused), "was_paused": was}, text, "paused")
+    with connect() as session:
+        done = operations.pause_fleet(session, read(operations.Why, {"reason": reason}, "--reason"))
+    text = f"{'paused already: ' if done.was_paused else ''}{pause_text(done.paused)}"
+    output.result(done, f"{text}\n`reshard fleet resume` continues it", "paused")
 
 
 @command("resume")
@@ -80,9 +77,9 @@ def resume(output: Output) -> None:
 
     Example: reshard fleet resume
     """
-    with open_queue() as queue:
-        was = queue.fleet.resume()
-    output.result({"paused": None, "was_paused": was}, "resumed" if was else "it was not paused", "resumed")
+    with connect() as session:
+        done = operations.resume_fleet(session)
+    output.result(done, "resumed" if done.was_paused else "it was not paused", "resumed")
 
 
 @command("drain")
@@ -93,10 +90,10 @@ def drain(worker: Worker, output: Output) -> None:
 
     Example: reshard fleet drain gpu-7
     """
-    with open_queue() as queue:
-        name = queue.fleet.drain(worker)
-    text = f"worker {name} is drained; stop it once `reshard fleet status` shows it without work, or `undrain` it"
-    output.result({"name": name, "drained": True}, text, name)
+    with connect() as session:
+        done = operations.drain(session, worker)
+    then = "stop it once `reshard fleet status` shows it without work, or `undrain` it"
+    output.result(done, f"worker {done.name} is drained; {then}", done.name)
 
 
 @command("undrain")
@@ -105,10 +102,10 @@ def undrain(worker: Worker, output: Output) -> None:
 
     Example: reshard fleet undrain gpu-7
     """
-    with open_queue() as queue:
-        name, was = queue.fleet.undrain(worker)
-    text = f"worker {name} takes work again" if was else f"worker {name} was not drained"
-    output.result({"name": name, "drained": False, "was_drained": was}, text, name)
+    with connect() as session:
+        done = operations.undrain(session, worker)
+    text = "takes work again" if done.was_drained else "was not drained"
+    output.result(done, f"worker {done.name} {text}", done.name)
 
 
 def _limit(metavar: str, help: str) -> Any:
@@ -132,18 +129,18 @@ def limit(
     Example: reshard fleet limit --bandwidth 200MB/s --window 22:00-06:00
     """
     typed = {"bandwidth": bandwidth, "night_bytes": night_bytes, "window": window, "closed": closed, "tz": tz}
-    with open_queue() as queue:
-        queue.fleet.limit({name: value for name, value in typed.items() if value is not None})
-        seen = queue.fleet.seen()
-    output.result(seen.to_dict(), lines(_limits(seen)))
+    with connect() as session:
+        done = operations.limit_fleet(session, read(operations.Limiting, typed, "the limits"))
+    output.result(done, lines(_limits(done)))
 
 
-def _limits(seen: Seen) -> list[tuple[str, str]]:
+def _limits(seen: FleetLimits) -> list[tuple[str, str]]:
     limits, tz = seen.limits, seen.limits.tz
-    read = f"{human_bytes(seen.read)} of bulk work read since {moment(seen.night, tz)}"
+    held = f"; waiting for it: {count(seen.held, 'job')}" if seen.held else ""
+    read = f"{human_bytes(seen.read_in_the_night)} of bulk work read since {moment(seen.night, tz)}"
     return [
-        ("bulk work", bulk_text(seen) + (f"; waiting for it: {count(seen.deferred, 'job')}" if seen.deferred else "")),
-        ("bandwidth", f"{human_bytes(round(seen.rate))}/s read now, {_most(limits.bandwidth, '/s')}"),
+        ("bulk work", bulk_text(seen.bulk_rests, tz) + held),
+        ("bandwidth", f"{human_bytes(seen.bytes_a_second)}/s read now, {_most(limits.bandwidth, '/s')}"),
         ("night", f"{read}, {_most(limits.night_bytes)}"),
         ("window", f"{limits.window} in {tz}" if limits.window else f"any hour; nights begin at midnight in {tz}"),
     ]

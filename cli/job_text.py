@@ -14,6 +14,7 @@ from reshard.pipeline.places import AnyTarget
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
+    from reshard.client.models.jobs import JobReport
     from reshard.worker.queue.record import Job
 
 # What the bytes of a source file were held against.
@@ -178,14 +179,12 @@ def _attested(published: Mapping[str, Any] | None) -> list[str]:
     return [f"{how}: {count(number, 'file')}" for how, number in (published or {}).get("attested", {}).items()]
 
 
-def report_text(facts: Mapping[str, Any]) -> str:
+def report_text(report: JobReport) -> str:
     """Every check with its findings below it."""
-    text = [checks_text(facts["checks"])] if facts["checks"] else []
-    text += [f"source bytes: {attested}" for attested in _attested(facts)]
-    if facts["error"]:
-        error = ReshardError.from_dict(facts["error"])
-        text.append(f"{error.code}: {error}")
-    return "\n".join([*text, f"job {facts['id']}, {facts['state']}: {facts['result']}"])
+    text = [checks_text(check.document() for check in report.checks)] if report.checks else []
+    text += [f"source bytes: {attested}" for attested in _attested({"attested": report.attested})]
+    text += [f"{report.error.code}: {report.error.error()}"] if report.error else []
+    return "\n".join([*text, f"job {report.id}, {report.state}: {report.result}"])
 
 
 def took(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -11,16 +12,20 @@ from reshard.cli.arguments import Verbose, argument, parse_age, read_output, rea
 from reshard.cli.job_text import describe, progress_text, report_text, took, undone
 from reshard.cli.output import Output, count, lines, some, when
 from reshard.cli.queue import process_text
-from reshard.client.connect import open_jobs
-from reshard.client.facts import into, report_of
-from reshard.client.jobs import Jobs
-from reshard.client.queue import missing, open_queue
+from reshard.client import PAGE_MAX
+from reshard.client.connect import connect
+from reshard.client.facts import into
+from reshard.client.operations import jobs as operations
+from reshard.client.operations.table import Session, read
+from reshard.client.queue import missing
 from reshard.pipeline.errors import UsageError
 from reshard.pipeline.places import parse_target
 from reshard.pipeline.request import Priority, Request
 from reshard.worker.queue.states import ENDED, JobState
 
 if TYPE_CHECKING:
+    from reshard.client.models.jobs import Job as JobDocument
+    from reshard.client.models.jobs import JobsPage
     from reshard.worker.queue.record import Job as JobRecord
 
 LISTED = 20  # jobs; a screenful
@@ -47,22 +52,22 @@ def submit(
     Example: reshard submit openai-community/gpt2 --to you/gpt2 --size 200MB
     """
     request = request.model_copy(update={"priority": priority})
-    with open_jobs() as queue:
-        facts = queue.submit(request)
-        job, state = facts["id"], "already has this request" if facts["existed"] else "is queued"
+    with connect() as session:
+        done = operations.submit(session, operations.Asked.of(request))
+        job, state = done.id, "already has this request" if done.existed else "is queued"
         hint = "" if watch else f"\nfollow it with `reshard watch {job}`"
         text = f"job {job} {state}: {request.source} -> {request.target}{hint}"
         places = (request.source, request.options.config_from, request.target)
         if folders := " and ".join(str(place) for place in places if place and place.local):
             where = "on their own machines, within RESHARD_ALLOWED_FOLDERS"
             output.say(f"workers look for {folders} {where}; `reshard run` takes folders of this one")
-        if facts["waits"]:
-            output.say(facts["waits"])
-        output.result(facts, text, job)
+        if done.waits:
+            output.say(done.waits)
+        output.result(done, text, job)
         if watch:
             from reshard.cli.watch import follow  # which a client that only submits need not wait for
 
-            follow(queue, job, output, verbose)
+            follow(session, job, output, verbose)
 
 
 @takes(output=read_output)
@@ -78,25 +83,24 @@ def status(
     """
     if report and job is None:
         raise UsageError(what="--report is about one job: give its JOB")
-    with open_jobs() as queue:
+    with connect() as session:
         if job is None:
-            _show_service(queue, output)
-            return
-        record, why = queue.get(job)
-    if report:
-        facts = report_of(record)
-        output.result(facts, report_text(facts), facts["result"])
-    else:
-        output.result(record.to_dict() | {"waits": why}, lines(describe(record, why)), record.state)
+            _show_service(session, output)
+        elif report:
+            checked = operations.report(session, job)
+            output.result(checked, report_text(checked), checked.result)
+        else:
+            now = operations.show(session, job)
+            output.result(now, lines(describe(operations.record(now), now.waits)), now.state)
 
 
-def _show_service(queue: Jobs, output: Output) -> None:
-    facts = queue.service()
-    rows = [("broker", facts["broker"]), *([("waits", facts["waits"])] if facts["waits"] else [])]
-    rows += [(process["kind"], process_text(process)) for process in facts["processes"]]
-    rows += [(kind, "none is running") for kind in missing({process["kind"] for process in facts["processes"]})]
-    rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in facts["jobs"].items()) or "none"))
-    output.result(facts, lines(rows))
+def _show_service(session: Session, output: Output) -> None:
+    seen = operations.service(session)
+    rows = [("broker", seen.broker), *([("waits", seen.waits)] if seen.waits else [])]
+    rows += [(process.kind, process_text(process)) for process in seen.processes]
+    rows += [(kind, "none is running") for kind in missing({process.kind for process in seen.processes})]
+    rows.append(("jobs", ", ".join(f"{number:,} {state}" for state, number in seen.jobs.items()) or "none"))
+    output.result(seen, lines(rows))
 
 
 @takes(output=read_output)
@@ -111,16 +115,31 @@ def list_(
 
     Example: reshard list --state failed
     """
-    with open_jobs() as queue:
-        records, there, why, unreadable = queue.listed(state or (), None if all_ else limit)
-    if why:
-        output.say(why)
-    for id, damage in unreadable.items():
+    with connect() as session:
+        page = _listed(session, state or [], sys.maxsize if all_ else limit)
+    if page.waits:
+        output.say(page.waits)
+    for id, damage in page.unreadable.items():
         output.say(f"the record of job {id} cannot be read: {damage}")
-    left = there - len(records) - len(unreadable)
+    there = sum(number for counted, number in page.counts.items() if not state or counted in state)
+    left = there - len(page.jobs) - len(page.unreadable)
     more = [f"{left:,} more; --all shows them"] if left > 0 else []
-    text = "\n".join([lines([LIST_HEAD, *map(_row, records)]), *more]) if records else "no jobs"
-    output.listing([record.to_dict() for record in records], text, [record.id for record in records])
+    rows = [_row(operations.record(job)) for job in page.jobs]
+    text = "\n".join([lines([LIST_HEAD, *rows]), *more]) if rows else "no jobs"
+    output.listing(page.jobs, text, [job.id for job in page.jobs])
+
+
+def _listed(session: Session, states: list[JobState], limit: int) -> JobsPage:
+    """The newest jobs, on one page however many; its counts and why nothing is begun are the last ones'."""
+    jobs: list[JobDocument] = []
+    unreadable: dict[str, str] = {}
+    after: str | None = None
+    while True:
+        left = min(PAGE_MAX, limit - len(jobs) - len(unreadable))
+        page = operations.list_jobs(session, operations.Listed(state=states, limit=left, after=after))
+        jobs, unreadable, after = jobs + page.jobs, unreadable | page.unreadable, page.next
+        if after is None or len(jobs) + len(unreadable) >= limit:
+            return page.model_copy(update={"jobs": jobs, "unreadable": unreadable})
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
@@ -138,8 +157,8 @@ def watch(*, job: Job, verbose: Verbose = False, output: Output) -> None:
     """
     from reshard.cli.watch import follow
 
-    with open_jobs() as queue:
-        follow(queue, queue.get(job)[0].id, output, verbose)
+    with connect() as session:
+        follow(session, operations.show(session, job).id, output, verbose)
 
 
 @takes(output=read_output)
@@ -150,11 +169,10 @@ def cancel(job: Job, output: Output) -> None:
 
     Example: reshard cancel pkgd
     """
-    with open_jobs() as queue:
-        facts = queue.cancel(job)
-    id, was = facts["id"], facts["was"]
-    text = "was cancelled already" if was == "cancelled" else f"is cancelled; it was {was}"
-    output.result(facts, f"job {id} {text}", id)
+    with connect() as session:
+        done = operations.cancel(session, job)
+    text = "was cancelled already" if done.was == "cancelled" else f"is cancelled; it was {done.was}"
+    output.result(done, f"job {done.id} {text}", done.id)
 
 
 @takes(output=read_output)
@@ -178,16 +196,15 @@ def retry(
 
     Example: reshard retry pkgd --watch
     """
-    with open_jobs() as queue:
-        facts = queue.retry(job, anew, overwrite)
-        id = facts["id"]
-        if facts["waits"]:
-            output.say(facts["waits"])
-        output.result(facts, f"job {id} continues; it was {facts['was']}", id)
+    with connect() as session:
+        done = operations.retry(session, job, operations.Again(anew=anew, overwrite=overwrite))
+        if done.waits:
+            output.say(done.waits)
+        output.result(done, f"job {done.id} continues; it was {done.was}", done.id)
         if follow_it:
             from reshard.cli.watch import follow
 
-            follow(queue, id, output)
+            follow(session, done.id, output)
 
 
 @takes(output=read_output)
@@ -212,10 +229,10 @@ def rollback(
         place = parse_target(job)
         done = roll_back_target(place, Context.from_env())
     else:
-        with open_jobs() as queue:
-            place = queue.get(job)[0].request.target
-            done = queue.roll_back(job)
-    output.result(done, undone(place, done["undone"], done["commit"]), done["commit"])
+        with connect() as session:
+            place = operations.show(session, job).request.target
+            done = operations.roll_back(session, job)
+    output.result(done, undone(place, done.undone, done.commit), done.commit)
 
 
 @takes(output=read_output)
@@ -237,17 +254,16 @@ def delete(
 
     Example: reshard delete --state failed --state cancelled --older-than 7d
     """
-    from reshard.client.acts import AWAITED, forget
-
     if bool(jobs) == bool(state or older_than):
         raise UsageError(what="give the JOBs to delete, or choose them with --state, --older-than or both")
     if under_way := sorted({*(state or ())} - ENDED):
         raise UsageError(what=f"--state {under_way[0]}: such a job has not ended; `reshard cancel` it first")
     age = parse_age(older_than, "--older-than") if older_than else 0.0
-    with open_queue() as queue:
-        facts = forget(queue, jobs or (), state or (), age, dry_run)
-    found, kept = facts["ids"], facts["kept"]
+    asked = {"jobs": jobs or [], "states": state or [], "age": age, "dry_run": dry_run}
+    with connect() as session:
+        done = operations.delete_jobs(session, read(operations.Forgotten, asked, "the JOBs"))
+    found, kept = done.ids, done.kept
     text = f"{'would delete' if dry_run else 'deleted'} {count(len(found), 'job')}"
     text += f": {some(found)}" if found else ""
-    text += f"\nkept {count(len(kept), 'job')} until {AWAITED}: {some(kept)}" if kept else ""
-    output.result(facts, text, "\n".join(found))
+    text += f"\nkept {count(len(kept), 'job')} until {operations.AWAITED}: {some(kept)}" if kept else ""
+    output.result(done, text, "\n".join(found))

@@ -9,18 +9,21 @@ from typer import Option, Typer
 
 from reshard.cli import completion
 from reshard.cli.arguments import argument, commands, read_limits, read_request_or_catalog, value
-from reshard.cli.catalog import looked_at, read_definition, would_do
+from reshard.cli.catalog import looked_at, read_submission, would_do
 from reshard.cli.help import SectionedGroup
 from reshard.cli.output import Output, human_bytes, lines, succeeded
 from reshard.cli.output import count as count_of
-from reshard.cli.queue import warn
-from reshard.client.facts import outcome_text, schedule_facts, schedule_row
-from reshard.client.queue import START, missing, moment, open_queue
+from reshard.client import PAGE_MAX
+from reshard.client.connect import connect
+from reshard.client.facts import outcome_text
+from reshard.client.operations import schedules as operations
+from reshard.client.operations.jobs import Asked, service
+from reshard.client.queue import START, missing, moment
 from reshard.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.schedules import Outcome, Schedule
-    from reshard.worker.followers.schedules import ScheduleStatus as Seen
+    from reshard.client.models.catalogs import Schedule, ScheduleRow
+    from reshard.worker.followers.schedules import Schedule as Checked
 
 LIST_HEAD = ("SCHEDULE", "NEXT", "LAST RUN", "LAST SUCCESS")
 RUNS_SHOWN = 10  # times; --json has all that are kept
@@ -55,16 +58,24 @@ def add(
 
     Example: reshard schedule add nightly a/model --to you/model --cron @daily
     """
-    from reshard.worker.followers.schedules import Schedule
+    from reshard.worker.followers.records import Definition
+    from reshard.worker.followers.schedules import Schedule as Checked
 
-    what = {"request": submitted} if isinstance(submitted, Request) else {"catalog": read_definition(*submitted)}
-    kept = Schedule.model_validate({"name": name, "cron": cron, "tz": tz, "missed": missed, **what})
-    with open_queue() as queue:
-        first = queue.schedules.add(kept)
-        if "control" in missing({process.kind for process in queue.jobs.processes()}):
+    typed: dict[str, object] = {"name": name, "cron": cron, "tz": tz, "missed": missed}
+    kept: dict[str, object]
+    sent: dict[str, object]
+    if isinstance(submitted, Request):
+        kept, sent = {"request": submitted}, {"request": Asked.of(submitted)}
+    else:
+        catalog, submission = read_submission(*submitted)
+        kept, sent = {"catalog": Definition(name=catalog, **submission.model_dump())}, {"catalog": submission}
+    schedule = Checked.model_validate(typed | kept)
+    schedule.check()  # what is wrong is said in a command's words
+    with connect() as session:
+        done = operations.add_schedule(session, operations.Kept.model_validate(typed | sent))
+        if "control" in missing({process.kind for process in service(session).processes}):
             output.say(f"no control is running, so nothing fires: {START.format('control')}")
-    text = f"schedule {name}: {_what(kept)}, first on {moment(first, tz)}"
-    output.result({"name": name, "next": first}, text, name)
+    output.result(done, f"schedule {name}: {_what(schedule)}, first on {_next(done.next, tz)}", name)
 
 
 @command("set", limits=read_limits)
@@ -81,13 +92,12 @@ def set_(
 
     Example: reshard schedule set nightly --catalog models.yaml
     """
-    with open_queue() as queue:
-        kept = queue.schedules.get(name).schedule.catalog
+    with connect() as session:
+        kept = operations.show_schedule(session, name).catalog
         former = kept.model_dump(exclude={"name", "text", "asked_by"}, exclude_defaults=True) if kept else {}
-        definition = read_definition(file, former | limits)
-        queue.schedules.set_catalog(name, definition)
-    text = f"schedule {name} submits catalog {definition.name}, {definition.digest[:12]} from now on"
-    output.result({"name": name, "digest": definition.digest}, text, name)
+        of, submission = read_submission(file, former | limits)
+        done = operations.set_catalog(session, name, submission)
+    output.result(done, f"schedule {name} submits catalog {of}, {done.digest[:12]} from now on", name)
 
 
 @command("list")
@@ -96,12 +106,19 @@ def list_(output: Output) -> None:
 
     Example: reshard schedule list
     """
-    with open_queue() as queue:
-        found = [(seen, schedule_row(queue, seen)) for seen in queue.schedules.all()]
-    rows = [(seen.schedule.name, _next(seen), facts["last"], succeeded(seen.success)) for seen, facts in found]
-    old = [f"schedule {seen.schedule.name}: {_outdated(seen)}" for seen, _ in found if seen.outdated]
+    found: list[ScheduleRow] = []
+    after = ""
+    with connect() as session:
+        while True:
+            page = operations.list_schedules(session, operations.Named(limit=PAGE_MAX, after=after))
+            found += page.schedules
+            if page.next is None:
+                break
+            after = page.next
+    rows = [(seen.name, _next(seen.next, seen.tz), seen.last, succeeded(seen.success)) for seen in found]
+    old = [f"schedule {seen.name}: {_outdated(seen)}" for seen in found if seen.outdated]
     text = lines([LIST_HEAD, *rows]) if rows else "no schedules"
-    output.listing([facts for _, facts in found], "\n".join([text, *old]), [name for name, *_ in rows])
+    output.listing(found, "\n".join([text, *old]), [name for name, *_ in rows])
 
 
 @command("show")
@@ -110,22 +127,22 @@ def show(name: Name, output: Output) -> None:
 
     Example: reshard schedule show nightly
     """
-    with open_queue() as queue:
-        seen = queue.schedules.get(name)
-        facts = schedule_facts(queue, seen)
-    kept = seen.schedule
+    with connect() as session:
+        seen = operations.show_schedule(session, name)
+    submitted = seen.request or seen.catalog
+    assert submitted is not None, "a schedule submits something"
     rows = [
-        ("schedule", kept.name),
-        ("when", f"{kept.cron} in {kept.tz}; missed times run {'once' if kept.missed == 'once' else 'never'}"),
-        ("next", _next(seen)),
-        ("last", facts["last"]),
+        ("schedule", seen.name),
+        ("when", f"{seen.cron} in {seen.tz}; missed times run {'once' if seen.missed == 'once' else 'never'}"),
+        ("next", _next(seen.next, seen.tz)),
+        ("last", seen.last),
         ("last success", succeeded(seen.success)),
-        ("what", _what(kept)),
+        ("what", _what(seen)),
         *([("outdated", _outdated(seen))] if seen.outdated else []),
-        ("asked by", next(submitted.asked_by for submitted in (kept.request, kept.catalog) if submitted)),
-        *(("run", f"{moment(run.due, kept.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
+        ("asked by", submitted.asked_by),
+        *(("run", f"{moment(run.due, seen.tz)}: {outcome_text(run)}") for run in seen.runs[:RUNS_SHOWN]),
     ]
-    output.result(facts, lines(rows), _next(seen))
+    output.result(seen, lines(rows), _next(seen.next, seen.tz))
 
 
 @command("next")
@@ -142,17 +159,19 @@ def next_(
 
     Example: reshard schedule next nightly -n 5
     """
-    with open_queue() as queue:
-        seen = queue.schedules.get(name)
-        outcome = queue.schedules.preview(name) if dry_run else None
-    kept, due = seen.schedule, [] if seen.next is None else [seen.next]
+    from reshard.worker.cron import next_after
+
+    with connect() as session:
+        seen = operations.show_schedule(session, name)
+        preview = operations.preview_schedule(session, name) if dry_run else None
+    due = [] if seen.next is None else [seen.next]
     while due and len(due) < count:
-        due.append(kept.next_after(due[-1]))
-    text = "\n".join(moment(at, kept.tz) for at in due) or "paused"
-    if outcome is None:
+        due.append(next_after(seen.cron, seen.tz, due[-1]))
+    text = "\n".join(moment(at, seen.tz) for at in due) or "paused"
+    if preview is None:
         output.result({"name": name, "next": due}, text, text)
         return
-    facts, rows = _would(seen, *outcome)
+    facts, rows = _would(seen, preview.outcome, preview.job)
     output.result({"name": name, "next": due, "would": facts}, f"{text}\n{lines(rows)}", facts["outcome"])
 
 
@@ -162,11 +181,11 @@ def run(name: Name, output: Output) -> None:
 
     Example: reshard schedule run nightly
     """
-    with open_queue() as queue:
-        done = queue.schedules.run(name)
-        why = warn(queue, output, bulk=True)
-    facts = {"name": name, "outcome": done.outcome, "job": done.job, "waits": why}
-    output.result(facts, f"schedule {name}: {outcome_text(done)}", done.job or "")
+    with connect() as session:
+        done = operations.run_schedule(session, name)
+    if done.waits:
+        output.say(done.waits)
+    output.result(done, f"schedule {name}: {outcome_text(done)}", done.job or "")
 
 
 @command("pause")
@@ -175,9 +194,9 @@ def pause(name: Name, output: Output) -> None:
 
     Example: reshard schedule pause nightly
     """
-    with open_queue() as queue:
-        queue.schedules.pause(name)
-    output.result({"name": name, "next": None}, f"schedule {name} is paused", name)
+    with connect() as session:
+        done = operations.pause_schedule(session, name)
+    output.result(done, f"schedule {name} is paused", name)
 
 
 @command("resume")
@@ -188,10 +207,10 @@ def resume(name: Name, output: Output) -> None:
 
     Example: reshard schedule resume nightly
     """
-    with open_queue() as queue:
-        first = queue.schedules.resume(name)
-        tz = queue.schedules.get(name).schedule.tz
-    output.result({"name": name, "next": first}, f"schedule {name} resumes on {moment(first, tz)}", name)
+    with connect() as session:
+        done = operations.resume_schedule(session, name)
+        tz = operations.show_schedule(session, name).tz
+    output.result(done, f"schedule {name} resumes on {_next(done.next, tz)}", name)
 
 
 @command("remove")
@@ -200,18 +219,17 @@ def remove(name: Name, output: Output) -> None:
 
     Example: reshard schedule remove nightly
     """
-    with open_queue() as queue:
-        queue.schedules.remove(name)
-    output.result({"name": name, "removed": True}, f"schedule {name} is removed", name)
+    with connect() as session:
+        done = operations.remove_schedule(session, name)
+    output.result(done, f"schedule {name} is removed", name)
 
 
-def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _would(kept: Schedule, outcome: str, job: str | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """What it would submit if it fired now, JSON-able and in rows."""
     from reshard.pipeline.api import plan
     from reshard.pipeline.catalogs.definition import parse
     from reshard.pipeline.planning.model import weight_files
 
-    kept = seen.schedule
     says = {
         "fired": f"job {job} is at work on this already" if job else "it would be submitted",
         "overlap": f"left out: {f'its last job {job}' if job else 'its catalog'} is still at work",
@@ -234,19 +252,18 @@ def _would(seen: Seen, outcome: Outcome, job: str | None) -> tuple[dict[str, Any
     return {"outcome": outcome, "job": job, "request": planned | {"files": files, "bytes": size}}, rows
 
 
-def _outdated(seen: Seen) -> str:
-    assert seen.schedule.catalog is not None, "a request is not outdated"
-    update = f"reshard schedule set {seen.schedule.name} --catalog FILE"
-    return f"its text is older than the last submission of catalog {seen.schedule.catalog.name}; `{update}` updates it"
+def _outdated(seen: Schedule | ScheduleRow) -> str:
+    assert seen.catalog is not None, "a request is not outdated"
+    update = f"reshard schedule set {seen.name} --catalog FILE"
+    return f"its text is older than the last submission of catalog {seen.catalog.name}; `{update}` updates it"
 
 
-def _what(kept: Schedule) -> str:
+def _what(kept: Schedule | Checked) -> str:
     if kept.catalog is not None:
         return f"catalog {kept.catalog.name}, {kept.catalog.digest[:12]}"
     assert kept.request is not None, "a schedule submits something"
-    size = kept.request.options.size
-    return f"{kept.request.source} -> {kept.request.target}, files of at most {size:,} bytes"
+    return f"{kept.request.source} -> {kept.request.target}, files of at most {kept.request.options.size:,} bytes"
 
 
-def _next(seen: Seen) -> str:
-    return "paused" if seen.next is None else moment(seen.next, seen.schedule.tz)
+def _next(due: float | None, tz: str) -> str:
+    return "paused" if due is None else moment(due, tz)

@@ -14,16 +14,17 @@ from reshard.cli.output import Output, first
 from reshard.cli.plan_text import show_plan
 from reshard.cli.progress import Bar, bar
 from reshard.client.facts import seconds_of, source_bytes
-from reshard.client.jobs import Jobs
-from reshard.client.queue import Queue
-from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, ReshardError
-from reshard.worker.followers.records import FULFILLED, CatalogStatus
-from reshard.worker.queue.jobs import broker_errors
+from reshard.client.models.jobs import FailedModel, ModelFailed
+from reshard.client.operations import catalogs as of_catalogs
+from reshard.client.operations import jobs as operations
+from reshard.client.operations.table import Session
+from reshard.pipeline.errors import ApiUnavailable, BrokerUnavailable, JobCancelled, ReshardError, WrongState
+from reshard.worker.followers.records import FULFILLED
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.states import JobState
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.catalogs import Now
+    from reshard.client.models.catalogs import Catalog, CatalogNow
 
 T = TypeVar("T")
 
@@ -39,13 +40,13 @@ PAUSE = 2.0  # seconds between tries to reach a queue that is away
 FAILURES_SHOWN = 20  # of a catalog, at once; more of them are counted
 
 
-def follow(queue: Jobs, id: str, output: Output, verbose: bool = False) -> None:
+def follow(session: Session, id: str, output: Output, verbose: bool = False) -> None:
     """Shows a job until it ends; raises the job's own error unless it is done."""
     try:
         with bar(output) as shown:
-            follower = _Follower(queue, id, output, shown)
+            follower = _Follower(session, id, output, shown)
             job = _patiently(shown, follower.look)
-            attested = _patiently(shown, lambda: queue.attested(id))
+            attested = _patiently(shown, lambda: operations.attested(session, id).attested)
     except KeyboardInterrupt:
         output.say(f"\njob {id} continues; follow it again with `reshard watch {id}`")
         raise Exit(INTERRUPTED) from None
@@ -70,11 +71,11 @@ def follow(queue: Jobs, id: str, output: Output, verbose: bool = False) -> None:
     output.result(facts, ended(head, rows), published["commit"])
 
 
-def follow_catalog(queue: Queue, name: str, output: Output) -> CatalogStatus:
+def follow_catalog(session: Session, name: str, output: Output) -> Catalog:
     """Shows a catalog until nothing more of it is begun or at work; returns how it stands then."""
     try:
         with bar(output) as shown:
-            return _patiently(shown, _CatalogFollower(queue, name, output, shown).look)
+            return _patiently(shown, _CatalogFollower(session, name, output, shown).look)
     except KeyboardInterrupt:
         output.say(f"\ncatalog {name} continues; follow it again with `reshard catalog watch {name}`")
         raise Exit(INTERRUPTED) from None
@@ -114,8 +115,8 @@ class _Waits:
 
 
 class _Follower:
-    def __init__(self, queue: Jobs, id: str, output: Output, shown: Bar) -> None:
-        self._queue, self._id, self._output, self._bar = queue, id, output, shown
+    def __init__(self, session: Session, id: str, output: Output, shown: Bar) -> None:
+        self._session, self._id, self._output, self._bar = session, id, output, shown
         self._after = "0"
         self.read: tuple[str, ...] = ()  # the source files of the plan, once it was shown
         self.changes_source = False
@@ -123,16 +124,21 @@ class _Follower:
 
     def look(self) -> Job | None:
         """The job once it has ended."""
-        seen = self._queue.look(self._id, self._after, POLL)
-        self._after = seen.last
+        seen = operations.changes(self._session, self._id, operations.Since(after=self._after))
+        self._after = seen.next
         for event in seen.events:
-            self._report(event)
-        self._show(seen.job, seen.waits)
-        return seen.job if seen.job.state.ended else None
+            self._report(event.model_dump(mode="json"))
+        job = operations.record(seen.job)
+        self._show(job, seen.job.waits)
+        if job.state.ended:
+            return job
+        if not seen.events:
+            self._session.linger(self._id, self._after, POLL)
+        return None
 
     def _show(self, job: Job, waits: str | None) -> None:
         # The plan goes some time after the job is done.
-        if job.shards and not self.read and (plan := self._queue.plan(self._id)) is not None:
+        if job.shards and not self.read and (plan := self._plan()) is not None:
             self.read = tuple(file["path"] for file in plan["reads"])
             self.changes_source = plan["in_place"] and bool(plan["occupied"])
             show_plan(plan, self._output, self._bar)
@@ -142,6 +148,12 @@ class _Follower:
             self._bar.show(PHASES.get(job.state, job.state.replace("_", " ")))
         if not job.state.ended:
             self._waits.tell(waits or job.note)
+
+    def _plan(self) -> dict[str, Any] | None:
+        try:
+            return operations.show_plan(self._session, self._id).document()
+        except WrongState:
+            return None
 
     def _report(self, event: dict[str, Any]) -> None:
         if self._output.json:
@@ -153,40 +165,36 @@ class _Follower:
 
 
 class _CatalogFollower:
-    def __init__(self, queue: Queue, name: str, output: Output, shown: Bar) -> None:
-        self._queue, self._name, self._output, self._bar = queue, name, output, shown
+    def __init__(self, session: Session, name: str, output: Output, shown: Bar) -> None:
+        self._session, self._name, self._output, self._bar = session, name, output, shown
         self._told: set[tuple[str, str | None]] = set()  # models whose failure was told, each with its job
         self._waits = _Waits(output, shown)
 
-    def look(self) -> CatalogStatus | None:
+    def look(self) -> Catalog | None:
         """The catalog once nothing more of it is begun or at work; what waits for ``resume`` is not begun."""
-        with broker_errors(self._queue.jobs.url):
-            return self._look()
-
-    def _look(self) -> CatalogStatus | None:
-        now = self._queue.catalogs.now(self._name)
-        if now.counts["failed"] != len(self._told):
+        now = of_catalogs.show_progress(self._session, self._name)
+        if now.counts.get("failed", 0) != len(self._told):
             self._tell_failures()
         if now.state not in {"expanding", "running"} and not now.active:
-            return self._queue.catalogs.get(self._name)
+            return of_catalogs.show_catalog(self._session, self._name)
         self._show(now)
-        self._waits.tell(self._queue.waits(bulk=True) or (now.note if now.state == "expanding" else None))
+        self._waits.tell(now.waits or (now.note if now.state == "expanding" else None))
         time.sleep(POLL)
         return None
 
-    def _show(self, now: Now) -> None:
-        done, failed = sum(now.counts[outcome] for outcome in FULFILLED), now.counts["failed"]
+    def _show(self, now: CatalogNow) -> None:
+        done, failed = sum(now.counts.get(outcome, 0) for outcome in FULFILLED), now.counts.get("failed", 0)
         figures = f"{done:,} of {now.entries:,} models done, {now.active:,} at work, {failed:,} failed"
-        self._bar.show(now.state or "", done, now.entries, figures="" if now.state == "expanding" else figures)
+        self._bar.show(now.state, done, now.entries, figures="" if now.state == "expanding" else figures)
 
     def _tell_failures(self) -> None:
-        failed = [(repo, ended) for repo, ended in self._queue.catalogs.get(self._name).ended if ended.error]
-        news = [(repo, ended) for repo, ended in failed if (repo, ended.job) not in self._told]
-        self._told = {(repo, ended.job) for repo, ended in failed}
+        ended = of_catalogs.show_catalog(self._session, self._name).ended
+        failed = [(one, one.error) for one in ended if one.error]
+        news = [(one, error) for one, error in failed if (one.repo, one.job) not in self._told]
+        self._told = {(one.repo, one.job) for one, _ in failed}
         if self._output.json:
-            for repo, ended in news:
-                self._output.document({"failed": {"repo": repo, "job": ended.job, "error": ended.error}})
+            for one, error in news:
+                self._output.document(ModelFailed(failed=FailedModel(repo=one.repo, job=one.job, error=error)))
         else:
-            errors = [(repo, ended.error or {}) for repo, ended in news]
-            for line in first([f"{repo}: {e['code']}: {e['message']}" for repo, e in errors], FAILURES_SHOWN):
+            for line in first([f"{one.repo}: {e.code}: {e.message}" for one, e in news], FAILURES_SHOWN):
                 self._bar.say(line)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from reshard.client.text import count, finds_none, human_bytes, lasted
 from reshard.pipeline.stores.credentials import DEFAULT_ENDPOINT
+from reshard.worker.followers.records import IN_FILE
 
 if TYPE_CHECKING:
-    from reshard.worker.followers.records import CatalogStatus as Seen
-    from reshard.worker.followers.records import Ended
+    from reshard.client.models.catalogs import Catalog as Seen
+    from reshard.client.models.catalogs import Ended
 
 SHORT_COMMIT = 8  # letters; what the Hub shows of one
 
@@ -23,23 +24,21 @@ def markdown(seen: Seen) -> str:
 
 
 def _head(seen: Seen) -> Iterator[str]:
-    definition = seen.definition
-    yield f"# Catalog {definition.name}: {seen.state}\n"
+    yield f"# Catalog {seen.name}: {seen.state}\n"
     took = f"{seen.state} since {_moment(seen.since)}, {lasted(seen.since - seen.started)} later"
-    yield f"Began {_moment(seen.started)}, {took}. Asked for by {definition.asked_by or 'nobody known'}, digest"
-    yield f"`{definition.digest[:12]}`."
+    yield f"Began {_moment(seen.started)}, {took}. Asked for by {seen.asked_by or 'nobody known'}, digest"
+    yield f"`{seen.digest[:12]}`."
     yield from (f"**{text}**" for text in (seen.note, *map(finds_none, seen.empty)) if text)
 
 
 def _figures(seen: Seen) -> Iterator[str]:
     yield "\n| models | number | weights read | uploaded |\n| --- | ---: | ---: | ---: |"
-    every = [ended for _, ended in seen.ended]
-    for what, number in seen.counts().items():
-        yield f"| {what} | {number:,} | {_moved(ended for ended in every if ended.outcome == what)} |"
+    for what, number in seen.counts.items():
+        yield f"| {what} | {number:,} | {_moved(ended for ended in seen.ended if ended.outcome == what)} |"
     for what, number in (("at work", len(seen.active)), ("to do", seen.todo)):
         if number:
             yield f"| {what} | {number:,} | | |"
-    yield f"| all | {seen.entries:,} | {_moved(every)} |"
+    yield f"| all | {seen.entries:,} | {_moved(seen.ended)} |"
 
 
 def _failed(seen: Seen) -> Iterator[str]:
@@ -47,11 +46,12 @@ def _failed(seen: Seen) -> Iterator[str]:
     if groups:
         yield "\n## Failed"
     for code, group in groups.items():
-        hints = list(dict.fromkeys(_fact(ended, "hint") for _, ended in group))
-        command = "submit FILE" if group[0][1].in_file else f"retry {seen.definition.name} --only {code}"
+        hints = list(dict.fromkeys(_fact(ended, "hint") for ended in group))
+        command = "submit FILE" if code in IN_FILE else f"retry {seen.name} --only {code}"
         then = f"{hints[0]}. Then" if len(hints) == 1 else "Once these are fixed:"
         yield f"\n### `{code}`: {count(len(group), 'model')}\n\n{then} `reshard catalog {command}`.\n"
-        for repo, ended in group:
+        for ended in group:
+            repo = ended.repo
             job = f" (job `{ended.job}`)" if ended.job else ""
             hint = f"; {_fact(ended, 'hint')}" if len(hints) > 1 else ""
             message = _fact(ended, "message")
@@ -62,11 +62,11 @@ def _published(seen: Seen) -> Iterator[str]:
     head = (
         "\n## Published\n\n| source | target | commit | weights read | uploaded |\n| --- | --- | --- | ---: | ---: |\n"
     )
-    for (repo, ended), target in zip(seen.ended, seen.targets, strict=True):
+    for ended in seen.ended:
         if ended.outcome == "published":
             commit = ended.commit or ""
-            link = f"[`{commit[:SHORT_COMMIT]}`]({_url(target or '')}/commit/{commit})"
-            yield f"{head}| {repo} | {target} | {link} | {_moved([ended])} |"
+            link = f"[`{commit[:SHORT_COMMIT]}`]({_url(ended.target or '')}/commit/{commit})"
+            yield f"{head}| {ended.repo} | {ended.target} | {link} | {_moved([ended])} |"
             head = ""
 
 
@@ -89,4 +89,4 @@ def _moment(seconds: float) -> str:
 
 def _fact(ended: Ended, name: str) -> str:
     """Of its error, in one line."""
-    return " ".join((ended.error or {})[name].split())
+    return " ".join(getattr(ended.error, name).split())

@@ -1,28 +1,33 @@
-"""Which queue the commands of jobs ask: the one behind RESHARD_API_URL, else that of the broker."""
+"""Where operations are carried out: by the service behind RESHARD_API_URL, else on the queue of the broker."""
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reshard.client.jobs import Jobs
+from reshard.client.operations.table import InProcess, Session
 from reshard.client.queue import open_queue
 
 
+def asked_by() -> str:
+    """Who types here, for the record."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
 @contextmanager
-def open_jobs() -> Iterator[Jobs]:
-    """The jobs of the queue that is configured or running here; raises what ``open_queue`` does, or the methods do."""
+def connect() -> Iterator[Session]:
+    """The queue that is configured or running here; raises what ``open_queue`` does, or the operations do."""
     from reshard.worker.settings import settings
 
     asked = settings()
     if asked.api_url is None:
-        from reshard.client.broker import BrokerJobs
-
         with open_queue() as queue:
-            yield BrokerJobs(queue)
+            yield InProcess(queue, asked_by())
     else:
-        from reshard.client.remote import RemoteJobs
+        from reshard.client.remote import Remote
 
         token = asked.api_token.get_secret_value() if asked.api_token else None
-        with RemoteJobs.at(asked.api_url, token) as jobs:
-            yield jobs
+        with Remote.at(asked.api_url, token) as session:
+            yield session

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from reshard.pipeline.errors import BadSchedule, BrokerNeeded
+from reshard.pipeline.errors import BadSchedule
 
 if TYPE_CHECKING:
-    from reshard.worker.fleet.fleet import Fleet, Pause
-    from reshard.worker.fleet.fleet import FleetStatus as Seen
+    from reshard.client.models import records
+    from reshard.worker.fleet.fleet import Closed, Fleet, Pause
     from reshard.worker.followers.catalogs import Catalogs
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
@@ -70,7 +70,7 @@ class Queue:
             seen = self.fleet.seen()
         except BadSchedule as error:
             return f"cannot tell here whether bulk work rests: {error}"
-        return f"bulk work {bulk_text(seen)}" if seen.closed is not None else None
+        return f"bulk work {bulk_text(seen.closed, seen.limits.tz)}" if seen.closed is not None else None
 
 
 def waits(queue: Queue, job: Job) -> str | None:
@@ -85,7 +85,7 @@ def waits(queue: Queue, job: Job) -> str | None:
 def open_queue() -> Iterator[Queue]:
     """The queue of the broker that is configured or running here.
 
-    Raises NoBroker, BrokerUnavailable, BrokerUnsupported, and BrokerNeeded where only the API is configured.
+    Raises NoBroker, BrokerUnavailable, BrokerUnsupported.
 
     Inside, a broker that stops answering raises BrokerUnavailable, too.
     """
@@ -93,10 +93,7 @@ def open_queue() -> Iterator[Queue]:
     from reshard.worker.queue.jobs import JobStore, broker_errors
     from reshard.worker.settings import settings
 
-    asked = settings()
-    if asked.api_url is not None and asked.broker_url is None:
-        raise BrokerNeeded(url=asked.api_url.rstrip("/"))
-    with JobStore.at(broker_url(asked)) as store, broker_errors(store.url):
+    with JobStore.at(broker_url(settings())) as store, broker_errors(store.url):
         store.check_server()
         yield Queue(store)
 
@@ -123,17 +120,17 @@ def worker_state(draining: bool, drained: bool, resting: bool) -> str:
     return "drained" if drained else "resting" if resting else "finishing" if draining else "takes work"
 
 
-def pause_text(paused: Pause) -> str:
+def pause_text(paused: Pause | records.Pause) -> str:
     reason = f": {paused.reason}" if paused.reason else ""
     return f"the service is paused since {moment(paused.since, 'UTC')}, by {paused.by}{reason}"
 
 
-def bulk_text(seen: Seen) -> str:
+def bulk_text(closed: Closed | records.Closed | None, tz: str) -> str:
     """Of bulk work: until when it rests and why, or that it does not."""
-    if seen.closed is None:
+    if closed is None:
         return "starts as it arrives"
-    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[seen.closed.why]
-    return f"rests until {moment(seen.closed.until, seen.limits.tz)}: {why}"
+    why = {"window": "outside its window", "night": "this night's limit of bytes is reached"}[closed.why]
+    return f"rests until {moment(closed.until, tz)}: {why}"
 
 
 def moment(seconds: float, tz: str) -> str:

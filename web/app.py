@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,7 +17,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 
 from reshard.client import ROOT
+from reshard.client.operations import catalogs, fleet, jobs, schedules  # noqa: F401 -- they are in OPERATIONS now
+from reshard.client.operations.table import OPERATIONS, Body, Operation, read
 from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import (
     BodyTooLarge,
     BrokerUnavailable,
@@ -28,13 +30,14 @@ from reshard.pipeline.errors import (
     ScopeMissing,
     SignInNeeded,
 )
-from reshard.web import api, catalogs_api, hooks  # noqa: F401 -- their endpoints are in ENDPOINTS from now on
+from reshard.web import hooks
 from reshard.web.auth import Caller, Scope, Tokens, caller, same_site
 from reshard.web.documents import document, failed
-from reshard.web.endpoint import ENDPOINTS, Call, Endpoint, read
 from reshard.web.guard import Guard
 from reshard.web.openapi import openapi
-from reshard.web.pages import catalogs, jobs, overview, planning  # noqa: F401 -- their pages are in site.routes
+from reshard.web.pages import catalogs as _catalogs  # noqa: F401 -- their pages are in site.routes
+from reshard.web.pages import jobs as _jobs  # noqa: F401
+from reshard.web.pages import overview, planning  # noqa: F401
 from reshard.web.pages import site as pages
 from reshard.web.settings import WebSettings
 from reshard.web.streams import Streams, follow
@@ -73,7 +76,7 @@ class Web:
 def build(web: Web) -> Starlette:
     """The application."""
     routes: list[BaseRoute] = [
-        Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in ENDPOINTS
+        Route(ROOT + one.path, partial(_answer, web, one), methods=[one.method]) for one in OPERATIONS
     ]
     routes += [
         Route(f"{ROOT}/openapi.json", partial(_openapi, web)),
@@ -98,12 +101,15 @@ def build(web: Web) -> Starlette:
     )
 
 
-async def _answer(web: Web, endpoint: Endpoint, request: Request) -> Response:
-    found = await run_in_threadpool(web.caller, request, endpoint.scope)
-    query = read(endpoint.query, _asked(request, endpoint.query)) if endpoint.query else None
-    body = read(endpoint.body, await _sent(request, endpoint.body.most)) if endpoint.body else None
-    call = Call(web.queue, found, request.path_params, query, body, web.settings)
-    return document(await run_in_threadpool(_run, endpoint, call))
+async def _answer(web: Web, asked: Operation[..., Any], request: Request) -> Response:
+    found = await run_in_threadpool(web.caller, request, Scope(asked.scope))
+    given: dict[str, Any] = {**request.path_params}
+    if asked.query:
+        given["query"] = read(asked.query, _parameters(request, asked.query))
+    if asked.body:
+        given["body"] = read(asked.body, await _sent(request, asked.body.most))
+    session = Served(web.queue, found.name, web.settings)
+    return await run_in_threadpool(lambda: document(asked(session, **given).document()))
 
 
 async def _sent(request: Request, most: int) -> bytes:
@@ -113,12 +119,7 @@ async def _sent(request: Request, most: int) -> bytes:
     return sent or b"{}"
 
 
-def _run(endpoint: Endpoint, call: Call) -> Mapping[str, Any]:
-    with broker_errors(call.queue.jobs.url):
-        return endpoint.run(call)
-
-
-def _asked(request: Request, model: type[BaseModel]) -> dict[str, Any]:
+def _parameters(request: Request, model: type[Body]) -> dict[str, Any]:
     """The query's parameters; those that may be given again as lists."""
     lists = {name for name, field in model.model_fields.items() if field.default_factory is list}
     return {
@@ -144,12 +145,12 @@ async def _hook(web: Web, request: Request) -> Response:
 
 def _taken(web: Web, payload: hooks.Payload) -> Mapping[str, Any]:
     with broker_errors(web.queue.jobs.url):
-        return hooks.take(payload, web.queue, web.settings)
+        return hooks.take(payload, Served(web.queue, "a webhook", web.settings))
 
 
 async def _openapi(web: Web, request: Request) -> Response:
     await run_in_threadpool(web.caller, request, Scope.read)
-    return JSONResponse(openapi(ROOT, ENDPOINTS))
+    return JSONResponse(openapi(ROOT, OPERATIONS))
 
 
 async def _healthy(request: Request) -> Response:

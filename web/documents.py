@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from reshard.client import SCHEMA
 from reshard.pipeline.errors import (
+    BadLimit,
     BadSetting,
     BodyTooLarge,
     BrokerUnavailable,
@@ -35,6 +36,7 @@ OWN_STATUS: dict[type[ReshardError], int] = {
     ScheduleNotFound: 404,
     WorkerNotFound: 404,
     BodyTooLarge: 413,
+    BadLimit: 422,
     BrokerUnavailable: 503,
     TooManyPlans: 503,
     TooManyQueued: 429,

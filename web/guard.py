@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reshard.client.operations.table import BODY_MAX
 from reshard.pipeline.errors import BodyTooLarge, ReshardError, UsageError
 from reshard.web.documents import failed
-from reshard.web.endpoint import BODY_MAX
 from reshard.web.settings import is_local
 
 PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator asks them by an address of its own, and they tell nothing

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic.alias_generators import to_camel
 
-from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import (
     AccessError,
     HookRefused,
@@ -29,9 +29,7 @@ from reshard.pipeline.publishing.history import read, undoes
 from reshard.pipeline.stores.connect import Context
 from reshard.pipeline.stores.pace import LocalRateLimiter
 from reshard.pipeline.stores.refusal import Refusal
-from reshard.web.api import allow, asking
 from reshard.worker.followers.pushes import Watch
-from reshard.worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -100,28 +98,26 @@ def check_secret(sent: str | None, secret: SecretStr | None) -> None:
         raise HookRefused
 
 
-def take(payload: Payload, queue: Queue, settings: Settings) -> Mapping[str, Any]:
+def take(payload: Payload, session: Served) -> Mapping[str, Any]:
     """Submit what reads the source that was pushed to; returns what became of each."""
     ignored, carried = payload.ignored(), list[dict[str, Any]]()
     if ignored is None:
         heads = payload.heads()
-        watches = queue.pushes.watches(payload.repo.name, heads)
-        with asking(settings, lambda endpoint: Hurried()) as context:
+        watches = session.queue.pushes.watches(payload.repo.name, heads)
+        with session.asking(lambda endpoint: Hurried()) as context:
             ours = cache(partial(_ours, context))  # many may read one source
-            carried = [_carry(queue, watch, heads, settings, ours) for watch in watches]
+            carried = [_carry(session, watch, heads, ours) for watch in watches]
     return {"repo": payload.repo.name, "carried": carried, "ignored": ignored}
 
 
-def _carry(
-    queue: Queue, watch: Watch, heads: Mapping[str, str], settings: Settings, ours: Callable[[Hub, str], bool]
-) -> dict[str, Any]:
+def _carry(session: Served, watch: Watch, heads: Mapping[str, str], ours: Callable[[Hub, str], bool]) -> dict[str, Any]:
     source = repository(watch.request.source)
     commit = heads[source.branch]
     outcome, job, problem = "own", None, None
     try:
-        allow(watch.request, settings)
+        session.allow(watch.request)
         if not ours(source, commit):
-            outcome, job = queue.pushes.push(watch, commit)
+            outcome, job = session.queue.pushes.push(watch, commit)
     except (SourceError, AccessError, ScheduleNotFound, ScheduleUnreadable) as error:
         outcome, problem = "refused", error.to_dict()
     log.info("%s at %s was pushed, for %s: %s, job %s", source, commit, watch.request.target, outcome, job)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the endpoints and their models: https://spec.openapis.org/oas/v3.1.0"""
+"""The OpenAPI document, made of the operations and their models: https://spec.openapis.org/oas/v3.1.0"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 
 from reshard.client import SCHEMA
 from reshard.client.models.jobs import Failed
-from reshard.web.endpoint import Endpoint
+from reshard.client.operations.table import Operation
 
 REF = "#/components/schemas/{model}"
 
@@ -32,9 +32,9 @@ class Schemas(GenerateJsonSchema):
         return None if schema["type"] == "function-wrap" else super().ser_schema(schema)
 
 
-def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """The document of all ``endpoints`` below the path ``root``."""
-    known = list(endpoints)
+def openapi(root: str, operations: Iterable[Operation[..., Any]]) -> dict[str, Any]:
+    """The document of all ``operations`` below the path ``root``."""
+    known = list(operations)
     answers = {one.answer for one in known} | {Failed}
     bodies = {one.body for one in known if one.body}
     modes: list[tuple[Any, Any]] = [(model, "serialization") for model in sorted(answers, key=_name)]
@@ -48,7 +48,7 @@ def openapi(root: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
             "summary": one.summary,
             "operationId": _operation(one),
             "security": [{"token": []}],
-            "x-scope": str(one.scope),
+            "x-scope": one.scope,
             "parameters": [*_in_path(one), *_in_query(one)],
             "responses": {
                 "200": {"description": one.summary, **answer},
@@ -79,7 +79,7 @@ def _name(model: type) -> str:
     return model.__name__
 
 
-def _operation(one: Endpoint) -> str:
+def _operation(one: Operation[..., Any]) -> str:
     """One for each: clients that are generated name their functions by it."""
     return "_".join([one.method.lower(), *re.findall(r"\w+", one.path)])
 
@@ -88,12 +88,12 @@ def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _in_path(one: Endpoint) -> list[dict[str, Any]]:
+def _in_path(one: Operation[..., Any]) -> list[dict[str, Any]]:
     names = re.findall(r"{(\w+)}", one.path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _in_query(one: Endpoint) -> list[dict[str, Any]]:
+def _in_query(one: Operation[..., Any]) -> list[dict[str, Any]]:
     if one.query is None:
         return []
     schema = TypeAdapter(one.query).json_schema()

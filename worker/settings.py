@@ -81,7 +81,7 @@ class Settings(SubmitSettings):
 
     broker_url: SecretStr | None = None  # redis://, rediss://, redis+socket://; None: what `reshard up` starts
     broker_password: SecretStr | None = None  # of its user, where the URL holds none
-    api_url: str | None = None  # of `reshard web`, which commands of jobs then ask in the broker's place
+    api_url: str | None = None  # of `reshard web`, which the commands of the queue then ask in the broker's place
     api_token: SecretStr | None = None  # what it knows who asks by
     data_dir: Path = Field(default_factory=lambda: default_data_dir())
     tmpdir: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Moment, Problem, Run, of
+from reshard.client.models.records import Answer, Bytes, Fired, Moment, Outcome, Problem, Run
 from reshard.pipeline.request import Request
 from reshard.worker.followers import records
 
@@ -50,12 +50,21 @@ class CatalogSubmitted(Answer):
     outdated_schedules: list[str]
 
 
-Ended = of("Ended", records.Ended, repo=str, target=str | None, read=Bytes, uploaded=Bytes, error=Problem | None)
+class Ended(Answer):
+    outcome: Outcome
+    job: str | None
+    commit: str | None
+    read: Bytes
+    uploaded: Bytes
+    error: Problem | None
+    repo: str
+    target: str | None
 
 
 class Catalog(Answer):
     name: str
     digest: str
+    asked_by: str
     state: str
     note: str | None
     started: Moment
@@ -69,6 +78,14 @@ class Catalog(Answer):
     read: Bytes
     uploaded: Bytes
     ended: list[Ended]
+
+    def failures(self) -> dict[str, list[Ended]]:
+        """What failed, by error code; the most frequent first."""
+        found: dict[str, list[Ended]] = {}
+        for one in self.ended:
+            if one.error is not None:
+                found.setdefault(one.error.code, []).append(one)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
 class CatalogFailure(Answer):
@@ -172,6 +189,14 @@ class ScheduleFired(Answer):
     waits: str | None
 
 
+class SchedulePreview(Answer):
+    """What would become of a schedule that fires now."""
+
+    name: str
+    outcome: Fired
+    job: str | None = Field(description="that is at work on the same, or stands in the way")
+
+
 class ScheduleSet(Answer):
     name: str
     digest: str
@@ -192,6 +217,12 @@ class CatalogNow(Answer):
     todo: int
     active: int
     counts: dict[str, int] = Field(description="models by outcome; `failed:CODE` by error code")
+
+
+class CatalogProgress(CatalogNow):
+    """The same, and why nothing of it moves."""
+
+    waits: str | None
 
 
 class Catalogs(Answer):

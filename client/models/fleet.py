@@ -25,6 +25,8 @@ class WorkerNow(Answer):
     name: str
     state: str
     concurrency: int
+    started: Moment
+    version: str
     at: list[str] = Field(description="units of jobs")
 
 

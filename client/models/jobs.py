@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from reshard.client.models.plans import Plan
 from reshard.client.models.records import (
@@ -18,10 +19,13 @@ from reshard.client.models.records import (
     Process,
     Seconds,
     Symptom,
-    of,
 )
 from reshard.pipeline.request import Request
-from reshard.worker.queue import record
+
+# A request of a newer release as far as this one knows it, to be shown.
+Known = Annotated[
+    Request, BeforeValidator(lambda data: Request.known(json.dumps(data))[0] if isinstance(data, dict) else data)
+]
 
 
 class Moved(Answer):
@@ -43,23 +47,30 @@ class Finished(Answer):
     seconds: Seconds
 
 
-Job = of(
-    "Job",
-    record.Job,
-    state=str,
-    request=Request,
-    created=Moment,
-    since=Moment,
-    started=Moment,
-    bytes=Bytes,
-    bytes_done=Bytes,
-    claims=list[Claim],
-    error=Problem | None,
-    last_error=Problem | None,
-    notes=list[str],
-    checked=list[Check],
-    confirmed=list[Check],
-)
+class Job(Answer):
+    id: str
+    state: str
+    request: Known
+    created: Moment
+    since: Moment
+    started: Moment
+    bytes: Bytes
+    bytes_done: Bytes
+    shards: int
+    shards_done: int
+    read: int
+    expected: int
+    uploaded: int
+    deduplicated: int
+    claims: list[Claim]
+    error: Problem | None
+    last_error: Problem | None
+    note: str | None
+    notes: list[str]
+    checked: list[Check]
+    published: dict[str, Any] | None
+    confirmed: list[Check]
+    rolled_back: str | None
 
 
 class JobNow(Job):
@@ -208,11 +219,21 @@ class Happened(BaseModel):
     bytes: int | None = Field(None, description="sealed: of the shard")
     error: Problem | None = Field(None, description="trouble, voided, failed: why")
 
+    @model_serializer(mode="wrap")
+    def _of_its_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if name in self.model_fields_set}
+
+
+# Read by itself: who passes over unknown fields of a document would pass over an event's own.
+Told = Annotated[
+    Happened, BeforeValidator(lambda data: data if isinstance(data, Happened) else Happened.model_validate(data))
+]
+
 
 class Event(Answer):
     """What happened to a job."""
 
-    event: Happened
+    event: Told
 
 
 class Failed(Answer):
@@ -246,6 +267,6 @@ class JobsPage(Answer):
 class Changes(Answer):
     """What happened to a job since, and how it stands now."""
 
-    events: list[Happened]
+    events: list[Told]
     next: str = Field(description="`after` of the next look")
     job: JobNow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from reshard.client.models.records import Answer, Bytes, Forecast, Named, Needs, Sized
+from reshard.client.models.records import Answer, Bytes, Forecast, Named, Needs, Sized, absent
 
 
 class Shard(Sized):
     tensors: int
-    oversize: str | None = Field(None, description="the tensor that is larger than the size")
+    oversize: str | None = Field(None, exclude_if=absent, description="the tensor that is larger than the size")
 
 
 class Largest(Answer):
@@ -108,7 +108,7 @@ class Plan(Answer):
 class Planned(Plan):
     """`reshard plan` also tells what the job needs, unless it is published already."""
 
-    needs: Needs | None = None
+    needs: Needs | None = Field(None, exclude_if=absent)
     licence: str | None = None
     warnings: list[str] = Field(default_factory=list)
-    device_maps: list[DeviceMap] = Field(default_factory=list)
+    device_maps: list[DeviceMap] = Field(default_factory=list, exclude_if=lambda maps: not maps)

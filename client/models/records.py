@@ -1,23 +1,41 @@
-"""Fields and records that documents share, each record as the code keeps it, field by field."""
+"""What documents are made of: their base, and the records that several of them have."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from reshard.pipeline import check
-from reshard.pipeline.doctor.health import Symptom as SymptomRecord
-from reshard.pipeline.planning import estimate
-from reshard.pipeline.publishing import commit
-from reshard.worker.fleet import fleet
-from reshard.worker.followers import schedules
-from reshard.worker.queue import jobs, record
+from reshard.pipeline.errors import ReshardError
 
 Bytes = Annotated[int, Field(description="bytes")]
 Moment = Annotated[float, Field(description="seconds since the epoch")]
 Seconds = Annotated[float, Field(description="seconds")]
+Resident = Annotated[
+    int | None, Field(description="bytes of its memory and its children's; null: its system does not tell")
+]
+OnDisk = Annotated[int | None, Field(description="bytes of their temporary files; null: its system does not tell")]
+
+
+def _newer(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    """What only a newer release of the same queue says; it is shown as it stands."""
+    try:
+        return known(value)
+    except ValidationError:
+        if isinstance(value, str) and value.isidentifier():
+            return value
+        raise
+
+
+Newer = WrapValidator(_newer)
+Checked = Annotated[Literal["passed", "failed", "skipped", "inconclusive"], Newer]
+Fired = Annotated[Literal["fired", "missed", "overlap", "busy", "full"], Newer]
+Outcome = Annotated[Literal["published", "same", "unchanged", "failed", "cancelled"], Newer]
+
+
+def absent(value: object) -> bool:
+    """For fields that a document has only where there is something to say."""
+    return value is None
 
 
 class Answer(BaseModel):
@@ -25,34 +43,113 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @classmethod
+    def of(cls, record: object, **more: object) -> Self:
+        """What the code keeps, with ``more`` fields that its record has not; raises ValidationError."""
+        known = {name: getattr(record, name) for name in cls.model_fields if name not in more}
+        return cls.model_validate(known | more, strict=False, extra="ignore", from_attributes=True)
 
-def of(name: str, record: Any, without: tuple[str, ...] = (), **changed: Any) -> Any:
-    """The model of a dataclass or NamedTuple; ``changed`` fields are other types in JSON, or only there."""
-    hints = get_type_hints(record, include_extras=True)
-    names = record._fields if issubclass(record, tuple) else [field.name for field in fields(record)]
-    known: dict[str, Any] = {field: hints[field] for field in names if field not in without}
-    given: dict[str, Any] = {field: (type_, ...) for field, type_ in (known | changed).items()}
-    return create_model(name, __base__=Answer, **given)
+    def document(self) -> dict[str, Any]:
+        """JSON-able, without its version."""
+        return self.model_dump(mode="json", by_alias=True)
 
 
 # ------------------------------------------------------------------------------------------------------ records
 
-Check = of("Check", check.Check, findings=list[str])
-Commit = of("Commit", commit.Published)
-Claim = of("Claim", record.Claim, since=Moment, bytes=Bytes)
-Resident = Annotated[
-    int | None, Field(description="bytes of its memory and its children's; null: its system does not tell")
-]
-OnDisk = Annotated[int | None, Field(description="bytes of their temporary files; null: its system does not tell")]
-Process = of("Process", jobs.Process, started=Moment, memory=Resident, temporary=OnDisk)
-Pause = of("Pause", fleet.Pause, since=Moment)
-Closed = of("Closed", fleet.Closed, until=Moment)
-Fault = of("Fault", fleet.Fault, since=Moment)
-Limits = of("Limits", fleet.Limits, window=str | None)
-Forecast = of("Forecast", estimate.Forecast, amplification=float)
-Needs = of("Needs", estimate.Needs)
-Symptom = of("Symptom", SymptomRecord)
-Run = of("Run", schedules.Run, at=Moment, due=Moment)
+
+class Check(Answer):
+    name: str
+    result: Checked
+    level: str
+    reason: str
+    figures: dict[str, Any]
+    findings: list[str]
+
+
+class Commit(Answer):
+    commit: str
+    ref: str
+    found: bool
+
+
+class Claim(Answer):
+    unit: str
+    worker: str
+    since: Moment
+    bytes: Bytes
+    attempt: int
+    waits: str
+
+
+class Process(Answer):
+    name: str
+    kind: str
+    version: str
+    host: str
+    pid: int
+    concurrency: int
+    started: Moment
+    draining: bool
+    memory: Resident
+    temporary: OnDisk
+
+
+class Pause(Answer):
+    since: Moment
+    by: str
+    reason: str | None
+
+
+class Closed(Answer):
+    why: Literal["window", "night"]
+    until: Moment
+
+
+class Fault(Answer):
+    since: Moment
+    code: str
+    message: str
+    hint: str
+
+
+class Limits(Answer):
+    bandwidth: int | None
+    night_bytes: int | None
+    window: str | None
+    tz: str
+
+
+class Forecast(Answer):
+    reads: int
+    read: int
+    written: int
+    seams: int
+    uploaded: int
+    at_most: bool
+    amplification: float
+
+
+class Needs(Answer):
+    memory: int
+    disk: int
+    least_disk: int
+    target: int
+    api_calls: int
+    resolver_calls: int
+    history: int
+
+
+class Symptom(Answer):
+    kind: str
+    text: str
+    cure: str
+
+
+class Run(Answer):
+    at: Moment
+    due: Moment
+    outcome: Fired
+    job: str | None
 
 
 class Problem(Answer):
@@ -62,6 +159,10 @@ class Problem(Answer):
     message: str
     hint: str
     facts: dict[str, Any]
+
+    def error(self) -> ReshardError:
+        """The error itself, to be raised again."""
+        return ReshardError.from_dict(self.document())
 
 
 class Sized(Answer):

@@ -121,9 +121,6 @@ class BrokerRefused(BrokerUnavailable, code="queue.refused", retryable=False):
 class BrokerUnsupported(QueueError, code="queue.unsupported_broker"):
     message = "the broker at {url} cannot carry the queue: {why}"
     hint = "set RESHARD_BROKER_URL to one Redis or Valkey that is neither part of a cluster, a Sentinel nor a replica"
-class BrokerNeeded(QueueError, code="queue.broker_needed"):
-    message = "this command asks the broker itself, and only RESHARD_API_URL is set"
-    hint = "set RESHARD_BROKER_URL for it, or send the same to the API: {url}/api/v1/openapi.json lists what it takes"
 class ApiUnavailable(QueueError, code="queue.api_unavailable", retryable=True):
     message = "{url} does not answer: {why}"
     hint = "check RESHARD_API_URL and the network; jobs go on meanwhile"

@@ -14,6 +14,7 @@ import pytest
 from reshard.cli import progress, watch
 from reshard.cli.output import Output
 from reshard.cli.progress import Bar, bar
+from reshard.client.operations.table import InProcess
 from reshard.client.queue import Queue as Opened
 from reshard.worker.followers.cursor import Cursor
 from reshard.worker.queue.jobs import JobStore
@@ -145,7 +146,8 @@ def test_progress_is_shown_at_each_look_on_a_terminal_and_every_ten_seconds_in_a
 ) -> None:
     terminal = Shown()
     with bar(Output()) as lines:
-        piped, seen = (watch._CatalogFollower(Opened(store), "mirror", Output(), shown) for shown in (lines, terminal))
+        session = InProcess(Opened(store), "me")
+        piped, seen = (watch._CatalogFollower(session, "mirror", Output(), shown) for shown in (lines, terminal))
         begin(catalogs, definition(3))
         first, second, third = jobs(catalogs)
         for number in range(25):

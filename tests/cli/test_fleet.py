@@ -123,7 +123,8 @@ def test_a_worker_is_drained_and_shown_so(queue: Queue, url: str) -> None:
         assert alive("status", job, "--json").documents[0]["waits"] == said
         assert alive("fleet", "undrain", "here:7").out == "worker here:7 takes work again\n"
         (facts,) = alive("fleet", "status", "--json").documents
-    assert facts["workers"] == [{"name": "here:7", "state": "takes work", "concurrency": 2, "at": []}]
+    process = {"name": "here:7", "concurrency": 2, "started": 0.0, "version": "1"}
+    assert facts["workers"] == [process | {"state": "takes work", "at": []}]
 
 
 def test_beside_each_worker_is_what_it_has_and_why_it_rests(queue: Queue, url: str) -> None:

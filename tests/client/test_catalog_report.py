@@ -7,9 +7,10 @@ import re
 import pytest
 
 from reshard.client.catalog_report import markdown
+from reshard.client.models.catalogs import Catalog
+from reshard.client.operations.catalogs import told
 from reshard.pipeline.errors import NoWeights, ReshardError, SourceGated, TargetsCollide
-from reshard.worker.followers.records import CatalogStatus as Seen
-from reshard.worker.followers.records import Definition, Ended
+from reshard.worker.followers.records import CatalogStatus, Definition, Ended
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BEGAN = 1_795_222_800.0  # 2026-11-21 01:00:00 UTC
@@ -19,16 +20,16 @@ def failed(error: ReshardError, job: str | None = "j1") -> Ended:
     return Ended("failed", job, None, 10, 0, error.to_dict())
 
 
-def seen(*rows: tuple[str, str | None, Ended], todo: int = 0, note: str | None = None) -> Seen:
+def seen(*rows: tuple[str, str | None, Ended], todo: int = 0, note: str | None = None) -> Catalog:
     failures = sum(ended.outcome == "failed" for _, _, ended in rows)
-    return Seen(
+    return told(CatalogStatus(
         definition=Definition(name="mirror", text="name: mirror", asked_by="ann@desk"),
         state="stopped" if todo else "failed" if failures else "done",
         run="r", started=BEGAN, since=BEGAN + 4330, note=note,
         entries=len(rows) + todo, todo=todo, active={},
         ended=tuple((repo, ended) for repo, _, ended in rows), targets=tuple(target for _, target, _ in rows),
         success=None,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 NIGHT = seen(

@@ -17,26 +17,23 @@ import httpx2
 import psutil
 import pytest
 
+from reshard.client.operations.table import BODY_MAX, OPERATIONS, Operation
 from reshard.pipeline.limits import REQUEST_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.web import api, catalogs_api
-from reshard.web.app import pages
+from reshard.web.app import pages  # it has all operations in the table
 from reshard.web.auth import COOKIE, Scope, add_token
 from reshard.web.connections import CONNECTIONS, STRANGERS_MAX, STRANGERS_OF_PEER
-from reshard.web.endpoint import BODY_MAX, ENDPOINTS, Endpoint
 from reshard.worker.queue.jobs import JobStore, submission
 from reshard.worker.queue.scripts import PREFIX, job_key
 from tests.support.procs import Broker, Machine, free_port, wait_for
 from tests.web.conftest import Site, start
 
-assert api and catalogs_api, "their endpoints are in ENDPOINTS"
-
 ROOT = "/api/v1"
 BODY = {"source": "a/model", "target": "b/model"}
 
 
-def url_of(endpoint: Endpoint) -> str:
+def url_of(endpoint: Operation[..., Any]) -> str:
     return ROOT + re.sub(r"{\w+}", "some", endpoint.path)
 
 
@@ -56,8 +53,8 @@ def alive(site: Site) -> None:
 # -------------------------------------------------------------------------------------------------------- who may
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: f"{one.method} {one.path}")
-def test_no_endpoint_answers_who_has_no_token_or_only_one_to_read(site: Site, endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("endpoint", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
+def test_no_endpoint_answers_who_has_no_token_or_only_one_to_read(site: Site, endpoint: Operation[..., Any]) -> None:
     known = site.tokens["act"]
     for said in (None, "Bearer", "Bearer rsh_wrong", f"Bearer {known[:-1]}", f"Basic {known}", "Bearer " + "x" * 9000):
         with site.client(None, headers={"Authorization": said} if said is not None else {}) as client:

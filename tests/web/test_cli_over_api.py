@@ -1,4 +1,4 @@
-"""The commands of jobs over the API: the same documents as by the broker, one line for each thing that goes wrong."""
+"""The commands over the API: the same documents as by the broker, one line for each thing that goes wrong."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reshard.cli import completion
 from reshard.client import PAGE_MAX
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
 from reshard.pipeline.request import Request
 from reshard.web.auth import Scope, add_token
-from reshard.worker.queue.jobs import JobStore
+from reshard.worker.followers.catalogs import Catalogs
+from reshard.worker.queue.jobs import JobStore, Process
+from reshard.worker.queue.scripts import PREFIX
+from reshard.worker.settings import settings as cached
 from tests.cli.conftest import Run, clean, model, reshard, warm
 from tests.support.hub.fixtures import Namespace, hub, hub_process, namespace
 from tests.support.procs import Broker, Machine, free_port
@@ -29,6 +34,7 @@ from tests.worker.conftest import another, copying, plan
 
 __all__ = ["clean", "hub", "hub_process", "model", "namespace", "plan", "reshard", "warm"]
 
+CATALOG = "name: mirror\nentries:\n- {repo: a/model, to: us/model}\n"
 SUBMIT = ("submit", "a/model", "--to", "b/model")
 ASKED = [("list",), ("status",), ("status", "abcd"), ("watch", "abcd"), ("cancel", "abcd"), ("retry", "abcd"), SUBMIT]
 
@@ -43,8 +49,11 @@ def api(site: Site, reshard: Run) -> Run:
     return lambda *arguments, scope="act": reshard(*arguments, env=settings(site, scope))
 
 
+Both = Callable[..., list[dict[str, Any]]]
+
+
 @pytest.fixture
-def both(api: Run, reshard: Run, broker: Broker) -> Callable[..., list[dict[str, Any]]]:
+def both(api: Run, reshard: Run, broker: Broker) -> Both:
     """The documents of a command, which are the same by the broker and over the API."""
 
     def run(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
@@ -57,9 +66,7 @@ def both(api: Run, reshard: Run, broker: Broker) -> Callable[..., list[dict[str,
     return run
 
 
-def test_what_is_seen_is_the_same_over_the_api(
-    both: Callable[..., list[dict[str, Any]]], store: JobStore, plan: Plan
-) -> None:
+def test_what_is_seen_is_the_same_over_the_api(both: Both, store: JobStore, plan: Plan) -> None:
     job, group = copying(store, another(store), plan)
     (facts,) = both("status", job)
     assert facts["state"] == "copying" and facts["claims"][-1]["unit"] == group.unit
@@ -102,17 +109,132 @@ def test_what_is_typed_arrives_and_who_asked_is_the_token(
     assert store.get(own["id"]).request.model_copy(update={"asked_by": "acter"}) == asked
 
 
-def test_both_set_the_api_is_asked_and_other_commands_ask_the_broker(
-    api: Run, site: Site, reshard: Run, store: JobStore, broker: Broker
-) -> None:
+def test_both_set_the_api_is_asked(api: Run, site: Site, reshard: Run, store: JobStore) -> None:
     elsewhere = settings(site) | {"RESHARD_BROKER_URL": "redis://127.0.0.1:1/0"}
-    assert reshard("list", env=elsewhere).code == 0
-    assert reshard("fleet", "status", env=elsewhere).err.startswith("error[queue.unavailable]: ")
-    for command in (("fleet", "status"), ("catalog", "status"), ("schedule", "list"), ("delete", "abcd")):
-        done = api(*command)
-        assert done.code == 10 and done.err.startswith("error[queue.broker_needed]: "), done.err
-        assert "RESHARD_BROKER_URL" in done.err and f"{site.url}/api/v1/" in done.err
+    for command in ("list", "fleet status", "catalog status", "schedule list", "delete --state done"):
+        assert reshard(*command.split(), env=elsewhere).code == 0
     assert api("doctor").out.splitlines()[-1].split() == ["ok", "api", site.url]
+
+
+def test_jobs_are_deleted_over_the_api(both: Both, api: Run, store: JobStore) -> None:
+    first, second, third = (
+        store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo=f"c/{name}"))).id for name in "abc"
+    )
+    assert both("delete", first, code=11)[0]["error"]["code"] == "job.under_way"
+    assert both("delete", "nobody", code=11)[0]["error"]["code"] == "job.not_found"
+    assert both("delete", "x" * 200, code=2)[0]["error"]["code"] == "usage.body"
+    for job in (first, second):
+        store.cancel(job)
+    (would,) = both("delete", "--state", "cancelled", "--dry-run")
+    assert would == {"deleted": 0, "dry_run": True, "ids": would["ids"], "kept": []} and {*would["ids"]} == {
+        first,
+        second,
+    }
+    (done,) = api("delete", first[:8], "--json").documents
+    assert done == {"deleted": 1, "dry_run": False, "ids": [first], "kept": []}
+    assert api("delete", "--older-than", "1d").out == "deleted 0 jobs\n"
+    assert api("delete", "--state", "cancelled").out == f"deleted 1 job: {second}\n"
+    assert [job.id for job in store.recent()] == [third]
+    refused = api("delete", third, scope="read")
+    assert refused.code == 4 and refused.err.startswith("error[access.scope]: ")
+
+
+def test_the_fleet_is_steered_over_the_api(both: Both, api: Run, store: JobStore) -> None:
+    process = Process("box", "worker", "1", "box", 1, 3, 0.0, False)
+    store.redis.sadd(f"{PREFIX}processes", "box")
+    store.redis.set(f"{PREFIX}process:box", json.dumps(asdict(process)))
+    (seen,) = both("fleet", "status")
+    assert seen["workers"] == [
+        {"name": "box", "state": "takes work", "concurrency": 3, "started": 0.0, "version": "1", "at": []}
+    ]
+    (limits,) = both("fleet", "limit", "--bandwidth", "200MB/s", "--closed", "08:00-18:00")
+    assert limits["limits"] == {"bandwidth": 200_000_000, "night_bytes": None, "window": "18:00-08:00", "tz": "UTC"}
+    (limits,) = both("fleet", "limit", "--bandwidth", "none")
+    assert limits["limits"]["bandwidth"] is None and limits["limits"]["window"] == "18:00-08:00"
+    for wrong in ((), ("--bandwidth", "fast"), ("--tz", "Nowhere"), ("--window", "1", "--closed", "2")):
+        both("fleet", "limit", *wrong, code=2)
+    assert api("fleet", "pause", "--reason", "lunch", "--json").documents[0]["paused"]["by"] == "acter"
+    assert both("fleet", "pause")[0]["paused"]["reason"] == "lunch"
+    assert api("fleet", "status").out == api("fleet", "status", scope="read").out
+    assert api("fleet", "resume").out == "resumed\n" and both("fleet", "resume")[0]["was_paused"] is False
+    assert both("fleet", "drain", "b")[0] == {"name": "box", "drained": True}
+    for command in ("drain", "undrain"):
+        assert both("fleet", command, "nobody", code=10)[0]["error"]["code"] == "queue.no_worker"
+    assert api("fleet", "undrain", "box").out == "worker box takes work again\n"
+    assert api("fleet", "drain", "../pause").err.startswith("error[queue.no_worker]: no worker is called ../pause")
+    assert api("fleet", "pause", scope="read").err.startswith("error[access.scope]: ")
+
+
+def test_a_catalog_is_carried_through_over_the_api(both: Both, api: Run, store: JobStore, tmp_path: Path) -> None:
+    file = tmp_path / "mirror.yaml"
+    file.write_text(CATALOG)
+    (made,) = api("catalog", "submit", str(file), "--at-once", "3", "--json").documents
+    assert (made["name"], made["existed"]) == ("mirror", False) and "neither worker nor control" in made["waits"]
+    kept = Catalogs(store).get("mirror").definition
+    assert (kept.asked_by, kept.at_once, kept.text) == ("acter", 3, file.read_text())
+    assert both("catalog", "submit", str(file), "--at-once", "3")[0]["existed"] is True
+    assert both("catalog", "status")[0]["asked_by"] == "acter"
+    assert both("catalog", "status", "mirror")[0]["state"] == "expanding"
+    assert both("catalog", "failures", "mirror") == [{"name": "mirror", "failures": {}}]
+    assert both("catalog", "retry", "mirror", "--only", "a.code", code=2)[0]["error"]["code"] == "usage.only"
+    assert api("catalog", "pause", "mirror").out == "catalog mirror is paused\n"
+    assert both("catalog", "watch", "mirror", code=10)[-1]["error"]["code"] == "queue.catalog_state"
+    assert api("catalog", "resume", "mirror").out == "catalog mirror is expanding\n"
+    assert both("catalog", "remove", "mirror", code=10)[0]["error"]["code"] == "queue.catalog_state"
+    assert api("catalog", "cancel", "mirror", scope="read").code == 4
+    assert api("catalog", "cancel", "mirror").out == "catalog mirror is cancelled, and 0 jobs of it\n"
+    report = tmp_path / "report.md"
+    assert api("catalog", "status", "mirror", "--report", str(report)).code == 0
+    assert report.read_text().startswith("# Catalog mirror: cancelled\n")
+    assert api("catalog", "remove", "mirror", "--json").documents == [
+        {"name": "mirror", "removed": True, "schedules": []}
+    ]
+    for command in ("status", "watch", "failures", "retry", "pause", "resume", "cancel", "remove"):
+        for name in ("mirror", "../jobs"):
+            assert both("catalog", command, name, code=10)[0]["error"]["code"] == "queue.no_catalog"
+
+
+def test_a_schedule_is_kept_over_the_api(both: Both, api: Run, store: JobStore, tmp_path: Path) -> None:
+    file = tmp_path / "mirror.yaml"
+    file.write_text(CATALOG)
+    (added,) = api("schedule", "add", "nightly", "a/model", "--to", "b/model", "--cron", "@daily", "--json").documents
+    assert added["name"] == "nightly"
+    weekly = ("schedule", "add", "weekly", "--catalog", str(file), "--at-once", "2", "--cron", "0 3 * * 0")
+    assert api(*weekly).out.startswith("schedule weekly: catalog mirror, ")
+    assert both(*weekly, code=10)[0]["error"]["code"] == "queue.schedule_exists"
+    for wrong in (("Big", "@daily"), ("small", "99 * * * *")):
+        typed = ("schedule", "add", wrong[0], "a/model", "--to", "b/model", "--cron", wrong[1])
+        assert both(*typed, code=2)[0]["error"]["code"] == "usage.schedule"
+    file.write_text(CATALOG + "- {repo: a/other, to: us/other}\n")
+    (done,) = api("schedule", "set", "weekly", "--catalog", str(file), "--json").documents
+    (seen,) = both("schedule", "show", "weekly")
+    assert seen["digest"] == done["digest"] and seen["catalog"]["at_once"] == 2
+    assert (seen["catalog"]["text"], seen["catalog"]["asked_by"]) == (file.read_text(), "acter")
+    assert [one["name"] for one in both("schedule", "list")] == ["nightly", "weekly"]
+    assert both("schedule", "show", "nightly")[0]["request"]["priority"] == "bulk"
+    assert len(both("schedule", "next", "nightly", "-n", "3")[0]["next"]) == 3
+    assert both("schedule", "pause", "nightly") == [{"name": "nightly", "next": None}]
+    assert both("schedule", "resume", "nightly")[0]["next"] == added["next"]
+    (fired,) = api("schedule", "run", "nightly", "--json").documents
+    assert store.get(fired["job"]).request.asked_by == "schedule nightly"
+    assert api("schedule", "run", "nightly").out.startswith("schedule nightly: left out: its last job ")
+    assert api("schedule", "pause", "weekly", scope="read").code == 4
+    assert api("schedule", "remove", "weekly").out == "schedule weekly is removed\n"
+    for command in ("show", "next", "run", "pause", "resume", "remove"):
+        for name in ("weekly", ".."):
+            assert both("schedule", command, name, code=10)[0]["error"]["code"] == "queue.no_schedule"
+
+
+def test_what_a_shell_offers_comes_over_the_api(site: Site, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in settings(site).items():
+        monkeypatch.setenv(name, value)
+    job = store.submit(Request(source=Hub(repo="a/b"), target=Hub(repo="c/d"))).id
+    cached.cache_clear()
+    try:
+        assert completion.jobs(job[:3]) == [(job, "queued, a/b -> c/d")]
+        assert completion.catalogs("") == completion.schedules("") == completion.workers("") == []
+    finally:
+        cached.cache_clear()
 
 
 def test_a_host_that_cannot_be_is_one_line(reshard: Run) -> None:

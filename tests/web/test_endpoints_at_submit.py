@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
+from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import EndpointNotAllowed
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Options, Request, parse_size
-from reshard.web.api import allow
 from reshard.worker.settings import Settings
 
+NONE = cast(Queue, None)  # nothing is queued here
 OURS, OTHER = "https://hub.example", "https://elsewhere.example"
 
 
@@ -20,13 +24,13 @@ def ask(source: str | None = None, target: str | None = None, config: str | None
 
 @pytest.mark.parametrize("where", ["source", "target", "config"])
 def test_a_hub_outside_the_list_is_refused_at_submit(where: str) -> None:
-    listed = Settings(allowed_endpoints=(f"{OURS}/",))
+    service = Served(NONE, "me", Settings(allowed_endpoints=(f"{OURS}/",)))
     with pytest.raises(EndpointNotAllowed, match=OTHER):
-        allow(ask(**{where: OTHER}), listed)
-    allow(ask(**{where: OURS}), listed)
-    allow(ask(**{where: f"{OURS}/"}), listed)
-    allow(ask(), listed)
-    allow(ask(**{where: OTHER}), Settings())  # the worker knows whose credentials it has
+        service.allow(ask(**{where: OTHER}))
+    service.allow(ask(**{where: OURS}))
+    service.allow(ask(**{where: f"{OURS}/"}))
+    service.allow(ask())
+    Served(NONE, "me", Settings()).allow(ask(**{where: OTHER}))  # the worker knows whose credentials it has
 
 
 def test_a_size_may_have_a_space_before_its_unit() -> None:

@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from reshard.client.models.catalogs import Pushed
+from reshard.client.served import HUB_CALLS
 from reshard.pipeline.places import Hub
 from reshard.pipeline.request import Request
-from reshard.web.api import HUB_CALLS
 from reshard.web.auth import Scope, add_token
 from reshard.web.hooks import AT_ONCE
 from reshard.worker.followers.schedules import ALL, Schedule, Schedules

@@ -13,37 +13,39 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from reshard.client import ROOT
+from reshard.client.operations.jobs import Drafted
+from reshard.client.operations.table import OPERATIONS, Operation, read
 from reshard.pipeline.catalogs.definition import schema as catalog_schema
 from reshard.pipeline.request import Request
-from reshard.web.api import Drafted
-from reshard.web.app import build  # noqa: F401 -- it has all endpoints registered
-from reshard.web.endpoint import ENDPOINTS, Endpoint, read
+from reshard.web.app import build  # noqa: F401 -- it has all operations in the table
 from reshard.web.openapi import openapi
 from reshard.worker.followers.schedules import Schedule
 from reshard.worker.queue.jobs import JobStore
 from tests.support.schemas import valid
 from tests.web.conftest import Site
 
-BODIES = [one for one in ENDPOINTS if one.body is not None]
+BODIES = [one for one in OPERATIONS if one.body is not None]
 
 
 @cache
 def document() -> dict[str, Any]:
-    return openapi(ROOT, ENDPOINTS)
+    return openapi(ROOT, OPERATIONS)
 
 
-def body_of(one: Endpoint) -> dict[str, Any]:
+def body_of(one: Operation[..., Any]) -> dict[str, Any]:
     said = document()["paths"][ROOT + one.path][one.method.lower()]["requestBody"]
     return dict(said["content"]["application/json"]["schema"])
 
 
 @cache
-def bodies(one: Endpoint) -> st.SearchStrategy[Any]:
+def bodies(one: Operation[..., Any]) -> st.SearchStrategy[Any]:
     return valid(body_of(one), document()["components"]["schemas"])
 
 
 @pytest.mark.parametrize("one", BODIES, ids=lambda one: f"{one.method} {one.path}")
-def test_what_the_document_calls_valid_is_not_called_malformed(one: Endpoint, site: Site, store: JobStore) -> None:
+def test_what_the_document_calls_valid_is_not_called_malformed(
+    one: Operation[..., Any], site: Site, store: JobStore
+) -> None:
     whole = {**body_of(one), "components": document()["components"]}
     check = Draft202012Validator(whole)
     path = f"{ROOT}{one.path}".replace("{job}", "none").replace("{name}", "none")

@@ -12,6 +12,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from reshard.client.operations.table import LISTED
 from reshard.pipeline.errors import NoWeights
 from reshard.pipeline.places import Hub
 from reshard.pipeline.planning.model import Plan
@@ -19,7 +20,6 @@ from reshard.pipeline.request import Request
 from reshard.pipeline.reshard import draft
 from reshard.pipeline.stores.connect import Context, open_source, open_target
 from reshard.pipeline.stores.pace import RateLimitWindow
-from reshard.web.api import LISTED
 from reshard.web.guard import HEADERS
 from reshard.worker.fleet.rate_limit import rate_limiters
 from reshard.worker.followers.cursor import Cursor

@@ -9,12 +9,13 @@ from urllib.parse import urlencode
 
 from reshard.client.catalog_report import markdown
 from reshard.client.facts import last_run, outcome_text
+from reshard.client.operations import catalogs as operations
+from reshard.client.operations import schedules as of_schedules
+from reshard.client.operations.table import LISTED, read
 from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ReshardError
-from reshard.web import catalogs_api
-from reshard.web.api import LISTED
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call, read
+from reshard.web.endpoint import Call
 from reshard.web.pages.site import Answer, Page, Text, act, page
 from reshard.worker.followers.catalogs import SUCCESS
 from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
@@ -42,8 +43,8 @@ def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -
 def submit(call: Call) -> Answer:
     given = call.body.given("text", "at_once", "max_failures", "max_bytes")
     try:
-        body = read(catalogs_api.Submission, given, "the form")
-        return f"/catalogs/{catalogs_api.submit(call._replace(body=body))['name']}"
+        done = operations.submit_catalog(call.session, read(operations.Submission, given, "the form"))
+        return f"/catalogs/{done.name}"
     except ReshardError as error:
         return _catalogs(call.queue, call.body.one("text"), error)
 
@@ -76,22 +77,22 @@ def _may(seen: CatalogStatus) -> set[str]:
     return {way for way, sense in ways.items() if sense}
 
 
-act("/catalogs/{name}/pause", catalogs_api.pause, "/catalogs/{name}")
-act("/catalogs/{name}/resume", catalogs_api.resume, "/catalogs/{name}")
-act("/catalogs/{name}/cancel", catalogs_api.cancel, "/catalogs/{name}")
+act("/catalogs/{name}/pause", operations.pause_catalog, "/catalogs/{name}")
+act("/catalogs/{name}/resume", operations.resume_catalog, "/catalogs/{name}")
+act("/catalogs/{name}/cancel", operations.cancel_catalog, "/catalogs/{name}")
 act(
     "/catalogs/{name}/retry",
-    catalogs_api.retry,
+    operations.retry_catalog,
     "/catalogs/{name}",
-    lambda f: catalogs_api.Only(only=f.one("only") or None),
+    lambda f: operations.Only(only=f.one("only") or None),
 )
-act("/catalogs/{name}/remove", catalogs_api.remove, "/catalogs")
+act("/catalogs/{name}/remove", operations.remove_catalog, "/catalogs")
 
 
 @page("GET", "/catalogs/{name}/report")
 def report(call: Call) -> Answer:
     """For an issue, a mail, or who keeps them."""
-    return Text(markdown(call.queue.catalogs.get(call.path["name"])), f"{call.path['name']}.md")
+    return Text(markdown(operations.show_catalog(call.session, call.path["name"])), f"{call.path['name']}.md")
 
 
 @page("GET", "/schedules")
@@ -132,7 +133,7 @@ def _result(run: Run, states: dict[str, str]) -> dict[str, Any]:
     return {"at": run.due, "how": how, "text": outcome_text(run), "job": run.job if there else None}
 
 
-act("/schedules/{name}/run", catalogs_api.run, "/schedules")
-act("/schedules/{name}/pause", catalogs_api.pause_schedule, "/schedules")
-act("/schedules/{name}/resume", catalogs_api.resume_schedule, "/schedules")
-act("/schedules/{name}/remove", catalogs_api.remove_schedule, "/schedules")
+act("/schedules/{name}/run", of_schedules.run_schedule, "/schedules")
+act("/schedules/{name}/pause", of_schedules.pause_schedule, "/schedules")
+act("/schedules/{name}/resume", of_schedules.resume_schedule, "/schedules")
+act("/schedules/{name}/remove", of_schedules.remove_schedule, "/schedules")

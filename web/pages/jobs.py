@@ -8,23 +8,22 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from reshard.client.facts import job_facts, report_of, seconds_of
 from reshard.client.facts import page as result_page
+from reshard.client.facts import seconds_of
+from reshard.client.operations import jobs as operations
 from reshard.client.queue import Queue
 from reshard.client.text import human_bytes, lasted
 from reshard.pipeline.errors import BadBody
-from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Answer, Page, act, page
 from reshard.worker.queue.record import Job
 from reshard.worker.queue.scripts import job_key
-from reshard.worker.queue.states import JobState
+from reshard.worker.queue.states import CANCELLABLE, JobState
 
 LISTED = 100  # jobs of a page
 EVENTS_SHOWN = 200  # the newest
 DRAWINGS = 16  # plans whose picture is kept: a live page asks for it again and again
-CANCELLED_FROM = {JobState.queued, JobState.planning, JobState.copying, JobState.publishing}
 
 
 class File(NamedTuple):
@@ -59,10 +58,15 @@ def jobs(call: Call) -> Answer:
     return Page("jobs.html", shown | {"more": more, "after": after})
 
 
-act("/jobs/{job}/cancel", api.cancel, "/jobs/{job}")
-act("/jobs/{job}/retry", api.retry, "/jobs/{job}", lambda f: api.Again(anew="anew" in f, overwrite="overwrite" in f))
-act("/jobs/{job}/rollback", api.roll_back, "/jobs/{job}")
-act("/jobs/{job}/delete", api.delete, "/jobs")
+act("/jobs/{job}/cancel", operations.cancel, "/jobs/{job}")
+act(
+    "/jobs/{job}/retry",
+    operations.retry,
+    "/jobs/{job}",
+    lambda f: operations.Again(anew="anew" in f, overwrite="overwrite" in f),
+)
+act("/jobs/{job}/rollback", operations.roll_back, "/jobs/{job}")
+act("/jobs/{job}/delete", operations.delete, "/jobs")
 
 
 @page("GET", "/jobs/{job}")
@@ -75,8 +79,8 @@ def job(call: Call) -> Answer:
     drawn = _drawn(queue, job.id, digest) if digest else None
     shown = {
         "job": job,
-        "facts": job_facts(queue, job),
-        "result": report_of(job)["result"],
+        "facts": operations.now(queue, job).document(),
+        "result": operations.report_of(job).result,
         "took": seconds_of(job),
         "drawing": drawn and drawn.drawing,
         "files": _files(queue, job, drawn.files) if drawn else [],
@@ -163,7 +167,7 @@ def _may(job: Job) -> set[str]:
     published = job.published is not None and not job.rolled_back
     own = published and (job.confirmed or not (job.published or {})["found"])
     ways = {
-        "cancel": job.state in CANCELLED_FROM,
+        "cancel": job.state in CANCELLABLE,
         "retry": job.state.ended and job.state != JobState.done,
         "rollback": job.state.ended and bool(own),
         "delete": job.state.ended,

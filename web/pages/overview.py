@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from reshard.client.facts import fleet_facts, service_facts
+from reshard.client.operations import fleet as operations
+from reshard.client.operations.jobs import service
 from reshard.client.queue import Queue
 from reshard.client.text import count, human_bytes
-from reshard.web import api
 from reshard.web.endpoint import Call
 from reshard.web.pages.charts import Chart, bars
 from reshard.web.pages.render import clock
@@ -34,16 +34,17 @@ def overview(call: Call) -> Answer:
     queue = call.queue
     now = server_ms(queue.jobs.redis)
     jobs = [job for job in queue.jobs.recent([s for s in JobState if s not in ENDED], AT_WORK_MAX) if job.claims]
-    fleet, at_work = fleet_facts(queue.fleet.seen(), queue.jobs.processes(), {}), _at_work(queue, jobs)
-    silent = sorted(at_work.keys() - {worker["name"] for worker in fleet["workers"]})
-    fleet["workers"] += [{"name": name, "state": SILENT, "concurrency": 0} for name in silent]
+    seen, at_work = queue.fleet.seen(), _at_work(queue, jobs)
+    workers = [worker.document() for worker in operations.workers(queue, seen, {})]
+    silent = sorted(at_work.keys() - {worker["name"] for worker in workers})
+    workers += [{"name": name, "state": SILENT, "concurrency": 0} for name in silent]
     hours = by_hour(queue.jobs.redis, now)
     failures: Counter[str] = Counter()
     for _, counted in hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
-        "fleet": fleet,
-        "service": service_facts(queue),
+        "fleet": operations.limits_of(seen).document() | {"workers": workers},
+        "service": service(call.session).document(),
         "at_work": at_work,
         "silent": SILENT,
         "jobs": queue.jobs.counts(),
@@ -55,10 +56,10 @@ def overview(call: Call) -> Answer:
     return Page("overview.html", shown)
 
 
-act("/fleet/pause", api.pause, "/", lambda form: api.Why(reason=form.one("reason") or None))
-act("/fleet/resume", api.resume, "/")
-act("/fleet/workers/{worker}/drain", api.drain, "/")
-act("/fleet/workers/{worker}/undrain", api.undrain, "/")
+act("/fleet/pause", operations.pause_fleet, "/", lambda form: operations.Why(reason=form.one("reason") or None))
+act("/fleet/resume", operations.resume_fleet, "/")
+act("/fleet/workers/{worker}/drain", operations.drain, "/")
+act("/fleet/workers/{worker}/undrain", operations.undrain, "/")
 
 
 def _at_work(queue: Queue, jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:

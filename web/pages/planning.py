@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+from reshard.client.operations.jobs import Drafted
+from reshard.client.operations.jobs import submit as submit_job
+from reshard.client.operations.table import read
 from reshard.client.plan import look
 from reshard.pipeline.errors import BadBody, ReshardError
 from reshard.pipeline.places import NOWHERE
 from reshard.pipeline.renaming import parse_rules
 from reshard.pipeline.request import Options
-from reshard.web import api
 from reshard.web.documents import status_of
-from reshard.web.endpoint import Call, read
+from reshard.web.endpoint import Call
 from reshard.web.pages.picture import drawing, picture
 from reshard.web.pages.site import Answer, Fields, Page, page
 
@@ -61,8 +63,8 @@ def preview(call: Call) -> Answer:
     try:
         asked = _asked(call.body)
         request = asked.request(call.caller.name)
-        api.allow(request, call.settings, has_target=request.target != NOWHERE)
-        with api.one_of_few(call.settings) as context:
+        call.session.allow(request, has_target=request.target != NOWHERE)
+        with call.session.hub() as context:
             looked = look(request, context)
     except ReshardError as error:
         return _page(_typed(call.body), error)
@@ -76,13 +78,13 @@ def submit(call: Call) -> Answer:
         asked = _asked(call.body)
         if asked.target == NOWHERE:
             raise BadBody(where="target", why="where it goes is missing")
-        made = api.submit(call._replace(body=asked))
+        made = submit_job(call.session, asked)
     except ReshardError as error:
         return _page(_typed(call.body), error)
-    return f"/jobs/{made['id']}"
+    return f"/jobs/{made.id}"
 
 
-def _asked(body: Fields) -> api.Drafted:
+def _asked(body: Fields) -> Drafted:
     """Raises BadBody and BadPlace."""
     options: dict[str, Any] = body.given("size")
     for one in inputs():
@@ -98,7 +100,7 @@ def _asked(body: Fields) -> api.Drafted:
     given = body.given(*PLAIN)
     if "source" not in given:
         raise BadBody(where="source", why="what is to be resharded is missing")
-    return read(api.Drafted, given | {"options": options}, "the form")
+    return read(Drafted, given | {"options": options}, "the form")
 
 
 def _typed(body: Fields) -> dict[str, str]:

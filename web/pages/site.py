@@ -1,4 +1,4 @@
-"""What a page is: a function of what an endpoint gets, a template, and how forms, errors and the sign-in fit in."""
+"""What a page is: a function of a call, a template, and how forms, errors and the sign-in fit in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from reshard.client.operations.table import Body, Operation
 from reshard.client.queue import Queue
+from reshard.client.served import Served
 from reshard.pipeline.errors import CrossSite, ReshardError, SignInNeeded
 from reshard.web.auth import COOKIE, Caller, Scope, Tokens, same_site
 from reshard.web.documents import status_of
@@ -82,17 +84,15 @@ def page(method: Literal["GET", "POST"], path: str) -> Callable[[Callable[[Call]
     return add
 
 
-def act(
-    path: str, run: Callable[[Call], object], goes_to: str, body: Callable[[Fields], object] = lambda fields: None
-) -> None:
-    """Adds a form that does what an endpoint does, with the ``body`` that its fields make, and then leads on.
+def act(path: str, do: Operation[..., Any], goes_to: str, body: Callable[[Fields], Body] | None = None) -> None:
+    """Adds a form that does what an operation does, with the ``body`` that its fields make, and then leads on.
 
     ``goes_to`` may name what the path does.
     """
 
     @page("POST", path)
     def carry_out(call: Call) -> Answer:
-        run(call._replace(body=body(call.body)))
+        do(call.session, **call.path, **({"body": body(call.body)} if body else {}))
         return goes_to.format_map({name: quote(value) for name, value in call.path.items()})
 
 
@@ -123,7 +123,7 @@ async def _answer(site: Site, run: Callable[[Call], Answer], request: Request) -
         if scope == Scope.act:
             body = _fields((await request.body()).decode("utf-8", "replace"))
         query = _fields(request.url.query)
-        call = Call(site.queue, caller, request.path_params, query, body, site.settings)
+        call = Call(Served(site.queue, caller.name, site.settings), caller, request.path_params, query, body)
         return await run_in_threadpool(_run, run, call, request)
     except ReshardError as error:
         return failed(request, error)

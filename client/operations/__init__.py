@@ -1,0 +1,1 @@
+"""What can be done or asked, each as one function: ``table.py`` has how one is declared, each noun its own module."""

@@ -1,0 +1,296 @@
+"""Operations of jobs, plans and the queue as a whole. Sizes are bytes, times seconds since the epoch."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, ValidationError
+
+from reshard.client import PAGE_MAX
+from reshard.client.facts import happened
+from reshard.client.models import jobs
+from reshard.client.models.plans import Plan, Planned
+from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
+from reshard.client.queue import Queue, waits
+from reshard.pipeline.errors import (
+    BadBody,
+    CheckpointError,
+    JobUnderWay,
+    JobUnreadable,
+    ProofError,
+    WrongState,
+)
+from reshard.pipeline.places import NOWHERE, Place, TargetPlace
+from reshard.pipeline.request import Options, Priority, Request
+from reshard.pipeline.validation import first_problem
+from reshard.worker.queue.states import ENDED, JobState
+
+if TYPE_CHECKING:
+    from reshard.worker.queue.record import Job
+
+STATES_MAX = 20  # states that one list is asked for; there are ten
+AFTER_MAX = 50  # characters of a page's end: a time, and an id
+DELETED_MAX = 10_000  # jobs that are named to be deleted at once; each is looked at first, in less than a millisecond
+ID_MAX = 100  # characters of an id that is typed; one has ten
+AGE_MAX = 1e11  # seconds; 3,000 years
+AWAITED = "control has noted in its catalog how it ended"
+
+
+class Asked(Body):
+    """What is to be resharded; places as they are typed, or as objects."""
+
+    source: Place
+    target: TargetPlace
+    options: Options = Options()
+    priority: Priority = "interactive"
+
+    def request(self, asked_by: str) -> Request:
+        return Request(**{name: getattr(self, name) for name in type(self).model_fields}, asked_by=asked_by)
+
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        return cls(**{name: getattr(request, name) for name in cls.model_fields})
+
+
+class Drafted(Asked):
+    """The same; without a target only the cut is planned."""
+
+    target: TargetPlace = NOWHERE
+
+
+class Listed(Body):
+    state: list[JobState] = Field(default_factory=list, max_length=STATES_MAX)
+    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
+    after: str | None = Field(
+        default=None,
+        max_length=AFTER_MAX,
+        pattern=r"^[0-9]{1,15}(-[a-z0-9]*)?$",
+        description="`next` of the page before",
+    )
+    since: float = Field(default=0.0, ge=0, le=1e11, description="none from before this time")
+
+
+class Since(Body):
+    after: str = Field(
+        default="0", pattern=r"^\d{1,19}(-\d{1,19})?$", description="`next` of the look before; without it, everything"
+    )
+
+
+class Again(Body):
+    anew: bool = Field(default=False, description="plan again from the current source and target")
+    overwrite: bool = Field(
+        default=False, description="plan again, and replace what others changed in the target since"
+    )
+
+
+class Forgotten(Body):
+    """Jobs by their ids, or those that ended by state and age."""
+
+    most: ClassVar[int] = BODY_MAX
+    jobs: list[Annotated[str, Field(max_length=ID_MAX)]] = Field(default_factory=list, max_length=DELETED_MAX)
+    states: list[JobState] = Field(
+        default_factory=list, max_length=STATES_MAX, description="without `jobs`; none: every one that has an end"
+    )
+    age: float = Field(default=0.0, ge=0, le=AGE_MAX, description="seconds that they ended ago, or more")
+    dry_run: bool = Field(default=False, description="only say which")
+
+
+def shown(job: Job) -> jobs.Job:
+    """Raises JobUnreadable for a record that holds what no release of ours writes."""
+    try:
+        return jobs.Job.of(job)
+    except ValidationError as error:
+        first = first_problem(error)
+        raise JobUnreadable(job=job.id, why=f"{first.where}: {first.why}") from error
+
+
+def now(queue: Queue, job: Job) -> jobs.JobNow:
+    """A job, and why nothing of it moves; raises as ``shown``."""
+    return jobs.JobNow(**dict(shown(job)), waits=None if job.state.ended else waits(queue, job))
+
+
+def record(job: jobs.Job) -> Job:
+    """The record that a document was made of."""
+    from reshard.worker.queue.record import Claim, Job  # which a client that only submits need not wait for
+
+    data = job.document()
+    typed = {
+        "state": JobState.known(job.state),
+        "request": job.request,
+        "claims": tuple(Claim(**claim) for claim in data["claims"]),
+        "notes": tuple(job.notes),
+    }
+    return Job(**{field.name: data[field.name] for field in fields(Job)} | typed)
+
+
+@operation("GET", "/jobs")
+def list_jobs(session: InProcess, query: Listed) -> jobs.JobsPage:
+    """List jobs, newest first; fewer than `limit` where they are long."""
+    store = session.queue.jobs
+    try:
+        found = store.listed(query.state, query.limit, query.after, query.since)
+    except ValueError as error:
+        raise BadBody(where="after", why="no page ended so") from error
+    page, unreadable = list[jobs.Job](), found.unreadable
+    for job in found.jobs:
+        try:
+            page.append(shown(job))
+        except JobUnreadable as damaged:
+            unreadable[job.id] = damaged.facts["why"]
+    counts = {str(state): number for state, number in store.counts().items() if number}
+    return jobs.JobsPage(
+        jobs=page, next=found.next, unreadable=unreadable, counts=counts, waits=session.queue.waits(bulk=False)
+    )
+
+
+@operation("POST", "/jobs")
+def submit(session: InProcess, body: Asked) -> jobs.Submitted:
+    """Queue a job, or find the one that already carries the request out."""
+    request = body.request(session.caller)
+    session.allow(request)
+    return jobs.Submitted.of(session.queue.jobs.submit(request), waits=session.queue.waits(request.priority == "bulk"))
+
+
+@operation("POST", "/jobs/delete")
+def delete_jobs(session: InProcess, body: Forgotten) -> jobs.Deleted:
+    """Delete jobs that have ended: those that are named, or those of these states and this age."""
+    from reshard.worker.queue import ended
+
+    queue = session.queue
+    kept = queue.catalogs.awaited()
+    named = list[str]()
+    for given in body.jobs:
+        try:
+            job = queue.jobs.get(given)
+        except JobUnreadable as damaged:  # the step that deletes it sees whether it has ended
+            named.append(damaged.facts["job"])
+            continue
+        if not job.state.ended:
+            raise JobUnderWay(job=job.id, state=job.state)
+        if job.id in kept:
+            raise WrongState(job=job.id, state=job.state, why=f"it is kept until {AWAITED}")
+        named.append(job.id)
+    found = named or ended.ended(queue.jobs.redis, body.states or ENDED, body.age)
+    kept &= {*found}
+    found = [id for id in dict.fromkeys(found) if id not in kept]
+    found = found if body.dry_run else ended.delete(queue.jobs.redis, found)
+    deleted = 0 if body.dry_run else len(found)
+    return jobs.Deleted(deleted=deleted, dry_run=body.dry_run, ids=found, kept=sorted(kept))
+
+
+@operation("GET", "/jobs/{job}")
+def show(session: InProcess, job: str) -> jobs.JobNow:
+    """Show one job, and why nothing of it moves."""
+    return now(session.queue, session.queue.jobs.get(job))
+
+
+@operation("GET", "/jobs/{job}/report")
+def report(session: InProcess, job: str) -> jobs.JobReport:
+    """Show the checks of a job."""
+    return report_of(session.queue.jobs.get(job))
+
+
+def report_of(job: Job) -> jobs.JobReport:
+    """The checks of a job, and the error where one of them ended it."""
+    facts = shown(job)
+    error = facts.error.error() if facts.error else None
+    failed = isinstance(error, ProofError | CheckpointError) or any(c["result"] == "failed" for c in job.checks)
+    result = "failed" if failed else "passed" if job.confirmed else "unfinished"
+    attested = (job.published or {}).get("attested", {})
+    return jobs.JobReport.of(facts, result=result, checks=job.checks, attested=attested)
+
+
+@operation("GET", "/jobs/{job}/plan")
+def show_plan(session: InProcess, job: str) -> Plan:
+    """Show a job's plan, which is kept for an hour after its end."""
+    from reshard.client.plan import plan_facts  # which a client that only submits need not wait for
+
+    found, plan = session.queue.jobs.get(job), session.queue.jobs.plan(job)
+    if plan is None:
+        raise WrongState(
+            job=found.id, state=found.state, why="its plan is gone" if found.state.ended else "it has no plan yet"
+        )
+    return Plan.model_validate(plan_facts(found.request, plan))
+
+
+@operation("GET", "/jobs/{job}/attested")
+def attested(session: InProcess, job: str) -> jobs.Attested:
+    """Show what the bytes of a job's source were held against, for an hour after its end."""
+    return jobs.Attested(attested=session.queue.jobs.attested(job))
+
+
+@operation("GET", "/jobs/{job}/changes")
+def changes(session: InProcess, job: str, query: Since) -> jobs.Changes:
+    """Show what happened to a job since an earlier look, and how it stands now."""
+    store = session.queue.jobs
+    events = store.events(job, query.after)
+    told = [jobs.Happened.model_validate(happened(fields)) for _, fields in events]
+    last = events[-1][0] if events else query.after
+    return jobs.Changes(events=told, next=last, job=now(session.queue, store.get(job)))
+
+
+@operation("POST", "/jobs/{job}/cancel")
+def cancel(session: InProcess, job: str) -> jobs.Cancelled:
+    """Stop a job before its commit."""
+    id = session.queue.jobs.resolve(job)
+    return jobs.Cancelled(id=id, was=session.queue.jobs.cancel(id), state="cancelled")
+
+
+@operation("POST", "/jobs/{job}/retry")
+def retry(session: InProcess, job: str, body: Again) -> jobs.Retried:
+    """Continue a failed or cancelled job with what it had copied."""
+    store = session.queue.jobs
+    id = store.resolve(job)
+    was = store.retry(id, anew=body.anew, overwrite=body.overwrite)
+    found = store.get(id)
+    waits = session.queue.waits(found.request.priority == "bulk")
+    return jobs.Retried(id=id, was=was, state=found.state, waits=waits)
+
+
+@operation("POST", "/jobs/{job}/rollback")
+def roll_back(session: InProcess, job: str) -> jobs.RolledBack:
+    """Undo the commit of a job, with the token of this service."""
+    from reshard.client.acts import published_by, roll_back
+
+    found = session.queue.jobs.get(job)
+    published_by(found)  # before a token is needed
+    with session.hub() as context:
+        session.allow(found.request, context)
+        return roll_back(session.queue, found, context)
+
+
+@operation("DELETE", "/jobs/{job}")
+def delete(session: InProcess, job: str) -> jobs.Deleted:
+    """Delete a job that has ended; what it published stays."""
+    return delete_jobs(session, Forgotten(jobs=[job]))
+
+
+@operation("POST", "/plan")
+def plan(session: InProcess, body: Drafted) -> Planned:
+    """Show what a job would do, with the token of this service; change nothing."""
+    from reshard.client.plan import look
+
+    request = body.request(session.caller)
+    session.allow(request, has_target=request.target != NOWHERE)
+    with session.hub() as context:
+        return Planned.model_validate(look(request, context).facts)
+
+
+@operation("GET", "/service")
+def service(session: InProcess) -> jobs.Service:
+    """Show the queue and its processes."""
+    from reshard.worker.queue.jobs import without_password
+
+    queue = session.queue
+    drained, resting = queue.fleet.all_drained(), queue.fleet.resting()
+    return jobs.Service(
+        broker=without_password(queue.jobs.url),
+        jobs={str(state): number for state, number in queue.jobs.counts().items() if number},
+        waiting=queue.jobs.waiting(),
+        waits=queue.waits(bulk=True),
+        processes=[
+            jobs.ProcessNow.of(process, drained=process.name in drained, resting=process.name in resting)
+            for process in queue.jobs.processes()
+        ],
+    )

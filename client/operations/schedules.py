@@ -1,0 +1,130 @@
+"""Operations of schedules."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from reshard.client import PAGE_MAX
+from reshard.client.facts import last_run
+from reshard.client.models import catalogs
+from reshard.client.operations.catalogs import Submission
+from reshard.client.operations.jobs import Asked
+from reshard.client.operations.table import BODY_MAX, LISTED, Body, InProcess, operation
+from reshard.client.queue import Queue
+from reshard.worker.followers.records import NAME_MAX
+from reshard.worker.followers.schedules import CRON_MAX, NAME, PRIORITY, ZONE_MAX, Schedule, ScheduleStatus
+from reshard.worker.queue.jobs import PAGE_BYTES
+
+
+def _only(name: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"type": "object"}}}
+
+
+class Named(Body):
+    limit: int = Field(default=LISTED, ge=1, le=PAGE_MAX)
+    after: str = Field(default="", max_length=NAME_MAX, description="`next` of the page before")
+
+
+class Kept(Body):
+    """A request or a catalog, and when it is submitted."""
+
+    most: ClassVar[int] = BODY_MAX
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only("request"), _only("catalog")]})
+    name: str = Field(max_length=NAME_MAX, pattern=f"^{NAME.pattern}$")
+    cron: str = Field(
+        max_length=CRON_MAX,
+        json_schema_extra={"format": "cron"},
+        description="minute hour day month weekday, or @daily",
+    )
+    tz: str = Field(default="UTC", max_length=ZONE_MAX, json_schema_extra={"format": "timezone"})
+    missed: Literal["once", "skip"] = "once"
+    request: Asked | None = None
+    catalog: Submission | None = None
+
+
+def _facts(queue: Queue, seen: ScheduleStatus) -> dict[str, Any]:
+    """Fields that a schedule has as it is kept, and those that tell how it fares."""
+    kept = seen.schedule
+    request = kept.request and kept.request.model_copy(update={"priority": PRIORITY})
+    digest = kept.catalog.digest if kept.catalog else None
+    return {**dict(kept), "request": request, "digest": digest, "last": last_run(queue, seen)}
+
+
+@operation("GET", "/schedules")
+def list_schedules(session: InProcess, query: Named) -> catalogs.Schedules:
+    """List schedules by name, without the text of catalogs; fewer than `limit` where they are long."""
+    rows, size = list[catalogs.ScheduleRow](), 0
+    for seen in session.queue.schedules.each(query.after):
+        facts = _facts(session.queue, seen)
+        if kept := seen.schedule.catalog:
+            facts["catalog"] = catalogs.CatalogKept.of(kept, bytes=len(kept.text.encode()))
+        row = catalogs.ScheduleRow.of(seen, **facts)
+        size += len(row.model_dump_json())
+        if rows and (len(rows) == query.limit or size > PAGE_BYTES):
+            return catalogs.Schedules(schedules=rows, next=rows[-1].name)
+        rows.append(row)
+    return catalogs.Schedules(schedules=rows, next=None)
+
+
+@operation("POST", "/schedules")
+def add_schedule(session: InProcess, body: Kept) -> catalogs.ScheduleNext:
+    """Submit a request, or a catalog, at regular times."""
+    request = body.request.request(session.caller) if body.request else None
+    if request is not None:
+        session.allow(request)
+    catalog = body.catalog.definition(session.caller) if body.catalog else None
+    schedule = Schedule(
+        name=body.name, cron=body.cron, tz=body.tz, missed=body.missed, request=request, catalog=catalog
+    )
+    return catalogs.ScheduleNext(name=body.name, next=session.queue.schedules.add(schedule))
+
+
+@operation("GET", "/schedules/{name}")
+def show_schedule(session: InProcess, name: str) -> catalogs.Schedule:
+    """Show a schedule and its last runs."""
+    seen = session.queue.schedules.get(name)
+    return catalogs.Schedule.of(seen, **_facts(session.queue, seen))
+
+
+@operation("GET", "/schedules/{name}/preview")
+def preview_schedule(session: InProcess, name: str) -> catalogs.SchedulePreview:
+    """Show what would become of a schedule that fires now, and the job that stands in its way."""
+    outcome, job = session.queue.schedules.preview(name)
+    return catalogs.SchedulePreview(name=name, outcome=outcome, job=job)
+
+
+@operation("POST", "/schedules/{name}/catalog")
+def set_catalog(session: InProcess, name: str, body: Submission) -> catalogs.ScheduleSet:
+    """Have a schedule submit a catalog as it is now; its times and its past runs stay."""
+    definition = body.definition(session.caller)
+    session.queue.schedules.set_catalog(name, definition)
+    return catalogs.ScheduleSet(name=name, digest=definition.digest)
+
+
+@operation("POST", "/schedules/{name}/run")
+def run_schedule(session: InProcess, name: str) -> catalogs.ScheduleFired:
+    """Fire a schedule now, in addition to its times."""
+    done = session.queue.schedules.run(name)
+    return catalogs.ScheduleFired.of(done, name=name, waits=session.queue.waits(bulk=True))
+
+
+@operation("POST", "/schedules/{name}/pause")
+def pause_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
+    """Pause a schedule; a job that it fired continues."""
+    session.queue.schedules.pause(name)
+    return catalogs.ScheduleNext(name=name, next=None)
+
+
+@operation("POST", "/schedules/{name}/resume")
+def resume_schedule(session: InProcess, name: str) -> catalogs.ScheduleNext:
+    """Resume a paused schedule."""
+    return catalogs.ScheduleNext(name=name, next=session.queue.schedules.resume(name))
+
+
+@operation("DELETE", "/schedules/{name}")
+def remove_schedule(session: InProcess, name: str) -> catalogs.ScheduleRemoved:
+    """Remove a schedule; a job that it fired continues."""
+    session.queue.schedules.remove(name)
+    return catalogs.ScheduleRemoved(name=name, removed=True)

@@ -1,0 +1,145 @@
+"""The table of operations: each is declared once, and carried out here, over HTTP, or for whoever asks the API.
+
+An operation is a function of a session, of the names in its path, and of a ``body`` or a ``query``; it returns a
+document. Called with a session, it is carried out where that leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cached_property
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_type_hints,
+)
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reshard.client.models.records import Answer
+from reshard.pipeline.errors import BadBody
+from reshard.pipeline.limits import REQUEST_MAX
+from reshard.pipeline.request import Request
+from reshard.pipeline.validation import first_problem
+
+if TYPE_CHECKING:
+    from reshard.client.queue import Queue
+    from reshard.pipeline.stores.connect import Context
+
+BODY_MAX = 1_000_000  # bytes; the longest catalog has some hundred kilobytes
+LISTED = 50  # jobs or schedules of a page, unless told otherwise
+
+P = ParamSpec("P")
+Document = TypeVar("Document", bound=Answer)
+Model = TypeVar("Model", bound=BaseModel)
+Method = Literal["GET", "POST", "DELETE"]
+
+
+class Body(BaseModel):
+    """What is sent: nothing that is not known."""
+
+    most: ClassVar[int] = REQUEST_MAX  # bytes
+    model_config = ConfigDict(extra="forbid")
+
+
+def read(model: type[Model], data: Mapping[str, Any] | bytes, whole: str = "the body") -> Model:
+    """What was sent, as JSON or as fields; raises BadBody, where ``whole`` is what all of it is called."""
+    try:
+        return model.model_validate_json(data) if isinstance(data, bytes) else model.model_validate(data)
+    except ValidationError as error:
+        first = first_problem(error)
+        raise BadBody(where=first.where or whole, why=first.why) from error
+
+
+class Session(Protocol):
+    """Where operations are carried out: on the queue of a broker, or by `reshard web`.
+
+    Every operation raises the QueueError family when the queue cannot be asked, and what its act is refused with.
+    """
+
+    def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document: ...
+
+    def linger(self, job: str, after: str, seconds: float) -> None:
+        """Wait until something happens to a job after that event, or so long."""
+
+
+class InProcess:
+    """The queue of a broker, for whoever may reach it; what a job may name is the workers' to refuse."""
+
+    def __init__(self, queue: Queue, caller: str) -> None:
+        self.queue = queue
+        self.caller = caller  # who asks, for the record
+
+    def perform(self, operation: Operation[P, Document], /, *args: P.args, **kwargs: P.kwargs) -> Document:
+        from reshard.worker.queue.jobs import broker_errors
+
+        with broker_errors(self.queue.jobs.url):
+            return operation.run(self, *args, **kwargs)
+
+    def linger(self, job: str, after: str, seconds: float) -> None:
+        self.queue.jobs.events(job, after, seconds)
+
+    def allow(self, request: Request, context: Context | None = None, has_target: bool = True) -> None:
+        """Raises what a service does not let be submitted, or done with the ``context`` it has; here nothing."""
+
+    @contextmanager
+    def hub(self) -> Iterator[Context]:
+        """The tokens and budgets that Hubs are called with."""
+        from reshard.pipeline.stores.connect import Context
+
+        with closing(Context.from_env()) as context:
+            yield context
+
+
+class Operation(Generic[P, Document]):
+    """One row of the table; ``run`` carries it out on a queue."""
+
+    def __init__(self, method: Method, path: str, run: Callable[Concatenate[InProcess, P], Document]) -> None:
+        self.method = method
+        self.path = path  # below the API's root; {names} are arguments
+        self.run = run
+        self.scope: Literal["read", "act"] = "read" if method == "GET" else "act"
+        self.summary = (run.__doc__ or "").partition("\n")[0]
+
+    def __call__(self, session: Session, /, *args: P.args, **kwargs: P.kwargs) -> Document:
+        return session.perform(self, *args, **kwargs)
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.run)
+
+    @property
+    def answer(self) -> type[Document]:
+        return self._hints["return"]  # type: ignore[no-any-return]
+
+    @property
+    def body(self) -> type[Body] | None:
+        return self._hints.get("body")
+
+    @property
+    def query(self) -> type[Body] | None:
+        return self._hints.get("query")
+
+
+OPERATIONS: list[Operation[..., Any]] = []
+
+
+def operation(
+    method: Method, path: str
+) -> Callable[[Callable[Concatenate[InProcess, P], Document]], Operation[P, Document]]:
+    """Adds a function to the table, with its docstring's first line. What is no GET needs the scope ``act``."""
+
+    def add(run: Callable[Concatenate[InProcess, P], Document]) -> Operation[P, Document]:
+        made = Operation(method, path, run)
+        OPERATIONS.append(made)
+        return made
+
+    return add
