@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
@@ -15,10 +15,11 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BaseModel
 from typer import Argument, Option, Typer
 
-from reshard.cli.help import ACCESS, FILES, OUTPUT, PUBLISHING, WEIGHTS, SectionedCommand
+from reshard.cli.help import OUTPUT, SectionedCommand
 from reshard.cli.output import Output
 from reshard.cli.profiles import PROFILES, Use
 from reshard.client.connect import asked_by
+from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
 from reshard.pipeline.errors import BadPlace, BadRename, NoTarget, UsageError, shortened
 from reshard.pipeline.limits import DEFAULT_SIZE, JOBS_MAX, RENAME_RULES_MAX, RENAME_TEXT_MAX
 from reshard.pipeline.places import (
@@ -61,41 +62,39 @@ def read_output(
     return Output(json=json, quiet=quiet)
 
 
-def of_options(name: str) -> Any:
-    """The option of a command that sets this field of ``Options``."""
-    section, metavar = _SHOWN.get(name, (None, None))
-    field = Options.model_fields[name]
-    repeated = " May be given again." if get_origin(field.annotation) is tuple and name not in _TYPED_OTHERWISE else ""
-    flag = [f"--{name.replace('_', '-')}"] if field.annotation is bool else []
-    shown = field.default not in (None, ())
-    text = f"{field.description}{repeated}"
-    return Option(*flag, metavar=metavar, help=text, show_default=shown, rich_help_panel=section)
+# Fields of Options that are typed otherwise than by their name and value; of those with a type, a request takes it.
+_TYPED_OTHERWISE: dict[str, Any] = {
+    "size": None, "visibility": None, "manifest": None, "rename": Path | None, "config_from": str | None,
+}  # fmt: skip
 
 
-# Fields of Options that are typed otherwise than by their name and value.
-_TYPED_OTHERWISE = {"size", "rename", "config_from", "visibility", "manifest"}
-# Where help shows a field of Options, and what stands for its value; those without a section are the common ones.
-_SHOWN: dict[str, tuple[str, str | None]] = {
-    **dict.fromkeys(("oversize", "pack", "dequantize", "strict_dtype", "ties", "experts"), (WEIGHTS, None)),
-    "strip_prefix": (WEIGHTS, "PREFIX"),
-    "rename": (WEIGHTS, "RULES"),
-    "config_from": (FILES, "PLACE"),
-    **dict.fromkeys(("include", "exclude"), (FILES, "GLOB")),
-    **dict.fromkeys(("prune", "lineage"), (FILES, None)),
-    "branch": (PUBLISHING, "BRANCH"),
-    **dict.fromkeys(("pr", "force", "require"), (PUBLISHING, None)),
-    "transport": (ACCESS, None),
-}
+def _is_list(name: str) -> bool:
+    return get_origin(Options.model_fields[name].annotation) is tuple and name not in _TYPED_OTHERWISE
 
 
-def _of_options() -> Iterator[Parameter]:
-    for name, field in Options.model_fields.items():
-        if name not in _TYPED_OTHERWISE:
-            repeated = get_origin(field.annotation) is tuple
-            type_ = list[str] | None if repeated else field.annotation
-            kind: Any = Annotated[type_, of_options(name)]
-            default = None if repeated else field.default
-            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+def option(name: str, help: str = "", section: str | None = None) -> Parameter:
+    """What a command takes for this field of ``Options``; ``help`` and ``section`` are the field's."""
+    field, declared, repeated = Options.model_fields[name], Options.declared(name), _is_list(name)
+    type_ = list[str] | None if repeated else _TYPED_OTHERWISE.get(name, field.annotation)
+    default = None if repeated or name in _TYPED_OTHERWISE else field.default
+    info = Option(
+        *([f"--{name.replace('_', '-')}"] if field.annotation is bool else []),
+        metavar=declared.value,
+        help=help or f"{field.description}{' May be given again.' if repeated else ''}",
+        show_default=field.default not in (None, ()),
+        rich_help_panel=section or declared.section,
+    )
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type_, info])
+
+
+def read_options(**typed: Any) -> dict[str, Any]:
+    """The fields of ``Options`` that were typed, as far as they are typed by their names."""
+    given = {name: value for name, value in typed.items() if value is not None}
+    if rules := given.pop("rename", None):
+        given["rename"] = read_rules(rules)
+    if place := given.pop("config_from", None):
+        given["config_from"] = parse_place(place)
+    return given
 
 
 def read_rules(path: Path) -> tuple[Rule, ...]:
@@ -124,8 +123,6 @@ def read_request(
     to_credential: Annotated[
         str | None, value("NAME", "Write DST with this entry of RESHARD_CREDENTIALS.", section=ACCESS)
     ] = None,
-    rename: Annotated[Path | None, of_options("rename")] = None,
-    config_from: Annotated[str | None, of_options("config_from")] = None,
     public: Annotated[bool, flag("--public", "Let everyone see the target.", PUBLISHING)] = False,
     private: Annotated[bool, flag("--private", "Create the target as a private repository.", PUBLISHING)] = False,
     no_manifest: Annotated[bool, flag("--no-manifest", "Publish no manifest; verify then needs SRC.", FILES)] = False,
@@ -139,11 +136,9 @@ def read_request(
         target=_by("--to-credential", to_credential, _target(to, options.get("branch"), options.get("pr", False))),
         options=Options.of(
             size=_size(size, for_, single),
-            rename=read_rules(rename) if rename else (),
-            config_from=parse_place(config_from) if config_from else None,
             visibility="public" if public else "private" if private else "as-source",
             manifest=not no_manifest,
-            **{name: value for name, value in options.items() if value is not None},
+            **read_options(**options),
         ),
         asked_by=asked_by(),
     )
@@ -289,7 +284,7 @@ def takes(**readers: Callable[..., Any]) -> Callable[[Command], Command]:
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__annotations__ = {p.name: p.annotation for p in shown}
-        _sign(run, shown)
+        sign(run, shown)
         return run
 
     return wrap
@@ -306,7 +301,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     return dict(inspect.signature(function, eval_str=True).parameters)
 
 
-def _sign(function: Any, parameters: list[Parameter]) -> None:
+def sign(function: Any, parameters: list[Parameter]) -> None:
     """Sets what ``inspect.signature`` says of the function; Typer makes a command's options of it."""
     function.__signature__ = Signature([p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters])
 
@@ -319,11 +314,12 @@ def _optional(parameter: Parameter, help: str | None = None) -> Parameter:
 
 
 _own = [p for p in _parameters(read_request).values() if p.kind is not Parameter.VAR_KEYWORD]
-_sign(read_request, [*_own, *_of_options()])
+_named = [name for name in Options.model_fields if _TYPED_OTHERWISE.get(name, name)]
+sign(read_request, [*_own, *map(option, _named)])
 _REQUEST, _LIMITS = _parameters(read_request), _parameters(read_limits)
 _plan = _REQUEST | {"to": _optional(_REQUEST["to"], "Target; without it, only the cut is planned.")}
-_sign(read_plan, list(_plan.values()))
+sign(read_plan, list(_plan.values()))
 _file = Annotated[Path | None, value("FILE", "Submit this catalog, as it is now, instead of SRC.")]
 _either = _REQUEST | {name: _optional(_REQUEST[name]) for name in ("source", "to")}
 _either["catalog"] = Parameter("catalog", Parameter.KEYWORD_ONLY, default=None, annotation=_file)
-_sign(read_request_or_catalog, [*_either.values(), *_LIMITS.values()])
+sign(read_request_or_catalog, [*_either.values(), *_LIMITS.values()])

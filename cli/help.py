@@ -10,9 +10,10 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from reshard.pipeline.arguments import ACCESS, FILES, PUBLISHING, WEIGHTS
+
 # Sections of the commands and of options, in this order; an option without one is among the first, "Options".
 RESHARD, JOBS, CATALOGS, SERVICE = "Reshard", "Jobs", "Catalogs and schedules", "Service"
-WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Files beside the weights", "Publishing", "Access and transport"
 OUTPUT = "Output"
 _ORDER = (
     *("Commands", RESHARD, JOBS, CATALOGS, SERVICE),

@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
-from typer import Option
-
-from reshard.cli.arguments import PLACE, argument, flag, read_output, read_rules, takes, value
+from reshard.cli.arguments import PLACE, argument, flag, option, read_options, read_output, sign, takes, value
 from reshard.cli.job_text import check_row
 from reshard.cli.output import Output, first, lines
 from reshard.cli.progress import bar
 from reshard.pipeline.errors import UsageError, VerifyFailed
-from reshard.pipeline.request import DType, Experts, Options, Ties, parse_size
+from reshard.pipeline.places import AnyPlace
+from reshard.pipeline.request import Options, parse_size
+from reshard.pipeline.verifying.load import Loader, LoadOptions
 
-if TYPE_CHECKING:
-    from reshard.pipeline.verifying.load import LoadOptions
-
-
-Loader = Literal["transformers", "accelerate"]
 AGAINST, LOAD = "With --against", "With --load"  # sections of help
 FINDINGS_SHOWN = 10  # lines of one check; --json has them all
 
 
-@takes(output=read_output)
-def verify(
+class Expected(NamedTuple):
+    """How the source is to be changed before the checkpoint is held against it."""
+
+    changes: Options
+    config_from: AnyPlace | None
+
+
+def read_expected(**typed: Any) -> Expected:
+    given = read_options(**typed)
+    config_from = given.pop("config_from", None)
+    return Expected(Options.of(**given), config_from)
+
+
+EXPECTED = [name for name in Options.model_fields if Options.declared(name).expect]
+sign(read_expected, [option(name, Options.declared(name).expect, AGAINST) for name in EXPECTED])
+
+
+def read_load(
     *,
-    place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
-    against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
-    dtype: Annotated[
-        DType, Option(help="Expect the cast that `reshard run --dtype` does.", rich_help_panel=AGAINST)
-    ] = "keep",
-    dequantize: Annotated[
-        bool, flag("--dequantize", "Expect plain weights, as of `reshard run --dequantize`.", section=AGAINST)
-    ] = False,
-    strip_prefix: Annotated[str | None, value("PREFIX", "Expect names without this prefix.", section=AGAINST)] = None,
-    rename: Annotated[
-        Path | None,
-        value("RULES", "Expect names as these rules make them (default: as the manifest claims).", section=AGAINST),
-    ] = None,
-    experts: Annotated[
-        Experts, Option(help="Expect experts so arranged (default: as the manifest claims).", rich_help_panel=AGAINST)
-    ] = "keep",
-    ties: Annotated[
-        Ties, Option(help="Expect one name of tied weights, as of `reshard run --ties`.", rich_help_panel=AGAINST)
-    ] = "keep",
-    exclude: Annotated[list[str] | None, value("GLOB", "Files of SRC that `run` left out.", section=AGAINST)] = None,
-    config_from: Annotated[
-        str | None, value("PLACE", "The place of the files that SRC lacks.", section=AGAINST)
-    ] = None,
-    deep: Annotated[bool, flag("--deep", "Read every byte of each side once.")] = False,
     load: Annotated[bool, flag("--load", "Load and run the model; with --against, compare both outputs.")] = False,
     max_memory: Annotated[
         str | None,
@@ -68,6 +54,29 @@ def verify(
         str | None,
         value("SIZE", "Memory limit of the loading process, mapped files not counted (Linux).", section=LOAD),
     ] = None,
+) -> LoadOptions | None:
+    """How to load, or None without --load; raises UsageError."""
+    from reshard.cli.devices import read_placement
+
+    if not load:
+        if loader or device_map or max_memory or memory:
+            raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
+        return None
+    placed, limits = read_placement(device_map, max_memory)
+    most = parse_size(memory, "--memory") if memory else None
+    return LoadOptions(
+        loader=loader or "transformers", device_map="auto" if placed is None else placed, max_memory=limits, memory=most
+    )
+
+
+@takes(expected=read_expected, loads=read_load, output=read_output)
+def verify(
+    *,
+    place: Annotated[str, argument("REPO_OR_DIR", f"The checkpoint: {PLACE}")],
+    against: Annotated[str | None, value("SRC", "The source it should equal, however it is cut.")] = None,
+    expected: Expected,
+    deep: Annotated[bool, flag("--deep", "Read every byte of each side once.")] = False,
+    loads: LoadOptions | None,
     output: Output,
 ) -> None:
     """Check a checkpoint, optionally against its source.
@@ -78,21 +87,10 @@ def verify(
     """
     from reshard.pipeline import api
 
-    loads = _load_options(load, loader, device_map, max_memory, memory)
-    rules = read_rules(rename) if rename else ()
-    left_out = tuple(exclude or ())
-    changes = Options(
-        dtype=dtype,
-        dequantize=dequantize,
-        strip_prefix=strip_prefix,
-        rename=rules,
-        experts=experts,
-        ties=ties,
-        exclude=left_out,
-    )
+    changes, config_from = expected
     if against is None and (changes != Options() or config_from):
-        names = "--dtype, --dequantize, --strip-prefix, --rename, --experts, --ties, --exclude and --config-from"
-        raise UsageError(what=f"{names} need --against")
+        *names, last = (f"--{name.replace('_', '-')}" for name in EXPECTED)
+        raise UsageError(what=f"{', '.join(names)} and {last} need --against")
     with bar(output) as shown:
 
         def progress(done: int, total: int) -> None:
@@ -113,24 +111,6 @@ def verify(
     if failed := [check for check in verified.checks if check.result == "failed"]:
         first = next((finding for check in failed for finding in check.findings), failed[0].name)
         raise VerifyFailed(place=facts["place"], failed=len(failed), checks=len(verified.checks), first=first)
-
-
-def _load_options(
-    load: bool, loader: Loader | None, device_map: str | None, max_memory: str | None, memory: str | None
-) -> LoadOptions | None:
-    """How to load, or None without --load; raises UsageError."""
-    from reshard.cli.devices import read_placement
-    from reshard.pipeline.verifying.load import LoadOptions
-
-    if not load:
-        if loader or device_map or max_memory or memory:
-            raise UsageError(what="--loader, --device-map, --max-memory and --memory need --load")
-        return None
-    placed, limits = read_placement(device_map, max_memory)
-    most = parse_size(memory, "--memory") if memory else None
-    return LoadOptions(
-        loader=loader or "transformers", device_map="auto" if placed is None else placed, max_memory=limits, memory=most
-    )
 
 
 def _text(facts: dict[str, Any]) -> str:

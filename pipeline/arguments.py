@@ -1,4 +1,4 @@
-"""Errors as Python tells them: by the names of arguments, where commands have options."""
+"""How options are named: in sections of help, and in errors as Python tells them, by the names of arguments."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from contextlib import contextmanager
 
 from reshard.pipeline.errors import ReshardError
 
-# Options that take no value, and those with another name here; a test holds them against `Options`.
-FLAGS = {
-    **{
-        f"--{name.replace('_', '-')}": f"{name}=True"
-        for name in ("dequantize", "strict_dtype", "pr", "prune", "overwrite", "lineage", "force")
-    },
-    "--no-manifest": "manifest=False",
-    "--public": 'visibility="public"',
-    "--private": 'visibility="private"',
-}
+# Sections of help.
+WEIGHTS, FILES, PUBLISHING, ACCESS = "Weights", "Files beside the weights", "Publishing", "Access and transport"
+# Options that take no value, and those with another name here; request.py adds the flags that `Options` declares.
+FLAGS = {"--no-manifest": "manifest=False", "--public": 'visibility="public"', "--private": 'visibility="private"'}
 NAMES = {"--to": "target=", "--catalog": "--catalog", "--help": "--help"}
 # What may follow an option as its value in a sentence, and is not the sentence's next word.
 _VALUE = r"bfloat16|float16|float32|auto|fail|own-shard|fused|separate[\w-]*|xet|http|user/repo|\./\w+|\d[\w.,]*"

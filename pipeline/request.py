@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic.fields import FieldInfo
 
-from reshard.pipeline.arguments import in_python
+from reshard.pipeline.arguments import ACCESS, FILES, FLAGS, PUBLISHING, WEIGHTS, in_python
 from reshard.pipeline.errors import BadSize, RequestTooLarge, UsageError, shortened
 from reshard.pipeline.limits import (
     ASKED_BY_MAX,
@@ -107,6 +110,27 @@ Transport = Literal["auto", "xet", "http"]
 Glob = Annotated[str, Field(max_length=GLOB_MAX)]
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What there is to say of an option beside its type, default and description."""
+
+    section: str | None = None  # of help; None: among the first
+    value: str | None = None  # what stands for its value in help; None: its choices or its type
+    # What of a key it changes: the bytes of the weights, or what else a commit holds; None: neither.
+    decides: Literal["weights", "content"] | None = None
+    late: bool = False  # a key names it only where it is not the default, so that those of before it stay as they are
+    told: Callable[[Any], str] | None = None  # of the options: what those who find the result are told of it
+    expect: str = ""  # help of `reshard verify --against`, which then expects it
+
+
+def _option(
+    default: Any, description: str, *shown: Any, limits: Mapping[str, Any] = MappingProxyType({}), **declared: Any
+) -> Any:
+    info: FieldInfo = Field(default=default, description=description, **limits)
+    info.metadata.append(Declared(*shown, **declared))
+    return info
+
+
 class Options(Strict):
     """How to cut, what to carry, how to publish.
 
@@ -115,73 +139,118 @@ class Options(Strict):
     never changes; what is to be otherwise by default is another option.
     """
 
-    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = Field(
-        default=DEFAULT_SIZE,
-        gt=0,
-        le=SINGLE,
-        description="Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
+    size: Annotated[int, BeforeValidator(_parsed, json_schema_input_type=Bytes | TypedSize)] = _option(
+        DEFAULT_SIZE,
+        "Largest size of a file: 200MB is 200,000,000 bytes, 200MiB is 209,715,200.",
+        limits={"gt": 0, "le": SINGLE},
+        decides="weights",
     )
-    oversize: Literal["own-shard", "fail"] = Field(
-        default="own-shard", description="Give a tensor larger than SIZE a file of its own, or fail."
+    oversize: Literal["own-shard", "fail"] = _option(
+        "own-shard", "Give a tensor larger than SIZE a file of its own, or fail.", WEIGHTS, decides="weights"
     )
-    pack: Literal["greedy", "balanced", "layers"] = Field(
-        default="greedy",
-        description="How tensors share files: greedy fills each file in source order, balanced makes files of about the"
+    pack: Literal["greedy", "balanced", "layers"] = _option(
+        "greedy",
+        "How tensors share files: greedy fills each file in source order, balanced makes files of about the"
         " same size, layers keeps each block of the model in one file.",
+        WEIGHTS,
+        decides="weights",
     )
-    dtype: DType = Field(
-        default="keep",
-        description="Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
+    dtype: DType = _option(
+        "keep",
+        "Cast wider floating-point tensors to this; narrower, fp8, packed and integer ones stay.",
+        decides="weights",
+        told=lambda o: "" if o.dequantize else f"wider floating tensors were cast to {o.dtype}",
+        expect="Expect the cast that `reshard run --dtype` does.",
     )
-    dequantize: bool = Field(
-        default=False,
-        description="Make quantised weights plain ones of --dtype; their scales go, and all other tensors stay.",
+    dequantize: bool = _option(
+        False,
+        "Make quantised weights plain ones of --dtype; their scales go, and all other tensors stay.",
+        WEIGHTS,
+        decides="weights",
+        late=True,
+        told=lambda o: f"quantised weights became {o.dtype} by their scales",
+        expect="Expect plain weights, as of `reshard run --dequantize`.",
     )
-    strict_dtype: bool = Field(default=False, description="Fail if a cast turns a finite value into infinity.")
-    ties: Ties = Field(
-        default="keep",
-        description="Tied weights of .bin files: keep every name, or only the one the others are tied to.",
+    strict_dtype: bool = _option(
+        False, "Fail if a cast turns a finite value into infinity.", WEIGHTS, decides="weights"
     )
-    strip_prefix: str | None = Field(
-        default=None,
-        max_length=RENAME_TEXT_MAX,
-        description="Remove this prefix from tensor names; auto removes those of known wrappers.",
+    ties: Ties = _option(
+        "keep",
+        "Tied weights of .bin files: keep every name, or only the one the others are tied to.",
+        WEIGHTS,
+        decides="weights",
+        told=lambda _: "of tied tensors one is left",
+        expect="Expect one name of tied weights, as of `reshard run --ties`.",
     )
-    experts: Experts = Field(
-        default="keep",
-        description="Experts of a mixture: a layer's in two tensors (fused, as in transformers 5), or each in three.",
+    strip_prefix: str | None = _option(
+        None,
+        "Remove this prefix from tensor names; auto removes those of known wrappers.",
+        WEIGHTS,
+        "PREFIX",
+        limits={"max_length": RENAME_TEXT_MAX},
+        decides="weights",
+        told=lambda _: "wrappers' prefixes were taken off names",
+        expect="Expect names without this prefix.",
     )
-    rename: Rules = Field(
-        default=(),
-        max_length=RENAME_RULES_MAX,
-        description="Rename tensors by a YAML list of regular expressions and replacements.",
+    experts: Experts = _option(
+        "keep",
+        "Experts of a mixture: a layer's in two tensors (fused, as in transformers 5), or each in three.",
+        WEIGHTS,
+        decides="weights",
+        late=True,
+        told=lambda o: "experts were stacked" if o.experts == "fused" else "stacks of experts were cut",
+        expect="Expect experts so arranged (default: as the manifest claims).",
     )
-    config_from: Place | None = Field(default=None, description="Take config and tokenizer from here if SRC has none.")
-    include: tuple[Glob, ...] = Field(
-        default=(), max_length=GLOBS_MAX, description="Also carry files that match this glob."
+    rename: Rules = _option(
+        (),
+        "Rename tensors by a YAML list of regular expressions and replacements.",
+        WEIGHTS,
+        "RULES",
+        limits={"max_length": RENAME_RULES_MAX},
+        decides="weights",
+        late=True,
+        told=lambda _: "tensors were renamed by rules",
+        expect="Expect names as these rules make them (default: as the manifest claims).",
     )
-    exclude: tuple[Glob, ...] = Field(
-        default=(), max_length=GLOBS_MAX, description="Do not carry files that match this glob."
+    config_from: Place | None = _option(
+        None,
+        "Take config and tokenizer from here if SRC has none.",
+        FILES,
+        "PLACE",
+        decides="content",
+        expect="The place of the files that SRC lacks.",
     )
-    branch: Revision = Field(default=None, description="Commit to this branch of the target.")
-    pr: bool = Field(default=False, description="Open a pull request on the target.")
-    visibility: Literal["as-source", "public", "private"] = Field(
-        default="as-source",
-        description="Who may see the target; as-source makes a new one private unless SRC is public.",
+    include: tuple[Glob, ...] = _option(
+        (), "Also carry files that match this glob.", FILES, "GLOB", limits={"max_length": GLOBS_MAX}, decides="content"
     )
-    prune: bool = Field(default=False, description="Also delete files of the target that the source does not have.")
-    overwrite: bool = Field(default=False, description="Replace what others put or changed in the target.")
-    lineage: bool = Field(default=False, description="Name the source as base_model in the model card.")
-    manifest: bool = Field(
-        default=True, description="Publish a manifest, which verifies the result without its source."
+    exclude: tuple[Glob, ...] = _option(
+        (),
+        "Do not carry files that match this glob.",
+        FILES,
+        "GLOB",
+        limits={"max_length": GLOBS_MAX},
+        decides="content",
+        expect="Files of SRC that `run` left out.",
     )
-    force: bool = Field(default=False, description="Copy and publish again even if the same was published before.")
-    require: Literal["any", "model"] = Field(
-        default="any", description="model: publish nothing that the model's own class cannot check."
+    branch: Revision = _option(None, "Commit to this branch of the target.", PUBLISHING, "BRANCH")
+    pr: bool = _option(False, "Open a pull request on the target.", PUBLISHING)
+    visibility: Literal["as-source", "public", "private"] = _option(
+        "as-source", "Who may see the target; as-source makes a new one private unless SRC is public."
     )
-    transport: Transport = Field(
-        default="auto", description="How weights travel; auto takes xet where the Hub offers it."
+    prune: bool = _option(
+        False, "Also delete files of the target that the source does not have.", FILES, decides="content"
     )
+    overwrite: bool = _option(False, "Replace what others put or changed in the target.")
+    lineage: bool = _option(False, "Name the source as base_model in the model card.", FILES, decides="content")
+    # It decides the weights' files for their index, which holds its root.
+    manifest: bool = _option(
+        True, "Publish a manifest, which verifies the result without its source.", decides="weights"
+    )
+    force: bool = _option(False, "Copy and publish again even if the same was published before.", PUBLISHING)
+    require: Literal["any", "model"] = _option(
+        "any", "model: publish nothing that the model's own class cannot check.", PUBLISHING
+    )
+    transport: Transport = _option("auto", "How weights travel; auto takes xet where the Hub offers it.", ACCESS)
 
     @classmethod
     def of(cls, **options: Any) -> Options:
@@ -193,35 +262,43 @@ class Options(Strict):
             given = "" if first.unknown else f", not {shortened(repr(first.given))}"
             raise UsageError(what=f"{first.where}: {first.why}{given}") from error
 
+    @classmethod
+    def declared(cls, name: str) -> Declared:
+        (declared,) = (one for one in cls.model_fields[name].metadata if isinstance(one, Declared))
+        return declared
+
     def weights(self) -> dict[str, object]:
         """The options that decide the bytes of the weights, normalised: part of every key and digest."""
-        # The manifest is among them for the index, which holds its root.
-        names = ("size", "oversize", "pack", "dtype", "strict_dtype", "ties", "strip_prefix", "manifest")
-        # What came later is named only where it is used, so that the keys of all other requests stay as they are.
-        later = {name: value for name in ("dequantize", "rename") if (value := getattr(self, name))}
-        later |= {"experts": self.experts} if self.experts != "keep" else {}
-        return {name: getattr(self, name) for name in names} | later
-
-    def told(self) -> str:
-        """What was changed, in one sentence for those who find the result."""
-        changes = [
-            f"wider floating tensors were cast to {self.dtype}" if self.dtype != "keep" and not self.dequantize else "",
-            f"quantised weights became {self.dtype} by their scales" if self.dequantize else "",
-            "wrappers' prefixes were taken off names" if self.strip_prefix else "",
-            "of tied tensors one is left" if self.ties == "source" else "",
-            {"keep": "", "fused": "experts were stacked"}.get(self.experts, "stacks of experts were cut"),
-            "tensors were renamed by rules" if self.rename else "",
-        ]
-        made = [change for change in changes if change]
-        if not made:
-            return "Nothing but the cut was changed: every tensor is the source's, bit for bit."
-        return f"Beside the cut: {', '.join(made)}; nothing else was changed."
+        return self._deciding("weights")
 
     def content(self) -> dict[str, object]:
         """The options that decide what the commit holds: ``weights()`` and what is carried."""
-        names = ("include", "exclude", "prune", "lineage")
         config_from = str(self.config_from) if self.config_from else None
-        return self.weights() | {name: getattr(self, name) for name in names} | {"config_from": config_from}
+        return self.weights() | self._deciding("content") | {"config_from": config_from}
+
+    def _deciding(self, what: Literal["weights", "content"]) -> dict[str, object]:
+        found = {}
+        for name, field in type(self).model_fields.items():
+            declared, value = self.declared(name), getattr(self, name)
+            if declared.decides == what and not (declared.late and value == field.default):
+                found[name] = value
+        return found
+
+    def told(self) -> str:
+        """What was changed, in one sentence for those who find the result."""
+        fields = type(self).model_fields.items()
+        given = [self.declared(name) for name, field in fields if getattr(self, name) != field.default]
+        changes = [text for one in given if one.told and (text := one.told(self))]
+        if not changes:
+            return "Nothing but the cut was changed: every tensor is the source's, bit for bit."
+        return f"Beside the cut: {', '.join(changes)}; nothing else was changed."
+
+
+FLAGS |= {
+    f"--{name.replace('_', '-')}": f"{name}=True"
+    for name, field in Options.model_fields.items()
+    if field.annotation is bool and field.default is False
+}
 
 
 class Given(TypedDict, total=False):

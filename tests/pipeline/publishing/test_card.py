@@ -94,7 +94,10 @@ def test_front_matter_that_cannot_be_added_to_is_left_alone(card: bytes) -> None
     [
         ({}, "every tensor is the source's, bit for bit"),
         ({"dtype": "float16"}, "cast to float16; nothing else"),
-        ({"strip_prefix": "auto", "ties": "source"}, "prefixes were taken off names, of tied tensors one is left"),
+        (
+            {"strip_prefix": "auto", "ties": "source"},
+            "of tied tensors one is left, wrappers' prefixes were taken off names",
+        ),
     ],
 )
 def test_what_was_changed_is_told_as_it_is(options: dict[str, str], says: str) -> None:
