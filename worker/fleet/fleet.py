@@ -5,7 +5,7 @@
     reshard:fleet:resting    hash: worker -> since when it rests by itself, and why (self_check.py)
     reshard:fleet:free       when the line is free again, under a limit of bandwidth; `:set` when that was noted
     reshard:fleet:night:<t>  bytes of weights that bulk jobs read since the night began at t
-    reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th stretch of ten seconds
+    reshard:fleet:read:<n>   bytes of weights that all jobs read in the n-th STRETCH
     reshard:held             sorted set: bulk job -> since when it waits until bulk work may be done
 
 The steps that hand out work (claim, due) and take it back (renew) read these themselves, so nothing is begun once a
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FLEET = f"{PREFIX}fleet"
 DRAINED = f"{FLEET}:drained"
 RESTING = f"{FLEET}:resting"
-STRETCH = 10.0  # seconds over which the rate is taken; common.lua counts in the same
+STRETCH = 10.0  # seconds over which the rate is taken
 OFF = "none"  # takes a limit off
 AT_WORK = (JobState.planning, JobState.copying, JobState.publishing, JobState.committing, JobState.confirming)
 
@@ -321,7 +321,7 @@ class Fleet:
 
     def note(self, count: int, bulk: bool) -> None:
         """``count`` bytes of weights were read."""
-        self._store.run("fleet_note", count, int(bulk), self._night)
+        self._store.run("fleet_note", count, int(bulk), self._night, ms(STRETCH))
 
     def all_drained(self) -> frozenset[str]:
         """The workers that are, by name; some of them may have ended since."""
