@@ -29,7 +29,7 @@ from reshard.pipeline.errors import (
     UsageError,
 )
 from reshard.pipeline.places import repository
-from reshard.worker.followers.records import IN_FILE
+from reshard.worker.followers.records import IN_FILE, TURNS
 
 if TYPE_CHECKING:
     from reshard.client.models.catalogs import Catalog as Seen
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 LIST_HEAD = ("CATALOG", "STATE", "SINCE", "LAST SUCCESS", "MODELS")
 SHOWN = 20  # lines of one kind; --json has all of them
-RESUMED = frozenset({"paused", "stopped"})  # states that `resume` leads out of
 SUBMIT_AGAIN = "correct the file, then `reshard catalog submit FILE`"
 
 File = Annotated[Path, argument("FILE", "The catalog, a YAML file.")]
@@ -194,7 +193,7 @@ def _follow(session: Session, name: str, output: Output) -> None:
     if seen.state != "done" or left:
         note = f"{seen.note}; " if seen.note else ""
         why = f"{note}{left:,} of {seen.entries:,} models are not done"
-        cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in RESUMED else ""
+        cure = f"continue it with `reshard catalog resume {name}`, or " if seen.state in TURNS["running"] else ""
         raise CatalogState(name=name, state=seen.state, why=why, cure=cure)
 
 

@@ -67,7 +67,7 @@ def follow(session: Session, id: str, output: Output, verbose: bool = False) -> 
     head = summary(target, published, job.shards, job.bytes, seconds_of(job), checks)
     counts = {name: getattr(job, name) for name in ("read", "uploaded", "deduplicated", "expected")}
     as_of_a_run = {"target": str(target), "checks": checks, "source_bytes": bytes_, "moved": counts}
-    facts = job.to_dict() | as_of_a_run | {"seconds": round(seconds_of(job), 3)}
+    facts = operations.shown(job).document() | as_of_a_run | {"seconds": round(seconds_of(job), 3)}
     output.result(facts, ended(head, rows), published["commit"])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo
 
 from reshard.pipeline.errors import BadSchedule
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from reshard.worker.followers.pushes import Pushes
     from reshard.worker.followers.schedules import Schedules
     from reshard.worker.queue.jobs import JobStore, Process
+    from reshard.worker.queue.lanes import Lane
     from reshard.worker.queue.record import Job
+
+
+class Day(NamedTuple):
+    """What control and workers counted, hour by hour, the oldest first."""
+
+    hours: list[tuple[float, dict[str, int]]]  # when each began, in seconds since the epoch, with its counters
+    least: dict[tuple[str, str], list[int | None]]  # percent of a window's calls left, by endpoint and kind
+    left: dict[tuple[str, str], tuple[int, int]]  # the calls left now, and those of a whole window
 
 
 class Queue:
@@ -50,6 +59,23 @@ class Queue:
         from reshard.worker.followers.pushes import Pushes
 
         return Pushes(self.jobs)
+
+    def lanes(self) -> dict[str, Lane]:
+        """What waits for a worker, by queue."""
+        from reshard.worker.queue.lanes import lanes
+
+        return lanes(self.jobs.redis)
+
+    def day(self) -> Day:
+        """The figures of the last 24 hours."""
+        from reshard.worker.fleet.rate_limit import budgets, least_left
+        from reshard.worker.followers.counters import by_hour
+        from reshard.worker.queue.scripts import server_ms
+
+        redis = self.jobs.redis
+        hours = by_hour(redis, server_ms(redis))
+        least = least_left(redis, [int(began) // 3600 for began, _ in hours])
+        return Day(hours, least, budgets(redis))
 
     def waits(self, bulk: bool) -> str | None:
         """Why nothing, or no bulk work, is begun now; None when it is."""

@@ -90,6 +90,12 @@ def test_places_answer_for_themselves(path: Path) -> None:
     assert not [left for left in compared if left.endswith(("place.kind", "target.kind", "source.kind"))]
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if p.is_relative_to(ROOT / "web" / "pages")], ids=lambda p: p.stem)
+def test_pages_read_nothing_of_the_broker_by_themselves(path: Path) -> None:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    assert not [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "redis"]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_no_constant_is_set_twice(path: Path) -> None:
     """The second one would be the value of the first one, too."""

@@ -253,7 +253,7 @@ def test_a_run_with_failures_is_not_done_and_an_older_release_finds_it_as_it_kno
     fail(leases, second)
     assert jobs(catalogs) == []
     assert store.redis.hget(f"{PREFIX}catalog:mirror", "state") == b"done"
-    assert catalogs.get("mirror").to_dict()["state"] == "failed"
+    assert catalogs.get("mirror").state == "failed"
     assert catalogs.get("mirror").note == "1 of 2 models failed"
     with pytest.raises(CatalogState, match="catalog mirror is failed: only one that runs"):
         catalogs.pause("mirror")
@@ -543,7 +543,7 @@ def test_an_entry_that_finds_no_model_is_kept_with_the_run(catalogs: Cursor) -> 
     assert catalogs.get("mirror").empty == ()
     Expander(catalogs, lambda wanted: ([], [0, 2])).look(catalogs.expanding())
     wait_for(lambda: catalogs.get("mirror").state == "done", "its end")
-    assert catalogs.get("mirror").to_dict()["empty"] == [0, 2]
+    assert catalogs.get("mirror").empty == (0, 2)
     begin(catalogs, definition(1))
     assert catalogs.get("mirror").empty == ()
 

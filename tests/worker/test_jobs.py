@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from reshard.client.operations.jobs import shown
 from reshard.pipeline.copying.loop import Moved
 from reshard.pipeline.errors import (
     Ambiguous,
@@ -297,7 +298,7 @@ def test_only_a_job_that_has_ended_can_be_deleted(store: JobStore) -> None:
 
 def test_a_job_can_be_written_as_json(store: JobStore, leases: Leases, plan: Plan) -> None:
     job = in_state(store, leases, plan, "publishing")
-    data = json.loads(json.dumps(job.to_dict()))
+    data = shown(job).document()
     assert data["state"] == "publishing"
     assert data["request"]["target"]["repo"] == "us/model"
     assert data["claims"][0]["unit"] == "publish"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from reshard.client.catalog_report import markdown
+from reshard.client.operations.catalogs import told
 from reshard.worker.followers.catalogs import Catalogs
 from reshard.worker.followers.records import CatalogStatus as Seen
 from reshard.worker.queue.jobs import JobStore
@@ -127,10 +127,10 @@ def test_each_model_ends_as_the_table_says(night: Night, hub: HubProcess, tmp_pa
     world = World(hub, form, build(names, tmp_path))
     world.put(tmp_path)
     seen = go(night, world, kills)
-    assert world.became(seen) == table(names), json.dumps(seen.to_dict()["ended"], indent=1)
+    assert world.became(seen) == table(names), told(seen).model_dump_json(indent=1)
     assert seen.state == "failed"
     world.check()
-    page = markdown(seen)
+    page = markdown(told(seen))
     assert {code for code in table(names).values() if f"\n### `{code}`: " in page} == {*table(names).values()} - {
         PUBLISHED
     }

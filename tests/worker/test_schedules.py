@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from reshard.client.operations.schedules import show_schedule
+from reshard.client.operations.table import InProcess
+from reshard.client.queue import Queue
 from reshard.pipeline.errors import BadSchedule, ScheduleExists, ScheduleNotFound, ScheduleUnreadable
 from reshard.pipeline.request import Request
 from reshard.worker.control import Control
@@ -197,7 +200,7 @@ def test_a_catalog_is_submitted_as_it_was_when_it_was_added(
 ) -> None:
     mirror = Definition(name="mirror", text="name: mirror\nentries:\n- {repo: a/b, to: c/d}")
     due = schedules.add(Schedule(name="nightly", cron="0 3 * * *", catalog=mirror))
-    assert schedules.get("nightly").to_dict()["digest"] == mirror.digest
+    assert show_schedule(InProcess(Queue(store), "me"), "nightly").digest == mirror.digest
     clock.now = due
     assert outcomes(schedules) == ["fired"]
     catalogs = Catalogs(store)

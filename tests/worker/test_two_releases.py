@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from reshard.client.operations.catalogs import told
+from reshard.client.operations.jobs import shown as document
+from reshard.client.operations.schedules import Named, list_schedules
+from reshard.client.operations.table import InProcess
+from reshard.client.queue import Queue
 from reshard.pipeline.errors import NoWeights, ReshardError
 from reshard.pipeline.places import Folder, Hub
 from reshard.pipeline.planning.codec import decode_head, encode
@@ -189,7 +194,7 @@ def test_records_of_a_newer_release_are_shown_as_far_as_they_are_known(store: Jo
     store.redis.hset(job_key(odd), "error", json.dumps(error))
     assert {job.request.target.kind for job in store.recent()} == {"hub"}
     seen = store.get(odd)
-    assert (seen.state, seen.state.ended, json.loads(json.dumps(seen.to_dict()))["state"]) == (
+    assert (seen.state, seen.state.ended, document(seen).state) == (
         "auditing", False, "auditing",
     )  # fmt: skip
     assert "source.no_weights: them/m has no weights" in str(ReshardError.from_dict(seen.error or {}))
@@ -203,11 +208,11 @@ def test_records_of_a_newer_release_are_shown_as_far_as_they_are_known(store: Jo
     kept = json.loads(store.redis.hget(ALL, "a") or "")
     kept["request"]["options"] = {"crop": 7}
     store.redis.hset(ALL, "a", json.dumps(kept | {"jitter": 60}))
-    assert [told.to_dict()["name"] for told in Schedules(store).all()] == ["a"]
+    assert [one.name for one in list_schedules(InProcess(Queue(store), "me"), Named()).schedules] == ["a"]
     begin(Cursor(store), definition(1))
     kept = json.loads(store.redis.hget(f"{PREFIX}catalog:mirror", "definition") or "")
     store.redis.hset(f"{PREFIX}catalog:mirror", "definition", json.dumps(kept | {"shuffle": True}))
-    assert Catalogs(store).get("mirror").to_dict()["name"] == "mirror"
+    assert told(Catalogs(store).get("mirror")).name == "mirror"
 
 
 # ------------------------------------------------------------------------------------------------- two real releases

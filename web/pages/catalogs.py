@@ -17,10 +17,8 @@ from reshard.pipeline.errors import BadSchedule, ReshardError
 from reshard.web.documents import status_of
 from reshard.web.endpoint import Call
 from reshard.web.pages.site import Answer, Page, Text, act, page
-from reshard.worker.followers.catalogs import SUCCESS
-from reshard.worker.followers.records import UNDER_WAY, CatalogStatus
+from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus
 from reshard.worker.followers.schedules import Run, ScheduleStatus
-from reshard.worker.queue.scripts import decoded
 
 TIMES = 5  # of a schedule that come next
 RESULTS = 14  # of a schedule that are shown
@@ -34,8 +32,12 @@ def catalogs(call: Call) -> Answer:
 
 def _catalogs(queue: Queue, text: str = "", error: ReshardError | None = None) -> Page:
     catalogs = [(name, queue.catalogs.now(name)) for name in queue.catalogs.names()]  # without their models
-    success = {name: int(ms) / 1000 for name, ms in decoded(queue.jobs.redis.hgetall(SUCCESS)).items()}
-    shown = {"catalogs": catalogs, "success": success, "text": text, "error": error.to_dict() if error else None}
+    shown = {
+        "catalogs": catalogs,
+        "success": queue.catalogs.successes(),
+        "text": text,
+        "error": error.to_dict() if error else None,
+    }
     return Page("catalogs.html", shown, status_of(error) if error else 200)
 
 
@@ -68,9 +70,9 @@ def _grid(seen: CatalogStatus, nights: list[tuple[float, Any]]) -> dict[str, Any
 
 def _may(seen: CatalogStatus) -> set[str]:
     ways = {
-        "pause": seen.state in {"expanding", "running"},
-        "resume": seen.state in {"paused", "stopped"},
-        "cancel": seen.state in {*UNDER_WAY, "stopped"},
+        "pause": seen.state in TURNS["paused"],
+        "resume": seen.state in TURNS["running"],
+        "cancel": seen.state in TURNS["cancelled"],
         "retry": seen.state != "expanding" and any(not ended.in_file for _, ended in seen.ended if ended.error),
         "remove": seen.state not in UNDER_WAY and not seen.active,
     }

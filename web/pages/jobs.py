@@ -18,7 +18,6 @@ from reshard.web.endpoint import Call
 from reshard.web.pages.picture import Drawing, drawing, picture
 from reshard.web.pages.site import Answer, Page, act, page
 from reshard.worker.queue.record import Job
-from reshard.worker.queue.scripts import job_key
 from reshard.worker.queue.states import CANCELLABLE, JobState
 
 LISTED = 100  # jobs of a page
@@ -75,7 +74,7 @@ def job(call: Call) -> Answer:
     queue = call.queue
     job = queue.jobs.get(call.path["job"])
     events = [fields for _, fields in queue.jobs.events(job.id)]
-    digest = queue.jobs.redis.hget(job_key(job.id), "digest")
+    digest = queue.jobs.plan_digest(job.id)
     drawn = _drawn(queue, job.id, digest) if digest else None
     shown = {
         "job": job,
@@ -94,7 +93,7 @@ def job(call: Call) -> Answer:
 
 
 @lru_cache(maxsize=DRAWINGS)
-def _drawn(queue: Queue, id: str, digest: bytes) -> Drawn | None:
+def _drawn(queue: Queue, id: str, digest: str) -> Drawn | None:
     """The plan of that ``digest``; None once it is gone."""
     if (plan := queue.jobs.plan(id)) is None:
         return None
@@ -108,14 +107,13 @@ def _drawn(queue: Queue, id: str, digest: bytes) -> Drawn | None:
 
 def _files(queue: Queue, job: Job, files: Sequence[File]) -> list[dict[str, Any]]:
     """How far each file is. What a group has copied since its last seal counts for its files in their order."""
-    digests = [file.digest for file in files]
-    kept: Any = queue.jobs.redis.hmget(job_key(job.id, "receipts"), digests) if digests else []
+    sealed = queue.jobs.sealed(job.id, [file.digest for file in files])
     over = job.state in {JobState.done, JobState.published_unverified}
     left = {claim.unit: claim.bytes for claim in job.claims}
     found = []
-    for file, receipt in zip(files, kept, strict=True):
-        done = file.size if over or receipt is not None else min(file.size, left.get(file.group, 0))
-        state = "sealed" if over or receipt is not None else "copying" if file.group in left else "waiting"
+    for file, stored in zip(files, sealed, strict=True):
+        done = file.size if over or stored else min(file.size, left.get(file.group, 0))
+        state = "sealed" if over or stored else "copying" if file.group in left else "waiting"
         if state == "copying":
             left[file.group] -= done
         found.append({"file": file, "state": state, "done": done})

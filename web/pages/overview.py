@@ -10,17 +10,13 @@ from typing import Any
 
 from reshard.client.operations import fleet as operations
 from reshard.client.operations.jobs import service
-from reshard.client.queue import Queue
+from reshard.client.queue import Day, Queue
 from reshard.client.text import count, human_bytes
 from reshard.web.endpoint import Call
 from reshard.web.pages.charts import Chart, bars
 from reshard.web.pages.render import clock
 from reshard.web.pages.site import Answer, Page, act, page
-from reshard.worker.fleet.rate_limit import budgets, least_left
-from reshard.worker.followers.counters import HOUR, by_hour
-from reshard.worker.queue.lanes import lanes
 from reshard.worker.queue.record import Claim, Job
-from reshard.worker.queue.scripts import server_ms
 from reshard.worker.queue.states import ENDED, JobState
 
 SILENT = "no sign of life"  # of a worker that has work
@@ -32,15 +28,14 @@ AT_WORK_MAX = 200  # jobs that are looked at for who copies what; progress is to
 def overview(call: Call) -> Answer:
     """What an operator looks at first."""
     queue = call.queue
-    now = server_ms(queue.jobs.redis)
     jobs = [job for job in queue.jobs.recent([s for s in JobState if s not in ENDED], AT_WORK_MAX) if job.claims]
     seen, at_work = queue.fleet.seen(), _at_work(queue, jobs)
     workers = [worker.document() for worker in operations.workers(queue, seen, {})]
     silent = sorted(at_work.keys() - {worker["name"] for worker in workers})
     workers += [{"name": name, "state": SILENT, "concurrency": 0} for name in silent]
-    hours = by_hour(queue.jobs.redis, now)
+    day = queue.day()
     failures: Counter[str] = Counter()
-    for _, counted in hours:
+    for _, counted in day.hours:
         failures.update({name[7:]: number for name, number in counted.items() if name.startswith("failed:")})
     shown = {
         "fleet": operations.limits_of(seen).document() | {"workers": workers},
@@ -48,8 +43,8 @@ def overview(call: Call) -> Answer:
         "at_work": at_work,
         "silent": SILENT,
         "jobs": queue.jobs.counts(),
-        "lanes": lanes(queue.jobs.redis),
-        "charts": [*_charts(hours), *_budgets(queue, now)],
+        "lanes": queue.lanes(),
+        "charts": [*_charts(day.hours), *_budgets(day)],
         "failures": failures.most_common(),
         "recent": queue.jobs.recent(ENDED, 8),
     }
@@ -98,18 +93,15 @@ def _charts(hours: list[tuple[float, dict[str, int]]]) -> list[Chart]:
     ]
 
 
-def _budgets(queue: Queue, now: int) -> list[Chart]:
+def _budgets(day: Day) -> list[Chart]:
     """For each Hub and kind of call: the least that was left of a window's calls in each hour."""
-    last = now // HOUR
-    hours = range(last - 23, last + 1)
-    left = {f"{endpoint} {kind}": figures for (endpoint, kind), figures in budgets(queue.jobs.redis).items()}
     charts = []
-    for (endpoint, kind), least in least_left(queue.jobs.redis, hours).items():
+    for (endpoint, kind), least in day.least.items():
         rows = [
-            (_hour(hour * 3600), [("left" if p >= 20 else "scarce", p, f"{p} % left")] if p is not None else [])
-            for hour, p in zip(hours, least, strict=True)
+            (_hour(began), [("left" if p >= 20 else "scarce", p, f"{p} % left")] if p is not None else [])
+            for (began, _), p in zip(day.hours, least, strict=True)
         ]
-        now_left = left.get(f"{endpoint} {kind}")
+        now_left = day.left.get((endpoint, kind))
         about = f"{now_left[0]:,} of {now_left[1]:,} left now" if now_left else "least left of a window's calls"
         charts.append(bars(f"{kind} calls of {endpoint.partition('://')[2] or endpoint}", about, rows, most=100))
     return charts

@@ -19,7 +19,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from reshard.pipeline.errors import BadLimit, BadSchedule, BadSize, WorkerNotFound
@@ -91,9 +91,6 @@ class Limits:
             return Closed("night", self.next_night(moment))
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"window": str(self.window) if self.window else None}
-
 
 def parse_limits(given: Mapping[str, str]) -> dict[str, str | None]:
     """What to store of options as they were typed, None to take one off; raises BadLimit.
@@ -163,20 +160,6 @@ class FleetStatus:
     deferred: int  # bulk jobs that wait until bulk work may be done
     drained: frozenset[str]  # workers
     resting: Mapping[str, Fault]  # by worker
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, for people's scripts."""
-        return {
-            "paused": asdict(self.paused) if self.paused else None,
-            "limits": self.limits.to_dict(),
-            "bulk_rests": asdict(self.closed) if self.closed else None,
-            "night": self.night,
-            "read_in_the_night": self.read,
-            "bytes_a_second": round(self.rate),
-            "held": self.deferred,
-            "drained": sorted(self.drained),
-            "resting": {worker: asdict(fault) for worker, fault in sorted(self.resting.items())},
-        }
 
 
 class Fleet:

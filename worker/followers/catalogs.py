@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar, cast
 from uuid import uuid4
 
@@ -37,7 +37,7 @@ import redis
 from reshard.pipeline.catalogs.definition import parse
 from reshard.pipeline.errors import CatalogNotFound, CatalogState, JobNotFound, WrongState
 from reshard.worker.followers import records
-from reshard.worker.followers.records import UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
+from reshard.worker.followers.records import TURNS, UNDER_WAY, CatalogStatus, Definition, Ended, Entry, Standing, State
 from reshard.worker.queue.events import append
 from reshard.worker.queue.jobs import JobStore
 from reshard.worker.queue.scripts import PREFIX, Pipeline, decoded, job_key, known_fields, server_ms, texts, transact
@@ -53,14 +53,6 @@ KEEP_NIGHT = 90 * 86_400  # seconds after its last change
 ALL, LOOKED_AT = f"{PREFIX}catalogs", f"{PREFIX}catalogs:looked_at"
 SUCCESS, TROUBLE = f"{PREFIX}catalogs:success", f"{PREFIX}catalogs:trouble"
 SUBMITTED = f"{PREFIX}catalogs:submitted"
-
-# From which states an operator, or for `failed` its expander, may turn a run to this one.
-TURNS: Mapping[State, frozenset[str]] = {
-    "paused": frozenset({"expanding", "running"}),
-    "running": frozenset({"paused", "stopped"}),
-    "cancelled": frozenset({"expanding", "running", "paused", "stopped"}),
-    "failed": frozenset({"expanding"}),
-}
 
 T = TypeVar("T")
 
@@ -173,6 +165,10 @@ class Catalogs:
             success=None if success is None else int(success) / 1000,
             empty=tuple(json.loads(fields.get("empty", "[]"))),
         )
+
+    def successes(self) -> dict[str, float]:
+        """When a run of each last ended with nothing failed, in seconds since the epoch."""
+        return {name: int(ms) / 1000 for name, ms in decoded(self._redis.hgetall(SUCCESS)).items()}
 
     def nights(self, name: str) -> list[tuple[float, dict[str, tuple[str, str]]]]:
         """Its last runs, the newest first: when each began, and how each model ended, with the code of its error."""

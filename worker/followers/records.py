@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -29,6 +30,13 @@ NAME_MAX = 63  # characters of a name of a catalog or schedule
 
 State = Literal["expanding", "running", "paused", "stopped", "done", "failed", "cancelled"]
 UNDER_WAY = frozenset({"expanding", "running", "paused"})
+# From which states an operator, or for `failed` its expander, may turn a run to this one.
+TURNS: Mapping[State, frozenset[str]] = {
+    "paused": frozenset({"expanding", "running"}),
+    "running": frozenset({"paused", "stopped"}),
+    "cancelled": frozenset({"expanding", "running", "paused", "stopped"}),
+    "failed": frozenset({"expanding"}),
+}
 Outcome = Literal["published", "same", "unchanged", "failed", "cancelled"]
 FULFILLED: frozenset[Outcome] = frozenset({"published", "same", "unchanged"})  # the target has what was asked for
 # Against the last job: unchanged; source, target: which of the two has a new commit; unknown: there was none, or what
@@ -107,21 +115,6 @@ class CatalogStatus:
             if ended.error is not None:
                 found.setdefault(ended.error["code"], []).append((repo, ended))
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, for people's scripts."""
-        ended = zip(self.ended, self.targets, strict=True)
-        same = ("state", "note", "started", "since", "success", "entries", "todo", "active")
-        return {
-            "name": self.definition.name,
-            "digest": self.definition.digest,
-            **{name: getattr(self, name) for name in same},
-            "empty": list(self.empty),
-            "counts": self.counts(),
-            "read": sum(ended.read for _, ended in self.ended),
-            "uploaded": sum(ended.uploaded for _, ended in self.ended),
-            "ended": [{"repo": repo, "target": target, **asdict(one)} for (repo, one), target in ended],
-        }
 
 
 def entry_of(wanted: Wanted) -> Entry:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from pydantic import Field, ValidationError
 
@@ -107,15 +107,6 @@ class ScheduleStatus:
     runs: tuple[Run, ...]  # the newest first
     success: float | None  # when what it fired last ended well
     outdated: bool = False  # its catalog was submitted with another text since
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, for people's scripts."""
-        digest = self.schedule.catalog.digest if self.schedule.catalog else None
-        kept = self.schedule.model_dump(mode="json") | {"digest": digest}
-        if kept["request"] is not None:
-            kept["request"]["priority"] = PRIORITY
-        runs = [asdict(run) for run in self.runs]
-        return kept | {"next": self.next, "success": self.success, "outdated": self.outdated, "runs": runs}
 
 
 class Schedules:

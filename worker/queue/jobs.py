@@ -307,6 +307,18 @@ class JobStore:
         return replace(decode_head(fields[b"head"]), shards=tuple(shards))
 
     @_answering
+    def plan_digest(self, id: str) -> str | None:
+        """The digest of the plan, while it is kept."""
+        digest = cast("bytes | None", self.redis.hget(job_key(id), "digest"))
+        return None if digest is None else digest.decode()
+
+    @_answering
+    def sealed(self, id: str, digests: Sequence[str]) -> list[bool]:
+        """Which of these shards the target's store has answered for."""
+        kept = self.redis.hmget(job_key(id, "receipts"), digests) if digests else []
+        return [receipt is not None for receipt in cast("list[Any]", kept)]
+
+    @_answering
     def attested(self, id: str) -> dict[str, str]:
         """What the bytes of each source file were held against; empty some time after the job is done."""
         groups = cast("list[bytes]", self.redis.hvals(job_key(self.resolve(id), "attested")))

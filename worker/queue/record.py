@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -61,10 +61,6 @@ class Job:
         copied = (self.published or {}).get("checks", ())
         failed = (self.error or {}).get("facts", {}).get("checks", ())
         return [*self.checked, *copied, *self.confirmed, *failed]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, for people's scripts."""
-        return asdict(self) | {"request": self.request.model_dump(mode="json")}
 
 
 def read(id: str, record: Any, units: Any) -> Job:
