@@ -314,7 +314,10 @@ def _cut(checkpoint: Checkpoint, known: Known, first: int) -> _Made:
     notes = [*selection.notes, *_large_notes(too_large)]
     if not (options.rename or options.strip_prefix) and same_cut(shards, checkpoint.tensors, files):
         then = "a run writes" if known.request.target == known.request.source else "the target gets"
-        notes.append(f"already in this layout: --size changes nothing, and {then} the same weights in the same files")
+        one = f"{checkpoint.name}: " if len(known.opened.checkpoints) > 1 else ""
+        notes.append(
+            f"{one}already in this layout: --size changes nothing, and {then} the same weights in the same files"
+        )
     return _Made(shards, numbers, index, notes, selection)
 
 

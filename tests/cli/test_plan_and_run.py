@@ -92,6 +92,10 @@ def test_a_size_that_changes_nothing_is_told(reshard: Run, model: Path, tmp_path
     rules.write_text('- ["^", "other."]')
     (facts,) = reshard("plan", one, "--size", "1TB", "--rename", rules, "--json").documents
     assert said not in facts["notes"]
+    save_file({"other": np.zeros(4, np.uint8)}, one / "other.safetensors", metadata={"format": "pt"})
+    (facts,) = reshard("plan", one, "--size", "1TB", "--json").documents
+    names = [note.removesuffix(f": {said}") for note in facts["notes"] if said in note]
+    assert names == ["model", "other"]
 
 
 def test_a_long_plan_is_shown_in_part_or_whole(reshard: Run, model: Path, tmp_path: Path) -> None:
